@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +42,21 @@ def write_tables(folder: Path) -> None:
     start = datetime(2024, 1, 1)
     hours = "".join(f"{start + timedelta(hours=i)},{i % 24},{i % 7}\n" for i in range(60 * 24))
     (folder / "my.csv").write_text("date,a,b\n" + hours)
+    (folder / "sales.csv").write_text("store,date,sales,price,holiday,visitors,region\n" + sales())
     (folder / "series").mkdir()
     weeks = "".join(f"{i},{i % 52},{i % 7}\n" for i in range(966))
     (folder / "series" / "national_illness.csv").write_text("date,a,b\n" + weeks)
+
+
+def sales() -> str:
+    """Rows of a long table, the last 28 days of each store without sales."""
+    days = [date(2024, 1, 1) + timedelta(days=i) for i in range(120 + 28)]
+    return "".join(
+        f"{store},{day},{'' if i >= 120 else (i + len(store)) % 7 + 3},{i % 3},{'closed' if i % 30 == 0 else ''},"
+        f"{'' if i >= 120 else i % 11},{region}\n"
+        for store, region in (("one", "north"), ("three", "south"))
+        for i, day in enumerate(days)
+    )
 
 
 def write_pictures(folder: Path) -> None:

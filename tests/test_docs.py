@@ -260,6 +260,9 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
     lines = table_rows(cells)[1] + (coverage_rows(cells)[1] if "coverage" in cells[0] else [])
     for line in lines:
         assert f"| {' | '.join(line)} |" in page
+    quantiles = json.loads((results / "forecast-quantiles-cpu.json").read_text())["results"]["cells"]
+    for line in coverage_rows(quantiles, "crps")[1]:
+        assert f"| {' | '.join(line)} |" in page
     ridge = next(line for line in lines if line[0] == "ridge")
     assert f"reaches a mean squared error of {ridge[-2]} (the mean of the 16 ETT cells" in page
     for line in small_series.table_rows(json.loads((results / "small-series-cpu.json").read_text())["results"]["rows"])[

@@ -47,6 +47,8 @@ SERIES = """
 import numpy as np
 X = np.random.default_rng(0).normal(size=(2000, 2))
 row = X[:1]
+sales_north, sales_south = X[:, 0], X[:900, 1]
+prices, sizes, other_prices = np.ones((2028, 2, 1)), np.ones((2, 1)), np.ones((28, 2, 1))
 """
 DEVICE = """
 import torch

@@ -297,3 +297,14 @@ def test_times_in_several_columns(tmp_path: Path) -> None:
         assert list(table.frame) == ["x"]
         assert list(table.frame.index) == list(times)
         assert list(read_series(written(tmp_path, frame), columns=["x"]).frame.index) == list(times)
+
+
+def test_times_that_begin_with_a_word_are_no_totals(tmp_path: Path) -> None:
+    weeks = [
+        f"Week {at.isocalendar()[1]}, {at.isocalendar()[0]}"
+        for at in pd.date_range("2020-01-06", periods=40, freq="7D")
+    ]
+    frame = pd.DataFrame({"week": [*weeks, "Total 2020"], "x": 1.0 + np.arange(41)})
+    table = read_series(written(tmp_path, frame))
+    assert len(table.frame) == 40
+    assert any("'Total 2020, 41.0', has no time" in note for note in table.notes)

@@ -13,7 +13,7 @@ pytest.importorskip("sktime")
 from sktime.forecasting.base import ForecastingHorizon  # pyrefly: ignore[missing-import]
 from sktime.utils.estimator_checks import check_estimator  # pyrefly: ignore[missing-import]
 
-from lagwise.forecasting import LagForecaster
+from lagwise.forecasting import Columns, LagForecaster
 from lagwise.forecasting.sktime import SktimeLagForecaster
 
 
@@ -118,3 +118,88 @@ def test_steps_of_numbers_are_those_of_the_index() -> None:
     adapter = SktimeLagForecaster(look_back=20).fit(y, fh=[2])
     with pytest.raises(ValueError, match="the index is irregular: 201 is not"):
         adapter.update(pd.Series([1.0], index=[201]), update_params=False)
+
+
+def panel() -> pd.DataFrame:
+    """Three instances of different lengths and ends."""
+    parts = {}
+    for i, (begin, rows) in enumerate([(0, 90), (30, 60), (10, 70)]):
+        index = pd.date_range("2024-01-01", periods=rows, freq="D") + pd.Timedelta(days=begin)
+        parts[f"s{i}"] = pd.DataFrame({"y": np.sin((np.arange(rows) + begin) / 3) + i}, index=index)
+    return pd.concat(parts, names=["id", "time"])
+
+
+def test_instances_of_a_panel_are_fitted_together() -> None:
+    y = panel()
+    adapter = SktimeLagForecaster(look_back=20, shared=True, penalty=0.01).fit(y, fh=[1, 4])
+    rows = {key: part["y"].to_numpy() for key, part in y.groupby(level=0)}
+    ours = LagForecaster(4, 20, shared=True, penalty=0.01).fit(rows)
+    made = adapter.predict()
+    np.testing.assert_allclose(made["y"], ours.predict()[[0, 3]].T.ravel())
+    assert adapter.forecaster_.maps_.shape == (1, 20, 4)
+    assert list(made.index) == [
+        *[("s0", pd.Timestamp("2024-03-31")), ("s0", pd.Timestamp("2024-04-03"))],
+        *[("s1", pd.Timestamp("2024-03-31")), ("s1", pd.Timestamp("2024-04-03"))],
+        *[("s2", pd.Timestamp("2024-03-21")), ("s2", pd.Timestamp("2024-03-24"))],
+    ]
+    interval = adapter.predict_interval(coverage=0.8)
+    np.testing.assert_allclose(interval[("y", 0.8, "upper")], ours.predict_interval(coverage=0.8)[1][[0, 3]].T.ravel())
+    with pytest.raises(ValueError, match="instances that were not fitted"):
+        adapter.update(y.loc[["s0"]].rename(index={"s0": "s9"}), update_params=False)
+
+
+def test_the_instances_of_a_panel_stream() -> None:
+    y = panel()
+    times = y.index.get_level_values(1)
+    before = y[times < "2024-03-10"]
+    adapter = SktimeLagForecaster(look_back=20, shared=True, penalty=0.01).fit(before, fh=[1, 4])
+    adapter.update(y[times >= "2024-03-10"], update_params=False)
+    rows = {key: part["y"].to_numpy() for key, part in before.groupby(level=0)}
+    ours = LagForecaster(4, 20, shared=True, penalty=0.01).fit(rows)
+    seen = {key: part["y"].to_numpy() for key, part in y.groupby(level=0)}
+    np.testing.assert_allclose(adapter.predict()["y"], ours.predict(X=seen)[[0, 3]].T.ravel())
+
+
+def with_promotions() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Two instances of different lengths that depend on X, which has the rows of the horizon."""
+    rng, parts = np.random.default_rng(0), {}
+    for i, rows in enumerate((90, 60)):
+        index = pd.date_range(end="2024-04-05", periods=rows, freq="D")
+        x = rng.normal(size=rows)
+        parts[f"s{i}"] = pd.DataFrame({"y": 3 * x + np.sin(np.arange(rows) / 3), "x": x}, index=index)
+    both = pd.concat(parts, names=["id", "time"])
+    return both[["y"]], both[["x"]]
+
+
+def test_exogenous_data_are_known_columns() -> None:
+    every, X = with_promotions()
+    early = every.index.get_level_values(1) <= "2024-04-01"
+    y = every[early]
+    adapter = SktimeLagForecaster(look_back=14, shared=True, penalty=0.01).fit(y, X=X[early], fh=[1, 4])
+    made = adapter.predict(X=X[~early])
+    future = np.full((90, 2, 1), np.nan)
+    future[:, 0], future[30:, 1] = X.loc["s0"], X.loc["s1"]
+    rows = {key: part["y"].to_numpy() for key, part in y.groupby(level=0)}
+    ours = LagForecaster(4, 14, shared=True, penalty=0.01).fit(rows, columns=Columns(future=future))
+    np.testing.assert_allclose(made["y"], ours.predict()[[0, 3]].T.ravel())
+    assert np.abs(made["y"] - every.loc[made.index, "y"]).max() < 0.5
+    steps = X[~early].loc[made.index]  # only at the times of fh
+    np.testing.assert_allclose(adapter.predict(X=steps), made)
+    with pytest.raises(ValueError, match="future has no value in row 1 of the horizon, for series 0"):
+        adapter.predict(X=steps * np.nan)
+
+
+@pytest.mark.parametrize("instances", [["s0"], ["s0", "s1"]])
+def test_updates_with_exogenous_data_equal_given_rows(instances: list[str]) -> None:
+    every, X = with_promotions()
+    every, X = (each.loc["s0"] if len(instances) == 1 else each for each in (every, X))
+    times = every.index.get_level_values(-1)
+    before, after = times <= "2024-03-20", (times > "2024-03-20") & (times <= "2024-04-01")
+    options = {"look_back": 14, "shared": True, "penalty": 0.01}
+    adapter = SktimeLagForecaster(**options).fit(every[before], X=X[before], fh=[1, 4])
+    adapter.update(every[after], X=X[after], update_params=False)
+    made = adapter.predict(X=X[times > "2024-04-01"])
+    assert np.abs(made["y"] - every.loc[made.index, "y"]).max() < 0.5
+    fresh = SktimeLagForecaster(**options).fit(every[before | after], X=X[before | after], fh=[1, 4])
+    refitted = adapter.update(every[after], X=X[after], update_params=True).predict(X=X[times > "2024-04-01"])
+    np.testing.assert_allclose(refitted, fresh.predict(X=X[times > "2024-04-01"]))

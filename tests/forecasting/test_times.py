@@ -288,3 +288,50 @@ def test_words_in_dates_are_not_guessed() -> None:
     for word in ("GMT+1", "EST", "week"):
         with pytest.raises(ValueError, match=r"column .* has "):
             regular_times(column(f"{at:%Y-%m-%d %H:%M} {word}" for at in pd.date_range("2015-01-01", periods=40)))
+
+
+def sheet(times: pd.DatetimeIndex, decimals: int = 0) -> list[float]:
+    """Days of a spreadsheet, as it writes them."""
+    days = (times - pd.Timestamp("1899-12-30")) / pd.Timedelta(days=1)
+    return [round(float(day), decimals) if decimals else round(day) for day in days]
+
+
+@pytest.mark.parametrize(
+    ("times", "decimals"),
+    [
+        (pd.date_range("2024-01-01", periods=63, freq="B"), 0),
+        (pd.date_range("2018-01-01", periods=63, freq="MS"), 0),
+        (pd.date_range("2024-01-01", periods=63, freq="h"), 6),
+        (pd.date_range("2024-01-01", periods=63, freq="15min"), 8),
+    ],
+)
+def test_days_of_spreadsheets_are_read_where_they_are_regular(times: pd.DatetimeIndex, decimals: int) -> None:
+    days = sheet(times, decimals)
+    found = regular_times(pd.Series(days[:60], name="t"))
+    assert list(found.grid.times) == list(times[:60])
+    assert "days of a spreadsheet" in found.notes[0]
+    assert found.write(found.grid.following(3)) == pytest.approx(days[60:], abs=10**-decimals / 2)
+    texts = regular_times(pd.Series([str(day) for day in days[:60]], name="t"))
+    assert list(texts.grid.times) == list(times[:60])
+
+
+def test_numbers_with_one_step_stay_numbers() -> None:
+    found = regular_times(pd.Series(range(45000, 45060), name="t"))
+    assert found.write(found.grid.following(2)) == [45060, 45061]
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    "form", ["W{1:02d} {0}", "W{1}/{0}", "Week {1}, {0}", "{0} week {1:02d}", "KW {1:02d}/{0}", "{0}-W{1:02d}"]
+)
+def test_weeks_with_words(form: str) -> None:
+    weeks = [form.format(*at.isocalendar()[:2]) for at in pd.date_range("2019-12-02", periods=63, freq="W-MON")]
+    found = regular_times(pd.Series(weeks[:60], name="t"))
+    assert found.grid.times[0] == pd.Timestamp("2019-12-02")
+    assert found.write(found.grid.following(3)) == weeks[60:]
+
+
+def test_september_in_four_letters() -> None:
+    months = pd.date_range("2018-01-01", periods=24, freq="MS")
+    texts = [text.replace("Sep", "Sept.") for text in months.strftime("%b %Y")]
+    assert list(regular_times(pd.Series(texts, name="t")).grid.times) == list(months)

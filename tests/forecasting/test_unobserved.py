@@ -32,7 +32,7 @@ def explicit(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Centred windows: inputs, targets (NaN where missing), and the level of each window."""
     inputs, targets, levels = [], [], []
-    for filled, missing in stretches:
+    for filled, missing, _ in stretches:
         for series in range(filled.shape[1]):
             for start in range(len(filled) - look_back - HORIZON + 1):
                 window = filled[start : start + look_back + HORIZON, series]

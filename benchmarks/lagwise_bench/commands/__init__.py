@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -256,6 +257,9 @@ def forecast(
     data: Annotated[
         str, typer.Option(help="Names of data sets, separated by commas.")
     ] = "ETTh1,ETTh2,ETTm1,ETTm2,weather,exchange,illness",
+    model: Annotated[
+        list[str] | None, typer.Option(help="A row of the table; repeat for several.", show_default="all")
+    ] = None,
     out: Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")] = None,
 ) -> None:
     """Score closed-form and kernel forecasters on all test windows of the usual long-horizon data sets.
@@ -266,11 +270,14 @@ def forecast(
     from lagwise.cli.terminal import print_table
     from lagwise_bench.forecasting import coverage_rows, run_benchmarks, table_rows
 
-    rows = run_benchmarks(folder, data.split(","))
+    rows = run_benchmarks(folder, data.split(","), model or ())
     print_table("Mean squared error, averaged over horizons", *table_rows(rows))
     print_table("Share of test values within 90% intervals, averaged over horizons", *coverage_rows(rows))
+    title = "Continuous ranked probability score of standardised series, averaged over horizons"
+    print_table(title, *coverage_rows(rows, "crps"))
     if out:
-        save_results(out, f"lagwise bench forecast FOLDER --data {data}", {"cells": rows})
+        only = "".join(f" --model {shlex.quote(name)}" for name in model or ())
+        save_results(out, f"lagwise bench forecast FOLDER --data {data}{only}", {"cells": rows})
         typer.echo(f"written: {out}")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, not_empty, path, within
+from lagwise.cli.parsing import at_least, not_empty, path, shares, within
 from lagwise.cli.terminal import plain, print_table
 from lagwise.process import quick_imports
 
@@ -26,10 +26,42 @@ def forecast(
         str | None,
         typer.Option(callback=not_empty, help="The column of times or dates.", show_default="the first column"),
     ] = None,
+    id: Annotated[
+        str | None,
+        typer.Option(
+            callback=not_empty,
+            help="In a table with a row for each series and time: the column that tells series apart, or several.",
+            show_default="found where times repeat and it is clear",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            callback=not_empty, help="The column to forecast in such a table.", show_default="the only one with numbers"
+        ),
+    ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
             callback=not_empty, help="Series to forecast, separated by commas.", show_default="all other columns"
+        ),
+    ] = None,
+    future: Annotated[
+        str | None,
+        typer.Option(
+            callback=not_empty,
+            help="Columns known in advance, such as prices and holidays, which the rows to forecast have, too.",
+            show_default="none",
+        ),
+    ] = None,
+    past: Annotated[
+        str | None,
+        typer.Option(callback=not_empty, help="Columns that help and are known up to now.", show_default="none"),
+    ] = None,
+    static: Annotated[
+        str | None,
+        typer.Option(
+            callback=not_empty, help="Columns with one value for each series of a long table.", show_default="none"
         ),
     ] = None,
     model: Annotated[
@@ -55,6 +87,11 @@ def forecast(
     coverage: Annotated[
         float, typer.Option(callback=within(0, 1, brackets="()"), help="Share of values that intervals should cover.")
     ] = 0.9,
+    quantiles: Annotated[
+        str | None,
+        typer.Option(callback=not_empty, help="Quantiles to write, separated by commas.", show_default="none"),
+    ] = None,
+    nonnegative: Annotated[bool, typer.Option("--non-negative", help="Replace forecasts below 0 by 0.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -72,6 +109,10 @@ def forecast(
     lagwise forecast --data my.csv --time date --horizon 96
 
     lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
+
+    lagwise forecast --data sales.csv --id store --time date --target sales --horizon 28 --quantiles .1,.5,.9
+
+    lagwise forecast --data sales.csv --id store --target sales --horizon 28 --future price,holiday --static region
     """
     with quick_imports():
         from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
@@ -85,8 +126,14 @@ def forecast(
         raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
     if out.exists() and data.exists() and out.samefile(data):
         raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
-    table = read_series(data, time, None if columns is None else columns.split(","))
-    check_names(list(table.frame.columns))
+    levels = shares(quantiles, "--quantiles") if quantiles else []
+    if id is not None and columns is not None:
+        raise typer.BadParameter(
+            "--columns names the series of a table with a column for each; with --id give --target"
+        )
+    beside = {kind: _names(text) or [] for kind, text in (("future", future), ("past", past), ("static", static))}
+    table = read_series(data, time, _names(columns), ids=_names(id), target=target, beside=beside)
+    check_names(list(table.frame.columns) if table.ids is None else [table.target], levels)
     first, last = (plain_times([at])[0] for at in table.frame.index[[0, -1]])
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
     for note in table.notes:
@@ -95,7 +142,15 @@ def forecast(
     if rows > 1:
         typer.echo(f"season: {rows} rows" + ("; --period gives another" if period is None else ""))
     ranked = choose_forecaster(
-        table.frame, horizon, model=model, look_back=look_back, period=rows, coverage=coverage, progress=True
+        table.values,
+        horizon,
+        model=model,
+        look_back=look_back,
+        period=rows,
+        coverage=coverage,
+        nonnegative=nonnegative,
+        columns=table.columns(horizon),
+        progress=True,
     )
     names = list(table.frame.columns)
     unit = "in the unit of the series" if len(names) == 1 else "in standard deviations, the mean of all series"
@@ -113,19 +168,27 @@ def forecast(
             [(name, *map(_number, (own, last)[: 1 + (ranked[0] is not baseline)])) for name, own, last in errors],
         )
     typer.echo(f"\n{plain(reason(ranked))}")
-    made, picture = write_forecast(table, ranked[0].forecaster, out)
+    made, picture = write_forecast(table, ranked[0].forecaster, out, levels)
+    shown_names = names[:_SERIES] if table.ids is None else [table.target]
     parts = [f"first {_ROWS} rows"] if len(made) > _ROWS else []
-    parts += [f"{_SERIES} of {len(names)} series"] if len(names) > _SERIES else []
+    parts += [f"{_SERIES} of {len(names)} series"] if table.ids is None and len(names) > _SERIES else []
+    head = made.head(_ROWS).reset_index()
+    others = [name for name in head if name not in made.columns]
+    others += [] if table.ids is None else [str(table.frame.index.name)]
     print_table(
         "Forecast" + (f" ({', '.join(parts)}; all are in {out})" if parts else ""),
-        (str(made.index.name), *(text for name in names[:_SERIES] for text in (name, f"{coverage:.0%} interval"))),
+        (*map(str, others), *(text for name in shown_names for text in (name, f"{coverage:.0%} interval"))),
         [
-            (str(at), *(text for name in names[:_SERIES] for text in _cells(row, name)))
-            for at, row in made.head(_ROWS).iterrows()
+            (*(str(row[name]) for name in others), *(text for name in shown_names for text in _cells(row, name)))
+            for row in head.to_dict("records")
         ],
     )
     plot = f"; {picture}" if isinstance(picture, str) else f" and {picture}"
     typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series){plot}"))
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def _number(value: float) -> str:

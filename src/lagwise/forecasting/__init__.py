@@ -9,12 +9,14 @@ from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
     from lagwise.forecasting.choosing import Candidate, choose_forecaster, reason
+    from lagwise.forecasting.columns import Columns
     from lagwise.forecasting.estimator import LagForecaster, Scores
     from lagwise.forecasting.tables import SeriesTable, read_series
     from lagwise.forecasting.writing import write_forecast
 
 __all__ = [
     "Candidate",
+    "Columns",
     "LagForecaster",
     "Scores",
     "SeriesTable",
@@ -29,6 +31,7 @@ __getattr__, __dir__ = lazy(
     __all__,
     {
         "Candidate": "lagwise.forecasting.choosing",
+        "Columns": "lagwise.forecasting.columns",
         "LagForecaster": "lagwise.forecasting.estimator",
         "Scores": "lagwise.forecasting.estimator",
         "SeriesTable": "lagwise.forecasting.tables",

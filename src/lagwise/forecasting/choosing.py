@@ -10,19 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from lagwise.forecasting.columns import Columns
 from lagwise.forecasting.design import make_design
-from lagwise.forecasting.errors import independent_errors
+from lagwise.forecasting.errors import independent_errors, most_windows, sorted_sizes
 from lagwise.forecasting.estimator import LagForecaster, averaged
-from lagwise.forecasting.gaps import scales
+from lagwise.forecasting.gaps import first_observed, scales
 from lagwise.progress import progress_bar
 from lagwise.tables import whole_number
 
 _LONGEST = 1440  # longest look-back to try, in rows
-_SEPARATE = 20  # series, of which each has a smoothing of its own
+_SEPARATE = 20  # series, of which each has a smoothing of its own, or a map of its own with columns
+_INPUTS = 2000  # most inputs of a map, of the series and its columns
+_MAPS = 500  # series, of which each may have a map of its own
 _MEMORY = 200  # look-back of exponential smoothing, or 3 seasons
 _MOST_ORIGINS = 10  # rows from which candidates are fitted anew
 _VALUES = 20_000  # values over the number of origins
-_MOST = 500  # windows that errors come from
 _NEAR = 1.15  # times the lowest error: forecasters that are averaged
 _PENALTY = 0.1  # where rows are too few to choose one
 _INNER = 0.2  # of the rows before an origin: they choose penalties
@@ -82,6 +84,8 @@ def choose_forecaster(
     look_back: int | None = None,
     period: int = 1,
     coverage: float = 0.9,
+    nonnegative: bool = False,
+    columns: Columns | None = None,
     progress: bool = False,
 ) -> list[Candidate]:
     """Compare forecasters on rows that they were not fitted to, and fit the best to all rows.
@@ -102,6 +106,8 @@ def choose_forecaster(
             training rows.
         period: Rows of a season, such as 12 months; 1 for none.
         coverage: Of the intervals.
+        nonnegative: Whether forecasts below 0 are replaced by 0.
+        columns: What is known beside the series. ``ridge`` with and without them are candidates.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -120,39 +126,52 @@ def choose_forecaster(
             f"horizon = {horizon} needs at least {2 * horizon + 1} rows, a horizon to learn from and one to judge by; "
             f"the data has {rows}"
         )
-    begin = int((~np.isnan(x)).any(1).argmax())  # rows before have no value at all
+    first = first_observed(x)
+    begin = int(np.median(first))  # the first row of most series
     origins = _origins(rows, x.shape[1], horizon, look_back, begin)
-    options = _options(x, horizon, origins[0], model, look_back, period)
-    starts, groups = _starts(origins, rows - horizon + 1)
+    options = _options(x, horizon, origins[0] - begin, model, look_back, period)
+    if columns is not None:
+        values, _ = columns.laid_out(rows, x.shape[1], horizon)
+        options |= _with_columns(options, x.shape[1], values.shape[2], look_back)
+        columns = columns.filled()  # rows of the past are those of a horizon as well
+    options = {name: {**each, "nonnegative": nonnegative} for name, each in options.items()}
+    starts, groups = _starts(origins, rows - horizon + 1, most_windows(horizon, x.shape[1]))
     names, errors, failed = [], [], []
     for name, chosen in progress_bar(options.items(), desc="trying", unit="model", show=progress):
-        make_design(_forecaster(chosen, horizon, rows, coverage))  # errors in options apply to all candidates
+        make_design(_forecaster(chosen, horizon, rows - begin, coverage))  # errors in options apply to all candidates
         try:
-            errors.append(_errors(chosen, x, horizon, origins, starts, groups))
+            errors.append(_errors(chosen, x, horizon, origins, starts, groups, begin, columns))
             names.append(name)
         except ValueError as error:  # such as gaps that are too long for a short look-back
             failed.append(error)
     if not names or names[0] != BASELINE:
         raise failed[0]
+    if columns is not None and not any(options[name].get("columns") for name in names):
+        raise ValueError(f"no forecaster with columns can be fitted: {failed[-1]}")
     logs, scale = [bool(options[name].get("logs")) for name in names], scales(x)[1]
     errors = [each if logs[i] else each / scale for i, each in enumerate(errors)]
     targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
     tested = _Backtest(errors, logs, targets, scale, _NEAR if len(origins) > 1 else 1.0)
     picked, (order, _) = tested.picked(), tested.ranks()
     data = x[:, 0] if one else x
-    fitted = [_forecaster(options[names[i]], horizon, rows, coverage).fit(data) for i in picked]
+    fitted = [
+        _forecaster(options[names[i]], horizon, rows - begin, coverage).fit(
+            data, columns=columns if options[names[i]].get("columns") else None
+        )
+        for i in picked
+    ]
     forecaster = averaged(fitted)
     own = np.mean([errors[i] for i in picked], axis=0) * (1 if logs[picked[0]] else scale) / forecaster.scale_
     if len(origins) == 1:  # each half of its windows is judged by what the other half chooses
         groups = (np.arange(len(groups)) >= len(groups) / 2).astype(int)
-    forecaster.errors_ = np.sort(np.abs(own), axis=0) * _selection(tested, groups, picked)
+    forecaster.errors_ = sorted_sizes(own, first > origins[0]) * _selection(tested, groups, picked)
     forecaster.independent_ = independent_errors(own, (rows - origins[0]) / horizon)
 
     def candidate(name: str, forecaster: LagForecaster, picked: Sequence[int]) -> Candidate:
         each = _mean(tested.sizes(picked), (0, 1))
         return Candidate(name, forecaster, tuple(map(float, each * scale)), float(each.mean()))
 
-    ranked = [candidate(names[i], _forecaster(options[names[i]], horizon, rows, coverage), [i]) for i in order]
+    ranked = [candidate(names[i], _forecaster(options[names[i]], horizon, rows - begin, coverage), [i]) for i in order]
     if len(picked) > 1:
         return [candidate(f"average of the first {len(picked)}", forecaster, picked), *ranked]
     return [candidate(names[picked[0]], forecaster, picked), *ranked[1:]]
@@ -179,8 +198,9 @@ def reason(ranked: Sequence[Candidate]) -> str:
 def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin: int) -> list[int]:
     """The rows before which candidates are fitted, in order. Data too short for a given look-back are an error."""
     last = rows - horizon
-    count = min(_MOST_ORIGINS, _VALUES // (rows * series))
-    first = max(rows // 2, horizon + 1) if count > 1 else last - max(0, round(_INNER * rows) - horizon)
+    size = rows - begin
+    count = min(_MOST_ORIGINS, _VALUES // (size * series))
+    first = max(begin + size // 2, horizon + 1) if count > 1 else last - max(0, round(_INNER * size) - horizon)
     first = min(last, max(first, begin + horizon))
     if look_back is not None:
         if look_back > (most := last - horizon):
@@ -228,11 +248,32 @@ def _options(
     if model in ("smoothing", "seasonal"):
         return found
     looks = [look_back] if look_back is not None else _look_backs(horizon, period, rows)
+    many = x.shape[1] > _MAPS
     for each in looks:
         kinds = [("ridge", "mean"), ("ridge", "last"), ("toeplitz", "mean")]
         for name, level in kinds if model is None else [(model, "mean"), (model, "last")]:
-            found[f"{name}, look-back {each}, {level} removed"] = {"look_back": each, "model": name, "level": level}
+            chosen = {"look_back": each, "model": name, "level": level}
+            found[f"{name}, look-back {each}, {level} removed"] = {**chosen, **({"shared": True} if many else {})}
     return found
+
+
+def _with_columns(
+    options: Mapping[str, Mapping[str, Any]], series: int, columns: int, look_back: int | None
+) -> dict[str, Any]:
+    """The candidates that use columns: each ``ridge`` whose look-back gives no more inputs than can be solved for."""
+    ridges = {name: each for name, each in options.items() if each["model"] == "ridge"}
+    if not ridges:
+        raise ValueError("columns need the model 'ridge', which is not among those to try")
+    most = max(_INPUTS // (1 + columns), min((each["look_back"] for each in ridges.values()), default=1))
+    return {
+        name.replace("ridge", "ridge with columns"): {
+            **each,
+            "columns": True,
+            **({"shared": True} if series > _SEPARATE else {}),
+        }
+        for name, each in ridges.items()
+        if look_back is not None or each["look_back"] <= most
+    }
 
 
 def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
@@ -247,15 +288,16 @@ def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: f
     inner: dict[str, Any] = {"validation": _inner(rows, horizon)}
     if options["look_back"] > _longest(rows, horizon):
         inner = {"validation": 0, "penalty": _PENALTY, "shared": True}
-    return LagForecaster(horizon, coverage=coverage, **{**inner, **options})
+    chosen = {name: each for name, each in {**inner, **options}.items() if name != "columns"}
+    return LagForecaster(horizon, coverage=coverage, **chosen)
 
 
-def _starts(origins: Sequence[int], end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows from which forecasts are made, up to 500 between the first origin and the end, each origin among them,
-    and the number of the last origin before each."""
+def _starts(origins: Sequence[int], end: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows from which forecasts are made, up to ``most`` between the first origin and the end, each origin among
+    them, and the number of the last origin before each."""
     starts, numbers = [], []
     for i, (begin, until) in enumerate(zip(origins, [*origins[1:], end], strict=True)):
-        count = min(until - begin, math.ceil(_MOST / len(origins)))
+        count = min(until - begin, math.ceil(most / len(origins)))
         starts.append(np.unique(np.linspace(begin, until - 1, count).round().astype(int)))
         numbers.append(np.full(len(starts[-1]), i))
     return np.concatenate(starts), np.concatenate(numbers)
@@ -268,14 +310,21 @@ def _errors(
     origins: Sequence[int],
     starts: np.ndarray,
     numbers: np.ndarray,
+    first: int,
+    columns: Columns | None,
 ) -> np.ndarray:
-    """Errors ``(windows, horizon, series)`` of a candidate that is fitted anew at each origin."""
+    """Errors ``(windows, horizon, series)`` of a candidate that is fitted anew at each origin; most series begin in the
+    row ``first``."""
     made = np.full((len(starts), horizon, x.shape[1]), np.nan)
     for i, begin in enumerate(origins):
         known = ~np.isnan(x[:begin]).all(0)  # others begin later
-        fitted = _forecaster(options, horizon, begin, 0.9).fit(x[:begin, known])
+        beside = columns.of(known) if columns is not None and options.get("columns") else None
+        own = None if beside is None else beside.first(begin, horizon)
+        fitted = _forecaster(options, horizon, begin - first, 0.9).fit(x[:begin, known], columns=own)
         rows = np.flatnonzero(numbers == i)
-        made[np.ix_(rows, np.arange(horizon), np.flatnonzero(known))] = fitted.errors_at(x[:, known], starts[rows])
+        made[np.ix_(rows, np.arange(horizon), np.flatnonzero(known))] = fitted.errors_at(
+            x[:, known], starts[rows], columns=beside
+        )
     return made
 
 

@@ -12,14 +12,23 @@ from scipy.special import ndtri, stdtrit
 
 from lagwise.forecasting.moments import window_count
 
+CRPS_COVERAGES = (0.8, 0.6, 0.4, 0.2)  # of the intervals between the quantiles 0.1 and 0.9, 0.2 and 0.8 ...
 _CHUNK = 2048  # windows to forecast at a time
 _DRAWN = 10  # windows that the share of independent errors is drawn to 1 by
 _MANY = 30  # independent errors, of which each horizon has its own size
 _MOST = 500  # largest number of windows for quantiles; fewer than _CHUNK
+_FEWEST, _VALUES = 10, 3_000_000  # smallest number, and about how many errors of all series together
 
 
 def forecast_errors(
-    maps: Sequence[np.ndarray] | np.ndarray, filled: np.ndarray, targets: np.ndarray, chosen: np.ndarray
+    maps: Sequence[np.ndarray] | np.ndarray,
+    filled: np.ndarray,
+    targets: np.ndarray,
+    chosen: np.ndarray,
+    first: np.ndarray | None = None,
+    *,
+    effects: Sequence[np.ndarray | None] = (None,),
+    columns: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield for each series its index and its errors ``(windows, horizon)``, some thousand of the chosen windows at a
     time.
@@ -29,6 +38,10 @@ def forecast_errors(
         filled: ``(rows, series)``.
         targets: Like filled, NaN where missing; errors there are NaN too.
         chosen: The first rows of windows.
+        first: The first observed row of each series, by default 0. Forecasts without an observed input have no error.
+        effects: Of columns ``(columns, look_back + 1, horizon)``, for all series or one for each; the last row is that
+            of the target.
+        columns: ``(rows, series, columns)``.
     """
     look_back, horizon = maps[0].shape
     for series in range(filled.shape[1]):
@@ -36,14 +49,64 @@ def forecast_errors(
         outputs = sliding_window_view(targets[look_back:, series], horizon)
         for start in range(0, len(chosen), _CHUNK):
             part = chosen[start : start + _CHUNK]
-            yield series, inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
+            errors = inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
+            own = effects[series if len(effects) > 1 else 0]
+            if columns is not None and own is not None:
+                errors += column_part(own, columns[:, series], part)
+            if first is not None:
+                errors[part + look_back <= first[series]] = np.nan
+            yield series, errors
 
 
-def window_errors(maps: Sequence[np.ndarray], filled: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Errors ``(windows, horizon, series)`` on at most 500 windows at even distances, NaN where not observed."""
-    windows = window_count(len(filled), *maps[0].shape)
-    chosen = np.unique(np.linspace(0, windows - 1, min(windows, _MOST)).round().astype(int))
-    return np.stack([errors for _, errors in forecast_errors(maps, filled, targets, chosen)], axis=2)
+def column_part(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """What columns ``(rows, columns)`` add to forecasts ``(windows, horizon)`` of windows with these first rows, by
+    effects ``(columns, look_back + 1, horizon)``, whose last row is that of the target."""
+    look_back, horizon = effects.shape[1] - 1, effects.shape[2]
+    before = sliding_window_view(columns, look_back, axis=0)[starts]  # (windows, columns, look_back)
+    ahead = sliding_window_view(columns[look_back:], horizon, axis=0)[starts]
+    return np.tensordot(before, effects[:, :-1], 2) + (ahead * effects[:, -1]).sum(1)
+
+
+def column_parts(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """`column_part` of all series ``(windows, horizon, series)``, of columns ``(rows, series, columns)`` and effects
+    for all series or for each."""
+    own = [effects[i if len(effects) > 1 else 0] for i in range(columns.shape[1])]
+    return np.stack([column_part(each, columns[:, i], starts) for i, each in enumerate(own)], axis=2)
+
+
+def window_errors(
+    maps: Sequence[np.ndarray],
+    filled: np.ndarray,
+    targets: np.ndarray,
+    first: np.ndarray | None = None,
+    *,
+    effects: Sequence[np.ndarray | None] = (None,),
+    columns: np.ndarray | None = None,
+) -> np.ndarray:
+    """Errors ``(windows, horizon, series)`` on at most 500 windows at even distances (fewer of hundreds of series), NaN
+    where not observed; the rest as in `forecast_errors`."""
+    look_back, horizon = maps[0].shape
+    windows = window_count(len(filled), look_back, horizon)
+    chosen = np.unique(np.linspace(0, windows - 1, min(windows, most_windows(horizon, filled.shape[1]))).round())
+    found = forecast_errors(maps, filled, targets, chosen.astype(int), first, effects=effects, columns=columns)
+    return np.stack([errors for _, errors in found], axis=2)
+
+
+def sorted_sizes(errors: np.ndarray, late: np.ndarray) -> np.ndarray:
+    """Absolute errors ``(windows, horizon, series)`` in order. Series that begin too ``late`` to have any take those of
+    the others, one window of each in turn."""
+    sizes = np.abs(errors)
+    unknown = np.isnan(sizes).all((0, 1))
+    lent, others = np.flatnonzero(unknown & late), np.flatnonzero(~unknown)
+    if len(lent) and len(others):
+        windows = np.arange(len(sizes))
+        sizes[:, :, lent] = sizes[windows, :, others[windows * len(others) // len(windows)]][:, :, None]
+    return np.sort(sizes, axis=0)
+
+
+def most_windows(horizon: int, series: int) -> int:
+    """The number of windows that quantiles of errors come from."""
+    return max(_FEWEST, min(_MOST, _VALUES // (horizon * series)))
 
 
 def independent_errors(errors: np.ndarray, apart: float) -> float:
@@ -92,6 +155,22 @@ def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | Non
         rank = min(len(ratios), math.ceil((len(ratios) + 1) * coverage))
         found[:, i] = wider * profile * (ratios[rank - 1] if rank else 0.0)
     return found
+
+
+def ranked_probability(sizes: np.ndarray, halves: Sequence[np.ndarray]) -> np.ndarray:
+    """The continuous ranked probability score of each error, as twice the mean quantile loss of 0.1, 0.2 ... 0.9.
+
+    Formula: the losses of the quantiles a and 1 - a, the ends of an interval of half width q around the forecast, add
+    up to ``2 a q + max(|e| - q, 0)`` for an error e, and that of the median is ``|e| / 2``.
+
+    Shapes: sizes ``|e|``, ``(windows, horizon)``; halves the half widths ``(horizon,)`` for `CRPS_COVERAGES`.
+
+    Source: Gneiting and Raftery 2007 (interval scores; the score is the integral of quantile losses).
+    """
+    losses = sizes / 2
+    for coverage, half in zip(CRPS_COVERAGES, halves, strict=True):
+        losses = losses + (1 - coverage) * half + np.maximum(sizes - half, 0.0)
+    return 2 * losses / (2 * len(CRPS_COVERAGES) + 1)
 
 
 def _profile(sizes: np.ndarray, observed: np.ndarray, independent: float) -> np.ndarray:

@@ -12,23 +12,37 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
+from lagwise.forecasting.columns import Columns, FittedColumns, check_columns, column_parameters
 from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
-from lagwise.forecasting.errors import error_quantiles, forecast_errors, independent_errors, window_errors
-from lagwise.forecasting.fitting import Choice, Fit, fit_maps, usable_rows
-from lagwise.forecasting.gaps import carry_forward, scales
+from lagwise.forecasting.errors import (
+    CRPS_COVERAGES,
+    column_parts,
+    error_quantiles,
+    forecast_errors,
+    independent_errors,
+    ranked_probability,
+    sorted_sizes,
+    window_errors,
+)
+from lagwise.forecasting.fitting import Choice, Fit, fit_maps, held_out_stretches, usable_rows
+from lagwise.forecasting.gaps import aligned, carry_forward, fill, first_observed, scales
 from lagwise.forecasting.moments import window_count
 from lagwise.forecasting.unobserved import Stretch
 from lagwise.tables import shown, whole_number
 
+_FEW = 10  # values before the held-out rows: fewer give no scale of a series among others
+
 
 class Scores(NamedTuple):
-    """Mean squared and mean absolute error on the standardised scale, the number of scored windows per series, and the
-    share of values within the intervals (None without intervals)."""
+    """Mean squared and mean absolute error on the standardised scale, the number of scored windows per series, the
+    share of values within the intervals, and the continuous ranked probability score (CRPS), on the standardised scale,
+    as twice the mean quantile loss of the quantiles 0.1, 0.2 ... 0.9 (both None without intervals)."""
 
     mse: float
     mae: float
     windows: int
     coverage: float | None = None
+    crps: float | None = None
 
 
 class LagForecaster(BaseEstimator):
@@ -56,6 +70,7 @@ class LagForecaster(BaseEstimator):
         rank: for ``ridge``; None for any.
         level: removed from a window: its ``mean``, its ``last`` value, or ``none``.
         logs: forecast the logarithms of values, all above 0, and restore them. Scores are those of logarithms.
+        nonnegative: replace forecasts, and ends of intervals, below 0 by 0. Scores are those of the map alone.
         normalize: also divide windows by their deviation (reversible instance normalisation). For a linear map this
             only changes how much each window counts in the fit.
         shared: one map for all series (True), one for each (False), or whichever has the lower error on held-out rows
@@ -74,6 +89,8 @@ class LagForecaster(BaseEstimator):
         mean_, scale_: of each series (series,).
         penalty_: of each map and look-back.
         validation_error_: mean squared error on the held-out rows.
+        effects_: of columns (1 or series, columns, look_back + 1, horizon); the last row is that of the row forecast.
+            None without columns.
         errors_: absolute errors of at most 500 held-out windows (windows, horizon, series), sorted; None without.
         independent_: how many of these errors count as independent.
         n_parameters_: number of parameters.
@@ -112,6 +129,7 @@ class LagForecaster(BaseEstimator):
         rank: int | None = None,
         level: str = "mean",
         logs: bool = False,
+        nonnegative: bool = False,
         normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
@@ -127,6 +145,7 @@ class LagForecaster(BaseEstimator):
         self.rank = rank
         self.level = level
         self.logs = logs
+        self.nonnegative = nonnegative
         self.normalize = normalize
         self.shared = shared
         self.penalty = penalty
@@ -140,66 +159,108 @@ class LagForecaster(BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    def fit(self, X: Any, y: None = None) -> Self:
-        """Fit to series ``(rows, series)`` in temporal order, or one series ``(rows,)``; NaN is missing."""
+    def fit(self, X: Any, y: None = None, *, columns: Columns | None = None) -> Self:
+        """Fit to series ``(rows, series)`` in temporal order, or one series ``(rows,)``; NaN is missing.
+
+        X may also be a mapping of names to series of different lengths, which end at the same time or are each forecast
+        from their own end. Rows are then counted from the end, and held-out rows as a share of the median length.
+        Forecasts have the columns of `predict` in the order of the mapping.
+
+        columns: what is known beside the series (`lagwise.forecasting.Columns`), aligned with the rows of X; of series
+            of different lengths, ends with ends. For the model ``ridge`` without ``rank`` and ``normalize``.
+        """
         design = make_design(self)
         x = self._validated(X, reset=True)
-        held = held_out_rows(design, self.validation, len(x))
+        first = first_observed(x)
+        held = held_out_rows(design, self.validation, len(x) - int(np.median(first)))
         cut = len(x) - held
         window_count(cut + design.horizon * design.windowless, design.look_back, design.horizon)
-        later = np.isnan(x[:cut]).all(0)  # series that start in the held-out rows
-        self.mean_, self.scale_ = scales(np.where(later, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
+        # Series that start in the held-out rows, or shortly before: too few values for a scale.
+        later = first > (max(0, cut - _FEW) if x.shape[1] > 1 else cut - 1)
+        every = later | (columns is not None)  # effects of columns are comparable only on the same scale
+        self.mean_, self.scale_ = scales(np.where(every, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(x)
-        filled, missing = carry_forward(z), np.isnan(z)
-        self.shared_, fits = self._fits(design, filled, missing, cut)
+        filled, missing = fill(z), np.isnan(z)
+        self._columns: FittedColumns | None = None
+        beside: np.ndarray | None = None
+        if columns is not None:
+            check_columns(design)
+            self._columns, beside = FittedColumns.fit(columns, len(x), x.shape[1], design.look_back, design.horizon)
+        kinds = () if self._columns is None else self._columns.kinds
+        self.shared_, fits = self._fits(design, filled, missing, cut, beside)
         self.validation_error_ = _error(fits) if held else None
         self.errors_, self.independent_ = None, None
         if held:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
-            errors = window_errors([fit.maps for fit in fits], filled[begin:], targets)
-            self.errors_ = np.sort(np.abs(errors), axis=0)
+            errors = window_errors(
+                [fit.maps for fit in fits],
+                filled[begin:],
+                targets,
+                first - begin,
+                effects=[fit.effects for fit in fits],
+                columns=None if beside is None else beside[begin:],
+            )
+            self.errors_ = sorted_sizes(errors, first > cut)
             self.independent_ = independent_errors(errors, held / design.horizon)
         self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
             fits = [
-                self._fit_series(design, filled, missing, columns, len(x), fit.choices)
-                for columns, fit in zip(self._groups(self.shared_), fits, strict=True)
+                self._fit_series(design, filled, missing, series, len(x), fit.choices, beside)
+                for series, fit in zip(self._groups(self.shared_), fits, strict=True)
             ]
         self.maps_ = np.stack([fit.maps for fit in fits])
-        self.n_parameters_ = len(fits) * design.parameters
+        self.effects_: Any = None if beside is None else np.stack([fit.effects for fit in fits])  # type: ignore
+        self.n_parameters_ = len(fits) * (design.parameters + column_parameters(kinds, design))
         self._recent = deque(filled[-design.look_back :].copy(), maxlen=design.look_back)
         return self
 
-    def predict(self, horizon: int | None = None, *, X: Any = None) -> np.ndarray:
+    def predict(self, horizon: int | None = None, *, X: Any = None, columns: Columns | None = None) -> np.ndarray:
         """Forecast the rows after the data.
 
         Args:
             horizon: Number of rows; by default all that were fitted, at most these.
             X: Forecast the rows after X; by default those after the fitted data and every row given to `update` since.
+            columns: With X, its columns, which must have values of future ones in the horizon. Without X, the future
+                values of the horizon; by default those given to `fit`.
 
         Returns:
             ``(horizon, series)``, or ``(horizon,)`` for one series ``(rows,)``.
         """
         check_is_fitted(self)
         steps = self._steps(horizon)
-        return self._shaped(self._raw(self._forecast(steps, X)))
+        return self._shaped(self._raw(self._forecast(steps, X, columns)))
 
-    def _forecast(self, steps: int, X: Any) -> np.ndarray:
+    def _forecast(self, steps: int, X: Any, columns: Columns | None) -> np.ndarray:
         """The forecast ``(steps, series)`` of values or, with ``logs``, logarithms."""
+        look_back, beside = self.maps_.shape[1], None
         if X is None:
             recent = np.stack(self._recent)
+            if self._columns is not None:
+                beside = self._columns.ahead_of(steps, columns)
         else:
             x = self._validated(X, reset=False)
-            look_back = self.maps_.shape[1]
             if len(x) < look_back:
                 raise ValueError(f"X must have at least look_back = {look_back} rows to forecast from, got {len(x)}")
-            recent = carry_forward(self._standardized(x))[-look_back:]
+            recent = fill(self._standardized(x))[-look_back:]
+            beside = self._given(columns, len(x), steps)
+            beside = None if beside is None else beside[len(x) - look_back :]
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
+        if beside is not None:
+            z = z + column_parts(self.effects_[..., :steps], beside, np.zeros(1, dtype=int))[0]
         return z * self.scale_ + self.mean_
 
+    def _given(self, columns: Columns | None, rows: int, ahead: int = 0) -> np.ndarray | None:
+        """The standardised columns of given rows, and of some rows ahead."""
+        return None if self._columns is None else self._columns.given(columns, rows, self.maps_.shape[2], ahead)
+
     def predict_interval(
-        self, horizon: int | None = None, *, X: Any = None, coverage: float | None = None
+        self,
+        horizon: int | None = None,
+        *,
+        X: Any = None,
+        coverage: float | None = None,
+        columns: Columns | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of intervals around `predict`, with its shape.
 
@@ -208,7 +269,7 @@ class LagForecaster(BaseEstimator):
         windows of a changing series are not exchangeable, so coverage is approximate.
         """
         check_is_fitted(self)
-        centre = self._forecast(self._steps(horizon), X)
+        centre = self._forecast(self._steps(horizon), X, columns)
         if self.errors_ is None:
             raise ValueError("intervals need held-out rows; fit with validation above 0")
         coverage = self.coverage if coverage is None else coverage
@@ -217,56 +278,89 @@ class LagForecaster(BaseEstimator):
         half = error_quantiles(self.errors_, coverage, self.independent_)[: len(centre)] * self.scale_
         return self._shaped(self._raw(centre - half)), self._shaped(self._raw(centre + half))
 
-    def update(self, row: Any) -> Self:
+    def predict_quantiles(
+        self,
+        quantiles: Sequence[float],
+        horizon: int | None = None,
+        *,
+        X: Any = None,
+        columns: Columns | None = None,
+    ) -> np.ndarray:
+        """Quantiles ``(quantiles, *shape of predict)``: the ends of the intervals of `predict_interval` that leave out
+        equal shares below and above; of 0.5 the forecast itself. ValueError for a quantile out of (0, 1)."""
+        for quantile in quantiles:
+            if not 0 < quantile < 1:
+                raise ValueError(f"quantiles must be in (0, 1), got {quantile!r}")
+        shares = [abs(2 * quantile - 1) for quantile in quantiles]
+        ends = [self.predict_interval(horizon, X=X, coverage=share, columns=columns) for share in shares]
+        return np.stack([pair[int(quantile > 0.5)] for quantile, pair in zip(quantiles, ends, strict=True)])
+
+    def update(self, row: Any, *, columns: Columns | None = None) -> Self:
         """Append the next row ``(series,)`` of the data; NaN is missing. Takes constant time and memory: the maps stay,
-        and the window moves. Forecasts are exactly those from all rows at once."""
+        and the window moves. Forecasts are exactly those from all rows at once.
+
+        columns: Those of the row, each with one row: past ones, and future ones that were not given before."""
         check_is_fitted(self)
         values = np.asarray(row, dtype=np.float64).reshape(-1)
         if values.shape != (self.n_features_in_,) or np.isinf(values).any():
             raise ValueError(f"row must be {self.n_features_in_} finite values or NaN, got {shown(row)}")
         if self.logs:
             values = self._logarithms(values[None])[0]
+        if self._columns is not None:
+            self._columns = self._columns.append(columns)
         self._recent.append(carry_forward(self._standardized(values[None]), self._recent[-1])[0])
         return self
 
-    def evaluate(self, X: Any) -> Scores:
+    def evaluate(self, X: Any, *, columns: Columns | None = None) -> Scores:
         """Errors over every window within X, with stride one: look_back rows and the horizon after them."""
         check_is_fitted(self)
         z = self._standardized(self._validated(X, reset=False))
         look_back, horizon = self.maps_.shape[1:]
         windows = window_count(len(z), look_back, horizon)
-        filled = carry_forward(z)
-        half = None if self.errors_ is None else error_quantiles(self.errors_, self.coverage, self.independent_)
-        squares = absolutes = inside = count = 0.0
-        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows)):
+        filled = fill(z)
+        spread = self.errors_ is not None
+        shares = (self.coverage, *CRPS_COVERAGES) if spread else ()
+        halves = [error_quantiles(np.asarray(self.errors_), share, self.independent_) for share in shares]
+        squares = absolutes = inside = losses = count = 0.0
+        beside: dict[str, Any] = {"columns": self._given(columns, len(z))}
+        beside |= {} if self.effects_ is None else {"effects": self.effects_}
+        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z), **beside):
             sizes = np.abs(errors)
             squares += np.nansum(sizes**2)
             absolutes += np.nansum(sizes)
             count += np.count_nonzero(~np.isnan(sizes))
-            if half is not None:
-                inside += np.count_nonzero(sizes <= half[:, series])
+            if spread:
+                inside += np.count_nonzero(sizes <= halves[0][:, series])
+                losses += np.nansum(ranked_probability(sizes, [half[:, series] for half in halves[1:]]))
         if not count:
             raise ValueError("X has no observed value to score a forecast by")
-        coverage = None if half is None else float(inside / count)
-        return Scores(float(squares / count), float(absolutes / count), windows, coverage)
+        shares = (float(inside / count), float(losses / count)) if spread else (None, None)
+        return Scores(float(squares / count), float(absolutes / count), windows, *shares)
 
-    def errors_at(self, X: Any, starts: np.ndarray) -> np.ndarray:
+    def errors_at(self, X: Any, starts: np.ndarray, *, columns: Columns | None = None) -> np.ndarray:
         """Errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with ``logs`` of
         logarithms; NaN where not observed."""
         check_is_fitted(self)
         x = self._validated(np.asarray(X).reshape(len(X), -1), reset=False)
         look_back, horizon = self.maps_.shape[1:]
-        filled = carry_forward(self._standardized(x))
+        filled = fill(self._standardized(x))
         targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
         windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
-        made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0) * self.scale_ + self.mean_
-        return made - targets
+        made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0)
+        if (beside := self._given(columns, len(x))) is not None:
+            made = made + column_parts(self.effects_, beside, starts - look_back)
+        made = made * self.scale_ + self.mean_
+        made = np.maximum(made, 0.0) if self.nonnegative and not self.logs else made
+        some = starts[:, None] > first_observed(x)  # otherwise no input is observed
+        return np.where(some[:, None], made - targets, np.nan)
 
     def score(self, X: Any, y: None = None) -> float:
         """Minus the mean squared error of `evaluate`: greater is better."""
         return -self.evaluate(X).mse
 
-    def _fits(self, design: Design, filled: np.ndarray, missing: np.ndarray, cut: int) -> tuple[bool, list[Fit]]:
+    def _fits(
+        self, design: Design, filled: np.ndarray, missing: np.ndarray, cut: int, beside: np.ndarray | None = None
+    ) -> tuple[bool, list[Fit]]:
         """Whether maps are shared, and the fits for the shared map or for each series."""
         options = [self.shared] if self.shared is not None else [True, False]
         held = len(filled) - cut
@@ -286,7 +380,8 @@ class LagForecaster(BaseEstimator):
         for shared in options:
             try:
                 found[shared] = [
-                    self._fit_series(design, filled, missing, columns, cut) for columns in self._groups(shared)
+                    self._fit_series(design, filled, missing, series, cut, beside=beside)
+                    for series in self._groups(shared)
                 ]
             except ValueError:  # one of the series has too few rows for a separate map
                 if shared in options[:1]:
@@ -299,19 +394,21 @@ class LagForecaster(BaseEstimator):
         design: Design,
         filled: np.ndarray,
         missing: np.ndarray,
-        columns: Sequence[int],
+        series: Sequence[int],
         cut: int,
         choices: Sequence[Choice] | None = None,
+        beside: np.ndarray | None = None,
     ) -> Fit:
         """One map for some series, from the rows before ``cut``. All windows of the later rows are held out, so that
         forecasters of any look-back are compared on the same targets."""
-        x, gaps, look_back = filled[:, columns], missing[:, columns], design.look_back
+        x, gaps, look_back = filled[:, series], missing[:, series], design.look_back
+        own = None if beside is None else beside[:, series]
         if design.windowless:  # gaps do not matter
             train = [Stretch(x[:cut], gaps[:cut])]
         else:
-            train = usable_rows(x[:cut], gaps[:cut], design.width, look_back)
-        valid = [Stretch(x[cut - look_back :], gaps[cut - look_back :])] if cut < len(x) else []
-        return fit_maps(design, train, valid, choices)
+            train = usable_rows(x[:cut], gaps[:cut], design.width, look_back, None if own is None else own[:cut])
+        valid = held_out_stretches(x, gaps, cut - look_back, look_back, design.horizon, own) if cut < len(x) else []
+        return fit_maps(design, train, valid, choices, () if self._columns is None else self._columns.kinds)
 
     def _groups(self, shared: bool) -> list[list[int]]:
         series = list(range(self.n_features_in_))
@@ -326,6 +423,11 @@ class LagForecaster(BaseEstimator):
         return horizon
 
     def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
+        if isinstance(X, Mapping) and not hasattr(X, "shape"):
+            import pandas as pd
+
+            names, values = aligned(X)
+            X = pd.DataFrame(values, columns=names)
         if np.ndim(X) == 1:
             if reset:
                 self._one_series = True
@@ -344,8 +446,9 @@ class LagForecaster(BaseEstimator):
         return np.log(x)
 
     def _raw(self, x: np.ndarray) -> np.ndarray:
-        """Values of the series, from themselves or their logarithms."""
-        return np.exp(x) if self.logs else x
+        """Forecasts of values, from those of the map: of values or their logarithms."""
+        x = np.exp(x) if self.logs else x
+        return np.maximum(x, 0.0) if self.nonnegative else x
 
     def _name(self, flags: np.ndarray) -> str:
         """The first series whose flag is set, for messages."""
@@ -371,10 +474,25 @@ def averaged(forecasters: Sequence[LagForecaster]) -> LagForecaster:
     padded = [np.pad(each.maps_, ((0, 0), (look_back - each.maps_.shape[1], 0), (0, 0))) for each in forecasters]
     total: Any = sum(padded)  # one map is that of all series
     made.maps_ = total / len(padded)
+    if given := [each for each in forecasters if each.effects_ is not None]:
+        _average_columns(made, given, len(forecasters))
     made.shared_ = all(each.shared_ for each in forecasters)
     made.n_parameters_ = sum(each.n_parameters_ for each in forecasters)
     made.penalty_ = [penalty for each in forecasters for penalty in each.penalty_]
     return made
+
+
+def _average_columns(made: LagForecaster, given: Sequence[LagForecaster], count: int) -> None:
+    """Give a forecaster the sum of the effects of columns of some, which are on the same scale, over ``count``."""
+    longest = max(given, key=lambda each: each.maps_.shape[1])
+    look_back = made.maps_.shape[1]
+    none = (0, 0)
+    total: Any = sum(
+        np.pad(each.effects_, (none, none, (look_back + 1 - each.effects_.shape[2], 0), none)) for each in given
+    )
+    made.effects_ = total / count
+    assert longest._columns is not None
+    made._columns = longest._columns.rescaled(made.scale_ / longest.scale_, look_back)
 
 
 def _error(fits: Sequence[Fit]) -> float:

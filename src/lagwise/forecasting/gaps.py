@@ -3,7 +3,8 @@ count."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,16 +21,49 @@ def carry_forward(x: np.ndarray, before: np.ndarray | None = None) -> np.ndarray
     return np.take_along_axis(padded, np.maximum.accumulate(observed, axis=0), axis=0)[1:]
 
 
+def first_observed(x: np.ndarray) -> np.ndarray:
+    """The first row of each series ``(rows, series)`` with a value; the number of rows if there is none."""
+    observed = ~np.isnan(x)
+    return np.where(observed.any(0), observed.argmax(0), len(x))
+
+
+def fill(x: np.ndarray) -> np.ndarray:
+    """`carry_forward`, with the first observed value of a series in the rows before it."""
+    first = np.minimum(first_observed(x), len(x) - 1)
+    return carry_forward(x, np.take_along_axis(x, first[None], axis=0)[0])
+
+
+def aligned(series: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
+    """The names of series of different lengths, and their values ``(rows, series)``, which end in the same row: NaN
+    before a shorter one. ValueError names a series that is not a sequence of numbers."""
+    columns = {}
+    for name, values in series.items():
+        try:
+            columns[str(name)] = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"series {name!r} must be numbers: {error}") from error
+        if columns[str(name)].ndim != 1:
+            raise ValueError(f"series {name!r} must have one dimension, got shape {columns[str(name)].shape}")
+    if len(columns) < len(series) or not columns:
+        raise ValueError("series need at least one, and a name each, different as text")
+    rows = max(map(len, columns.values()))
+    x = np.full((rows, len(columns)), np.nan)
+    for i, values in enumerate(columns.values()):
+        x[rows - len(values) :, i] = values
+    return list(columns), x
+
+
 def stretches(missing: np.ndarray, longest: int) -> dict[tuple[int, int], list[int]]:
     """The stretches of rows between runs of more than ``longest`` missing rows, each with its series.
 
-    Shapes: missing ``(rows, series)``. Series without long runs have one stretch, all rows, and so stay together.
+    Shapes: missing ``(rows, series)``. Series without long runs have one stretch, all rows, and so stay together. Rows
+    before the first observed one belong to no stretch.
     """
     found: dict[tuple[int, int], list[int]] = {}
     for series, gaps in enumerate(missing.T):
         begin = 0
         for start, stop in _runs(gaps):
-            if stop - start > longest:
+            if stop - start > longest or start == 0:
                 found.setdefault((begin, start), []).append(series)
                 begin = stop
         found.setdefault((begin, len(gaps)), []).append(series)

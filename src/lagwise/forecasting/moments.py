@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -11,6 +12,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 
 LEVELS = ("mean", "last", "none")
 _CHUNK = 4096  # windows to create at a time where they are needed
+_SERIES = 256  # to transform at a time
 
 
 @dataclass(frozen=True)
@@ -69,35 +71,67 @@ def level_weights(level: str, look_back: int) -> np.ndarray:
     return weights
 
 
-def window_moments(x: np.ndarray, look_back: int, horizon: int) -> Moments:
-    """Moments of all windows of some series together.
+class Products(NamedTuple):
+    """Sums over windows of products of several channels of them, such as a series and a column beside it.
+
+    Shapes: inputs ``(channels, look_back, channels, look_back + horizon)``, of the inputs of one channel and all rows
+    of another; targets ``(horizon, channels, channels)``, of the rows of the same target; count is that of windows.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    count: int
+
+
+def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -> Products:
+    """The products of all windows of some series together.
 
     Formula: windows start at t = 0..m-1, with ``m = rows - look_back - horizon + 1``. Entry (i, j) is ``a(i, j) = sum_t
-    x(t + i) x(t + j)``; its neighbour on the diagonal is ``a(i + 1, j + 1) = a(i, j) + x(m + i) x(m + j) - x(i) x(j)``,
-    and the first row is a correlation, by FFT.
+    x(t + i) y(t + j)``; its neighbour on the diagonal is ``a(i + 1, j + 1) = a(i, j) + x(m + i) y(m + j) - x(i) y(j)``,
+    and the first row and column are correlations, by FFT.
 
-    Shapes: x ``(rows, series)`` of finite values, float64. Costs O(series * (rows log rows + look_back * (look_back +
-    horizon))) for any number of windows. ValueError if there is no window.
+    Shapes: parts ``(rows, series, channels)`` of finite values, float64, with any numbers of rows and series. With C
+    channels it costs O(series * C (rows log rows + C look_back (look_back + horizon))) for any number of windows.
+    ValueError if there is no window.
 
     Source: the covariance method of linear prediction (Makhoul 1975).
     """
-    x = np.ascontiguousarray(x, dtype=np.float64)
-    width, m = look_back + horizon, window_count(len(x), look_back, horizon)
-    n_fft = next_fast_len(len(x) + width, real=True)
-    spectrum = (rfft(x[:m], n_fft, axis=0).conj() * rfft(x, n_fft, axis=0)).sum(1)
-    a = np.empty((look_back, width))
-    a[0] = irfft(spectrum, n_fft)[:width]
-    a[1:, 1:] = x[m : m + look_back - 1] @ x[m : m + width - 1].T - x[: look_back - 1] @ x[: width - 1].T
+    width, channels, count = look_back + horizon, parts[0].shape[2], 0
+    first, targets = np.zeros((channels, channels, width)), np.zeros((horizon, channels, channels))
+    heads, tails = [], []
+    for part in parts:
+        m = window_count(len(part), look_back, horizon)
+        n_fft = next_fast_len(len(part) + width, real=True)
+        for start in range(0, part.shape[1], _SERIES):
+            own = part[:, start : start + _SERIES]
+            begin, spectrum = rfft(own[:m], n_fft, axis=0).conj(), rfft(own, n_fft, axis=0)
+            first += irfft(begin.transpose(0, 2, 1) @ spectrum, n_fft, axis=0)[:width].transpose(1, 2, 0)
+        sums = np.cumsum(part.transpose(0, 2, 1) @ part, axis=0)
+        sums = np.concatenate([np.zeros((1, channels, channels)), sums])
+        targets += sums[look_back + m :][:horizon] - sums[look_back : look_back + horizon]
+        heads.append(part[: width - 1])
+        tails.append(part[m : m + width - 1])
+        count += m * part.shape[1]
+    head, tail = (
+        np.concatenate(rows, axis=1).transpose(2, 0, 1) for rows in (heads, tails)
+    )  # (channels, rows, series)
+    a = np.empty((channels, look_back, channels, width))
+    a[:, 0] = first
+    a[:, 1:, :, 0] = first[:, :, 1:look_back].transpose(1, 2, 0)
+    for c in range(channels):
+        for d in range(channels):
+            a[c, 1:, d, 1:] = tail[c, : look_back - 1] @ tail[d].T - head[c, : look_back - 1] @ head[d].T
     for i in range(1, look_back):
-        a[i, i:] += a[i - 1, i - 1 : -1]
-    inputs = np.triu(a[:, :look_back])
-    squares = np.concatenate([np.zeros(1), (x**2).sum(1).cumsum()])
-    return Moments(
-        inputs + np.triu(inputs, 1).T,
-        a[:, look_back:],
-        squares[look_back + m :][:horizon] - squares[look_back : look_back + horizon],
-        m * x.shape[1],
-    )
+        a[:, i, :, 1:] += a[:, i - 1, :, :-1]
+    return Products(a, targets, count)
+
+
+def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon: int) -> Moments:
+    """Moments of all windows of some series ``(rows, series)``, or of several such together, by `window_products`."""
+    parts = [np.ascontiguousarray(part, dtype=np.float64) for part in ([x] if isinstance(x, np.ndarray) else x)]
+    a, targets, count = window_products([part[:, :, None] for part in parts], look_back, horizon)
+    inputs = np.triu(a[0, :, 0, :look_back])
+    return Moments(inputs + np.triu(inputs, 1).T, a[0, :, 0, look_back:], targets[:, 0, 0], count)
 
 
 def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) -> Moments:

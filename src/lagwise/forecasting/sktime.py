@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ try:
     import pandas as pd
     from sktime.forecasting.base import BaseForecaster  # type: ignore[missing-import]
 
+    from lagwise.forecasting.columns import Columns
     from lagwise.forecasting.estimator import LagForecaster
     from lagwise.forecasting.grids import Grid, regular_grid, steps
 except ModuleNotFoundError as error:
@@ -31,6 +32,12 @@ class SktimeLagForecaster(BaseForecaster):
     unobserved. sktime counts steps of an index of numbers in its units: where its rows are 2 apart, ``fh=[2, 4]`` are
     the next rows.
 
+    The instances of a panel or hierarchy may have different lengths, and are fitted together: one map for all, or one
+    for each, by ``shared``. Each is forecast from its own end.
+
+    X has columns that are known in advance, in `fit` and `predict`; at the times of fh alone is enough. They count for
+    the model ``ridge`` without ``rank`` and ``normalize``, and others ignore them.
+
     ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
 
     Examples
@@ -44,9 +51,10 @@ class SktimeLagForecaster(BaseForecaster):
 
     _tags: ClassVar[dict[str, Any]] = {
         "authors": ["lagwise"],
-        "y_inner_mtype": "pd.DataFrame",
+        "y_inner_mtype": ["pd.DataFrame", "pd-multiindex", "pd_multiindex_hier"],
+        "X_inner_mtype": ["pd.DataFrame", "pd-multiindex", "pd_multiindex_hier"],
         "capability:multivariate": True,
-        "capability:exogenous": False,
+        "capability:exogenous": True,
         "capability:missing_values": True,
         "capability:insample": False,
         "capability:pred_int": True,
@@ -65,6 +73,7 @@ class SktimeLagForecaster(BaseForecaster):
         rank: int | None = None,
         level: str = "mean",
         logs: bool = False,
+        nonnegative: bool = False,
         normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
@@ -78,6 +87,7 @@ class SktimeLagForecaster(BaseForecaster):
         self.rank = rank
         self.level = level
         self.logs = logs
+        self.nonnegative = nonnegative
         self.normalize = normalize
         self.shared = shared
         self.penalty = penalty
@@ -85,57 +95,130 @@ class SktimeLagForecaster(BaseForecaster):
         self.refit = refit
         self.random_state = random_state
         super().__init__()
+        if (model.get("name") if isinstance(model, Mapping) else model) != "ridge" or rank is not None or normalize:
+            self.set_tags(**{"capability:exogenous": False})
 
     def _fit(self, y: Any, X: Any, fh: Any) -> SktimeLagForecaster:
-        self.grid_ = _grid(y.index)
-        horizon = int(self._steps(fh).max())
-        rows = y.reindex(self.grid_.times).to_numpy()
-        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False)).fit(rows)
-        self.columns_ = y.columns
-        self.last_ = y.index[-1]
+        self.columns_, self.names_ = y.columns, y.index.names
+        self.parts_ = _parts(y)
+        horizon = max(int(self._steps(fh, part).max()) for part in self.parts_)
+        self.known_ = X
+        self.forecaster_ = LagForecaster(horizon, **self.get_params(deep=False))
+        columns = None if X is None else Columns(future=self._beside(lambda part: self._at(X, part, part.grid.times)))
+        self.forecaster_.fit(self._rows(y), columns=columns)
+        self.seen_: Any = None  # the rows of several series after the fit, where the window moved over them
         return self
+
+    def _at(self, X: Any, part: _Part, times: pd.Index) -> np.ndarray:
+        """The columns of an instance at some times ``(times, columns)``, NaN where X has none."""
+        own = X if X.index.nlevels == 1 else X.loc[part.key]
+        return own.reindex(times).to_numpy(np.float64, copy=True)
+
+    def _beside(self, rows: Callable[[_Part], np.ndarray]) -> np.ndarray:
+        """The columns of all series ``(rows, series, columns)``, from those of each instance, which end together."""
+        parts = [rows(part) for part in self.parts_]
+        longest = max(map(len, parts))
+        padded = [np.pad(each, ((longest - len(each), 0), (0, 0)), constant_values=np.nan) for each in parts]
+        return np.repeat(np.stack(padded, axis=1), len(self.columns_), axis=1)
+
+    def _given(self, fh: Any, X: Any) -> dict[str, Any]:
+        """What forecasts are made from: rows that the window moved over, and columns of the horizon, of which only
+        those at the times of fh count."""
+        if self.known_ is None:
+            return {"X": self.seen_}
+        horizon = self.forecaster_.horizon
+
+        def ahead(part: _Part) -> np.ndarray:
+            times, steps = part.grid.following(horizon), self._steps(fh, part)
+            values = self._at(self.known_ if X is None else X, part, times)
+            values[np.setdiff1d(np.arange(horizon), steps - 1)] = 0.0
+            return values
+
+        if self.seen_ is None:
+            return {"columns": Columns(future=self._beside(ahead))}
+        rows = self._beside(lambda part: np.concatenate([self._at(self.known_, part, part.grid.times), ahead(part)]))
+        return {"X": self.seen_, "columns": Columns(future=rows)}
+
+    def _rows(self, y: pd.DataFrame) -> Any:
+        """The series of all instances on their grids, by name where there are several instances."""
+        if y.index.nlevels == 1:
+            return y.reindex(self.parts_[0].grid.times).to_numpy()
+        found = {}
+        for part in self.parts_:
+            rows = y.loc[part.key].reindex(part.grid.times)
+            found |= {f"{part.key} {name}": rows[name].to_numpy() for name in y.columns}
+        return found
 
     def _predict(self, fh: Any, X: Any) -> pd.DataFrame:
-        made = self.forecaster_.predict()[self._steps(fh) - 1]
-        return pd.DataFrame(made, index=self._index(fh), columns=self.columns_)
+        return self._framed(self.forecaster_.predict(**self._given(fh, X))[..., None], fh, self.columns_)
 
     def _predict_interval(self, fh: Any, X: Any, coverage: Sequence[float]) -> pd.DataFrame:
-        names = [self._get_varnames(), list(coverage), ["lower", "upper"]]
-        ends = np.array([self.forecaster_.predict_interval(coverage=share) for share in coverage])
-        chosen = ends[:, :, self._steps(fh) - 1]  # (coverage, end, steps, series)
-        return pd.DataFrame(
-            chosen.transpose(2, 3, 0, 1).reshape(len(fh), -1),
-            index=self._index(fh),
-            columns=pd.MultiIndex.from_product(names),
-        )
+        names = pd.MultiIndex.from_product([self._get_varnames(), list(coverage), ["lower", "upper"]])
+        given = self._given(fh, X)
+        ends = [self.forecaster_.predict_interval(coverage=share, **given) for share in coverage]
+        return self._framed(np.stack([end for pair in ends for end in pair], axis=-1), fh, names)
+
+    def _framed(self, made: np.ndarray, fh: Any, columns: pd.Index) -> pd.DataFrame:
+        """Forecasts ``(horizon, series of all instances, kinds)`` at the times of fh after each instance."""
+        made = made.reshape(len(made), len(self.parts_), -1)
+        frames = [
+            pd.DataFrame(made[self._steps(fh, part) - 1, i], index=self._index(fh, part), columns=columns)
+            for i, part in enumerate(self.parts_)
+        ]
+        if self.parts_[0].key is None:
+            return frames[0]
+        return pd.concat(frames, keys=[part.key for part in self.parts_], names=self.names_)
 
     def _update(self, y: pd.DataFrame, X: Any = None, update_params: bool = True) -> SktimeLagForecaster:
+        if self.known_ is not None:
+            self.known_ = self._X
         if update_params:
-            return self._fit(self._y, X, self.fh)
-        new = y[y.index > self.last_]
+            return self._fit(self._y, self.known_, self.fh)
+        if y.index.nlevels > 1:
+            keys = [part.key for part in self.parts_]
+            every: Any = self._y
+            self.parts_ = _parts(every)
+            if keys != [part.key for part in self.parts_]:
+                raise ValueError("update has instances that were not fitted; fit again, or give update_params=True")
+            self.seen_ = self._rows(every)
+            return self
+        (part,) = self.parts_
+        new = y[y.index > part.last]
         if len(new):
-            grid = _following(self.grid_, new.index[-1])
+            grid = _following(part.grid, new.index[-1])
             _check_on_grid(new.index, grid.times)
-            for row in new.reindex(grid.times[1:]).to_numpy():
-                self.forecaster_.update(row)
-            self.grid_, self.last_ = grid, new.index[-1]
+            beside = None if self.known_ is None else self._at(self.known_, part, grid.times[1:])
+            for i, row in enumerate(new.reindex(grid.times[1:]).to_numpy()):
+                columns = None if beside is None else Columns(future=beside[i : i + 1])
+                self.forecaster_.update(row, columns=columns)
+            self.parts_ = [_Part(None, grid, new.index[-1])]
         return self
 
-    def _steps(self, fh: Any) -> np.ndarray:
+    def _end(self, part: _Part) -> pd.Index:
+        """The last time of an instance, as sktime has it."""
+        cutoff: Any = self.cutoff
+        if part.key is None or part.last == cutoff[0]:
+            return cutoff
+        own: Any = pd.Index([part.last])
+        if isinstance(cutoff, pd.DatetimeIndex):
+            own.freq = cutoff.freq
+        return own
+
+    def _steps(self, fh: Any, part: _Part) -> np.ndarray:
         """The rows of a horizon after the data, from 1; sktime refuses earlier ones.
 
         sktime counts a relative horizon of numbers in units of the index, whatever the distance of its rows.
         """
-        times = self.grid_.times
+        times = part.grid.times
         if isinstance(times, pd.DatetimeIndex | pd.PeriodIndex):
             if fh.is_relative:
                 return fh.to_numpy().astype(int)
-            wanted = fh.to_absolute_index(self.cutoff)
-            following = _following(self.grid_, wanted.max()).times
+            wanted = fh.to_absolute_index(self._end(part))
+            following = _following(part.grid, wanted.max()).times
             _check_on_grid(wanted, following)
             return following.get_indexer(wanted)
         step = int(times[1] - times[0]) if len(times) > 1 else 1
-        relative = fh.to_relative(self.cutoff).to_numpy().astype(int)
+        relative = fh.to_relative(self._end(part)).to_numpy().astype(int)
         if (relative % step).any():
             raise ValueError(
                 f"rows are {step} apart, so the steps of fh must be multiples of {step}, such as fh=[{step}, {2 * step}"
@@ -143,17 +226,33 @@ class SktimeLagForecaster(BaseForecaster):
             )
         return relative // step
 
-    def _index(self, fh: Any) -> pd.Index:
-        if fh.is_relative and isinstance(self.grid_.times, pd.DatetimeIndex):
-            steps = self._steps(fh)
-            return self.grid_.following(int(steps.max()))[steps - 1]
-        return fh.to_absolute_index(self.cutoff)
+    def _index(self, fh: Any, part: _Part) -> pd.Index:
+        if fh.is_relative and isinstance(part.grid.times, pd.DatetimeIndex):
+            steps = self._steps(fh, part)
+            return part.grid.following(int(steps.max()))[steps - 1]
+        return fh.to_absolute_index(self._end(part))
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         """Parameters for the short series of sktime's tests."""
         options = {"look_back": 3, "shared": True, "penalty": 0.1}
         return [options, {**options, "model": "toeplitz", "level": "last"}]
+
+
+class _Part(NamedTuple):
+    """An instance of a panel, or a single one without a key: its grid of times and its last time."""
+
+    key: Any
+    grid: Grid
+    last: Any
+
+
+def _parts(y: pd.DataFrame) -> list[_Part]:
+    """The instances of data."""
+    if y.index.nlevels == 1:
+        return [_Part(None, _grid(y.index), y.index[-1])]
+    indices = {key: y.loc[key].index for key in y.index.droplevel(-1).unique()}
+    return [_Part(key, _grid(index), index[-1]) for key, index in indices.items()]
 
 
 def _grid(index: pd.Index) -> Grid:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,11 @@ from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_tabl
 from lagwise.data.text_tables import read_head, read_text_table
 from lagwise.extras import require
 from lagwise.files import one_line
+from lagwise.forecasting.columns import Columns
 from lagwise.forecasting.grids import Grid
+from lagwise.forecasting.long_tables import Places, find_ids, find_target, find_time, long_notes, place_rows
 from lagwise.forecasting.numbers import missing_codes, to_numbers
+from lagwise.forecasting.table_columns import TableColumns, beside_columns, check_beside
 from lagwise.forecasting.times import MONTH_NAME, Times, Writer, is_clock, regular_times
 from lagwise.tables import known, shown
 
@@ -33,20 +36,56 @@ _MOST_BELOW = 20  # lines below the rows, such as totals and notes
 @dataclass(frozen=True)
 class SeriesTable:
     """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time, notes on how it was read,
-    its grid of times, and the function that writes times as the table had them."""
+    its grid of times, and the function that writes times as the table had them. Of a long table also the ids of its
+    series, ``(series, columns of ids)``, and the name of the column to forecast. Columns beside the series, if any."""
 
     frame: pd.DataFrame
     notes: tuple[str, ...]
     grid: Grid
     write: Writer
+    ids: pd.DataFrame | None = None
+    target: str = ""
+    beside: TableColumns | None = None
 
-    def next_times(self, count: int) -> pd.Index:
-        """The times of the next rows."""
-        return self.grid.following(count)
+    @property
+    def ends(self) -> np.ndarray:
+        """The number of rows up to the end of each series: in a long table, its last value."""
+        rows = len(self.frame)
+        if self.ids is None:
+            return np.full(self.frame.shape[1], rows)
+        return rows - self.frame.notna().to_numpy()[::-1].argmax(0)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The numbers ``(rows, series)``, in which all series end in the last row."""
+        x = self.frame.to_numpy(np.float64)
+        at = np.arange(len(x))[:, None] + self.ends - len(x)
+        return np.where(at >= 0, np.take_along_axis(x, at.clip(0), axis=0), np.nan)
+
+    def columns(self, horizon: int) -> Columns | None:
+        """The columns beside `values`, with those of the future for the horizon; ValueError names a value that is not
+        there. None without any."""
+        if self.beside is None:
+            return None
+        names = list(self.frame.columns)
+        return self.beside.aligned(names, self.ends, len(self.frame), horizon, self.next_times)
+
+    def next_times(self, count: int, end: int | None = None) -> pd.Index:
+        """The times of the next rows, by default after all rows."""
+        after = self.grid.following(count)
+        return after if end is None else self.frame.index[end:].append(after)[:count]
 
 
-def read_series(path: str | Path, time: str | None = None, columns: Sequence[str] | None = None) -> SeriesTable:
-    """Read a table with a column of times and columns of numbers.
+def read_series(
+    path: str | Path,
+    time: str | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    ids: Sequence[str] | None = None,
+    target: str | None = None,
+    beside: Mapping[str, Sequence[str]] | None = None,
+) -> SeriesTable:
+    """Read a table with a column of times and columns of numbers, or a long table, with a row for each series and time.
 
     Rows are sorted by time, as `lagwise.forecasting.times.regular_times` reads it. Times that are missing from a
     regular grid become rows of missing values, with a note. So do numbers such as -999, far from all others, that stand
@@ -56,10 +95,17 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
         path: A table as `lagwise.data.open_rows` reads it, or any other text file with a line for each time.
         time: The name of the column of times, dates or evenly spaced numbers; by default the first column.
         columns: The series; by default all other columns.
+        ids: The columns that tell the series of a long table apart; by default found where times repeat: a column with
+            a usual name (id, unique_id, item_id, series_id, series) or of text.
+        target: The column to forecast; by default, in a long table, the only one with numbers or one named y, target or
+            value.
+        beside: Columns that help, by kind: ``future`` ones, whose values are known in advance, in rows without a value
+            to forecast below; ``past`` ones; and in a long table ``static`` ones, with one value for each series.
 
     Raises:
-        ValueError: For a table without rows or series, times that cannot be used, and text or infinity in a column of
-            numbers.
+        ValueError: For a table without rows or series, times that cannot be used, text or infinity in a column of
+            numbers, and in a long table a row without an id, a time that occurs twice in a series, and an unclear
+            target.
     """
     path = Path(path)
     frame, usual, titles = _frame(path)
@@ -75,16 +121,27 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     elif names[0] == _UNNAMED:  # the row number
         frame = frame.drop(columns=_UNNAMED)
     names = list(frame.columns)
-    time = names[0] if time in (None, _UNNAMED) else known(time, names, "column of times")
+    time = find_time(frame, ids or ()) if time in (None, _UNNAMED) else known(time, names, "column of times")
     frame, parts, joined = _joined_times(frame, time)
+    beside = {kind: list(some) for kind, some in (beside or {}).items() if some}
+    used = check_beside(beside, names, [time, *parts, *(ids or ()), *(columns or ()), *([target] if target else [])])
+    rest = [name for name in names if name not in (time, *parts, *used)]
+    found = find_ids(frame, time, rest) if ids is None and columns is None else []
+    if ids or found:
+        ids = [known(name, rest, "column of ids") for name in ids or found]
+        start = _Start(path, time, usual, (*titles, *notes, *joined))
+        return _long(frame, start, ids, target, [name for name in rest if name not in ids], bool(found), beside)
+    if beside.get("static"):
+        raise ValueError("static columns need a table with a row for each series and time; name its series with `id`")
+    columns = [target] if target is not None else columns
     chosen = [known(name, names, "column") for name in columns or () if name not in (time, *parts)]
     if columns is None:
-        chosen = [name for name in names if name not in (time, *parts)]
+        chosen = rest
     if not chosen:
         raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
     if len(chosen) == _MONTHS and all(re.fullmatch(MONTH_NAME, name) for name in chosen):
         notes.append("the columns of months are a series each; if they are one, write a row for each month")
-    frame, below = _without_totals(frame[[time, *chosen]], time)
+    frame, below = _without_totals(frame[[time, *chosen, *used]], time)
     try:
         values, codes = _values(frame[chosen], usual)
     except ValueError:
@@ -93,8 +150,70 @@ def read_series(path: str | Path, time: str | None = None, columns: Sequence[str
     some = values.notna().any(axis=1).to_numpy()
     times = regular_times(frame[time], some)
     kept = some | times.times.isin(times.grid.times)
-    full, more = _regular(values[kept], times._replace(times=times.times[kept]))
-    return SeriesTable(full, (*titles, *notes, *joined, *below, *times.notes, *codes, *more), times.grid, times.write)
+    grid, extra = times.grid, None
+    if used:
+        grid = Grid(grid.times[grid.times <= times.times[some].max()], grid.make)
+        rows = times.grid.times.get_indexer(times.times, method="nearest")
+        places = Places(None, [""], times, np.zeros(len(rows), dtype=int), np.where(kept, rows, -1))
+        extra = beside_columns(frame, beside, _decimal(frame[used], usual), places.spread)
+        extra = extra.of(np.zeros(len(chosen), dtype=int))
+        kept &= np.asarray(times.times <= grid.times[-1])
+    full, more = _regular(values[kept], times._replace(times=times.times[kept], grid=grid))
+    said = (*titles, *notes, *joined, *below, *times.notes, *codes, *more)
+    return SeriesTable(full, said, grid, times.write, beside=extra)
+
+
+class _Start(NamedTuple):
+    """What is known of a table before its series are."""
+
+    path: Path
+    time: str
+    usual: str | None
+    notes: tuple[str, ...]
+
+
+def _long(
+    frame: pd.DataFrame,
+    start: _Start,
+    ids: Sequence[str],
+    target: str | None,
+    rest: Sequence[str],
+    found: bool,
+    beside: Mapping[str, Sequence[str]],
+) -> SeriesTable:
+    """The series of a long table."""
+    import pandas as pd
+
+    frame, below = _without_totals(frame, start.time)
+    chosen = target is None
+    target = find_target(frame, rest) if target is None else known(target, rest, "column to forecast")
+    read, codes = _values(frame[[target]], start.usual)
+    numbers = read[target].to_numpy()
+    some = ~np.isnan(numbers)
+    places, notes = place_rows(frame, start.time, ids, some)
+    spread = places.spread(numbers)
+    kept, more = long_notes(places, spread)
+    rows = int(np.flatnonzero(~np.isnan(spread).all(1))[-1]) + 1
+    index, make = places.times.grid.times[:rows], places.times.grid.make
+    full = pd.DataFrame(
+        spread[:rows, kept], index=index, columns=[n for n, k in zip(places.names, kept, strict=True) if k]
+    )
+    said = [f"series are told apart by {' and '.join(map(repr, ids))}"] if found else []
+    said += [f"the column to forecast is {target!r}"] if chosen else []
+    said = ["; ".join(said)] if said else []
+    assert places.ids is not None
+    keys = places.ids[kept].reset_index(drop=True)
+    table = SeriesTable(full, (), Grid(index, make), places.times.write, keys, target)
+    if beside:
+        decimal = _decimal(frame[[name for some in beside.values() for name in some]], start.usual)
+        table = replace(table, beside=beside_columns(frame, beside, decimal, places.spread).of(kept))
+    observed = full.notna().to_numpy()
+    inside = int((table.ends - observed.argmax(0) - observed.sum(0)).sum())
+    if inside:
+        more.append(
+            f"{inside:,} values are missing within series; as inputs, the last value before each stands in for it"
+        )
+    return replace(table, notes=(*start.notes, *said, *below, *notes, *codes, *more))
 
 
 def _numbers_rows(frame: pd.DataFrame) -> bool:
@@ -168,6 +287,10 @@ def _joined_times(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[st
     return frame.assign(**{time: times}), others, [f"times are those of columns {names} together"]
 
 
+def _form(text: object) -> str:
+    return re.sub(r"\d+", "0", str(text).strip())
+
+
 def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[str]]:
     """The rows without those at the end that have a word, or nothing, for a time (Total, Source: ...), and notes."""
     import pandas as pd
@@ -175,10 +298,13 @@ def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[
     if not (pd.api.types.is_object_dtype(frame[time]) or pd.api.types.is_string_dtype(frame[time])):
         return frame, []
     count, notes = len(frame), []
+    form = _form(frame[time].iloc[0])
     while len(frame) - count < _MOST_BELOW and count > 3:
         row = frame.iloc[count - 1]
         text = "" if pd.isna(row[time]) else str(row[time]).strip()
         word = re.match(r"[\W_]*[^\W\d_]{3,}", text)
+        if word and _form(text) == form:  # a time that begins with a word, as those above
+            break
         if not (text == "" or (word and pd.isna(pd.to_datetime(text, errors="coerce")))):
             break
         notes.insert(0, f"the last row, {shown(', '.join(map(str, row.dropna())))}, has no time; it is left out")
@@ -187,10 +313,14 @@ def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[
     return (frame.iloc[:count], notes) if above.any() else (frame, [])
 
 
+def _decimal(frame: pd.DataFrame, usual: str | None) -> str:
+    texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz", "timedelta"])
+    return decimal_separator([column.dropna().astype(str).tolist() for _, column in texts.items()], usual)
+
+
 def _values(frame: pd.DataFrame, usual: str | None) -> tuple[pd.DataFrame, list[str]]:
     """The numbers of a table without codes for missing ones, and notes."""
-    texts = frame.select_dtypes(exclude=["number", "bool", "datetime", "datetimetz", "timedelta"])
-    decimal = decimal_separator([column.dropna().astype(str).tolist() for _, column in texts.items()], usual)
+    decimal = _decimal(frame, usual)
     values, notes = {}, []
     for name in frame.columns:
         values[name], own = missing_codes(name, to_numbers(frame[name], decimal))

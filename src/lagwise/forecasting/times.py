@@ -26,6 +26,8 @@ _INTEGERS = (
     (1900010100, 2100123123, "%Y%m%d%H"),
 )
 _SINCE_1970: Any = (("s", 10**9), ("ms", 10**12), ("us", 10**15), ("ns", 10**18))  # from 2001, up to 2.5 times as much
+_SHEET, _SHEETS = "1899-12-30", (20_000, 80_000)  # day 0 of spreadsheets, and their days from 1954 to 2119
+_FRACTION = 4  # decimals of a day number with a time of day
 _DAY = np.timedelta64(23, "h")  # the shortest
 _CLOCK_MONTHS = (3, 4, 10, 11)  # in which clocks go back, in the south or the north, on a Sunday
 _CLOCK = r"(?i)^\s*\d{1,2}:\d\d(:\d\d(\.\d+)?)?(\s*[ap]\.?m\.?)?\s*$"
@@ -41,7 +43,9 @@ _PARTS = (
     (rf"^m(?P<part>0?[1-9]|1[0-2])[ -]?{_YEAR}$", 1),
     (rf"^{_YEAR}\.(?P<part>0[1-9]|1[0-2])$", 1),
 )
-_WEEK = rf"^{_YEAR}[ -]?w(?P<part>0?[1-9]|[1-4]\d|5[0-3])$"
+_NUMBER = r"(?P<part>0?[1-9]|[1-4]\d|5[0-3])"
+_WEEK = rf"^{_YEAR}[ -]*(?:w|wk|week|kw)[ -]?{_NUMBER}$"  # also Kalenderwoche
+_YEAR_LAST = rf"^(?:w|wk|week|kw)[ -]?{_NUMBER}[ ,./-]+{_YEAR}$"
 _WEEK_NUMBER = rf"^{_YEAR}(?P<part>0[1-9]|[1-4]\d|5[0-3])$"
 _MONTH_OR_QUARTER = rf"^(?:{_YEAR}[ ./:-]?0?(?P<part>[1-4])|0?(?P<first>[1-4])[ ./-](?P<second>\d{{4}}))$"
 _SPAN = (r"\s+(?:-|–|to)\s+", r"\s*/\s*")  # between the start and the end of a time
@@ -52,6 +56,8 @@ _WORDS = (
 )
 #: The name of a month, also shortened.
 MONTH_NAME = r"(?i)(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+
+_SEPTEMBER = r"(?i)\bsept\b\.?"  # short for September, as Python's formats do not have it
 
 _FIRST = {"Y": "year", "y": "year", "G": "year", "m": "month", "b": "month", "B": "month", "d": "day"}
 
@@ -80,10 +86,11 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
     """The times of a column, and their regular grid (`lagwise.forecasting.grids.regular_grid`).
 
     Numbers are times on a scale of their own, except for integers such as 202401, 20240131, 240131, 2024031 (a day of
-    the year), 202453 (an ISO week) and 2024013123 (an hour), and seconds, milli-, micro- and nanoseconds since 1970.
-    Text is read by one format: dates with years of four or two digits, months by name or number, quarters (2015-Q1,
-    Q1 2015, 1Q15; also T and K), half years (2015-S1), months (2015M01, 2015.01), ISO weeks (2015-W07), and spans
-    (2015-01-05/2015-01-11), which are read as their starts. Dates that may be read in several ways, such as 01/02/2024,
+    the year), 202453 (an ISO week) and 2024013123 (an hour), seconds, milli-, micro- and nanoseconds since 1970, and,
+    where that gives a shorter grid, days of a spreadsheet such as 45292.5. Text is read by one format: dates with years
+    of four or two digits, months by name or number, quarters (2015-Q1, Q1 2015, 1Q15; also T and K), half years
+    (2015-S1), months (2015M01, 2015.01), ISO weeks (2015-W07, week 7 2015), and spans (2015-01-05/2015-01-11), which
+    are read as their starts. Dates that may be read in several ways, such as 01/02/2024,
     are read in the one that gives times on a regular grid. Years of two digits are the latest before 2050. Times with
     one UTC offset keep it if steps are shorter than a day. With several offsets, days and longer steps follow the local
     calendar, and shorter ones are in UTC. Local times that occur twice at the end of summer time may do so.
@@ -107,7 +114,7 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
         raise failures[0]
     shortest = min(size for size, *_ in found)
     best = [(reading, made) for size, reading, made in found if size == shortest]
-    if len(best) > 1:
+    if len(best) > 1 and all(reading.order for reading, _ in best):
         raise ValueError(
             f"column {column.name!r} has dates such as {column.iloc[0]!r}, which may have the "
             f"{' or the '.join(reading.order for reading, _ in best)} first; write them as year-month-day"
@@ -127,9 +134,9 @@ def is_clock(column: pd.Series) -> bool:
 def _placed(times: Any, some: np.ndarray | None) -> tuple[str, Grid]:
     """A note on times that occur twice, and the grid."""
     if some is None or some.all():
-        return _repeated(times), regular_grid(times.unique())
+        return repeated(times), regular_grid(times.unique())
     try:
-        note, grid = _repeated(times[some]), regular_grid(times[some].unique())
+        note, grid = repeated(times[some]), regular_grid(times[some].unique())
     except ValueError:
         return _placed(times, None)
     if times.max() > grid.times[-1]:
@@ -148,7 +155,7 @@ def _readings(column: pd.Series) -> list[_Reading]:
         return [_Reading(_of_calendar(pd.DatetimeIndex(column)), plain_times)]
     if pd.api.types.is_numeric_dtype(column):
         _check_quarters(column, column.astype(str))
-        return [_of_numbers(column, column.astype(str))]
+        return _of_numbers(column, column.astype(str))
     text = column.astype(str).str.strip().where(column.notna())
     _check_quarters(column, text)
     if (starts := _starts(text)) is not None:
@@ -160,9 +167,10 @@ def _readings(column: pd.Series) -> list[_Reading]:
     if not eight and not any(text.str.fullmatch(each).all() for each in months):
         numbers = pd.to_numeric(text.str.replace(",", ".", n=1, regex=False), errors="coerce")
         if numbers.notna().all():
-            return [_of_numbers(numbers.rename(str(column.name)), text)]
+            return _of_numbers(numbers.rename(str(column.name)), text)
     if text.isna().any():
         _no_time(column, text)
+    text = text.str.replace(_SEPTEMBER, "Sep", regex=True)
     if is_clock(text):
         raise ValueError(
             f"column {column.name!r} has times of day without a date, such as {text.iloc[0]!r}; write date and time in "
@@ -196,7 +204,8 @@ def _starts(text: pd.Series) -> pd.Series | None:
     return None
 
 
-def _of_numbers(column: pd.Series, text: pd.Series) -> _Reading:
+def _of_numbers(column: pd.Series, text: pd.Series) -> list[_Reading]:
+    """Numbers as dates, times since 1970, or themselves; and as days of a spreadsheet, if they may be those."""
     import pandas as pd
 
     finite = column.where(~column.isin([np.inf, -np.inf]))
@@ -209,22 +218,42 @@ def _of_numbers(column: pd.Series, text: pd.Series) -> _Reading:
             if integers.between(low, high).all():
                 dates = pd.to_datetime(integers.astype(str), format=form, errors="coerce")
                 if dates.notna().all():
-                    return _Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(_text(times, form)))
+                    return [_Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(_text(times, form)))]
         if text.str.fullmatch(r"\d{6}").all() and integers.diff().abs().max() > 1:
             dates = pd.to_datetime(text, format="%y%m%d", errors="coerce")
             if dates.notna().all():
-                return _Reading(_with_centuries(pd.DatetimeIndex(dates)), lambda times: _text(times, "%y%m%d"))
+                return [_Reading(_with_centuries(pd.DatetimeIndex(dates)), lambda times: _text(times, "%y%m%d"))]
             if weeks := _parts_of_years(text):
-                return weeks
+                return [weeks]
         for unit, least in _SINCE_1970:
             if integers.between(least, int(2.5 * least)).all():
                 dates = pd.DatetimeIndex(pd.to_datetime(integers, unit=unit))
-                return _Reading(
-                    dates, lambda times, unit=unit: _whole(pd.DatetimeIndex(times).as_unit(unit).astype("int64"))
-                )
-        return _Reading(pd.Index(integers), lambda times: list(times))
+                return [
+                    _Reading(
+                        dates, lambda times, unit=unit: _whole(pd.DatetimeIndex(times).as_unit(unit).astype("int64"))
+                    )
+                ]
+        return [_Reading(pd.Index(integers), lambda times: list(times)), *_of_sheets(integers, 0)]
     decimals = int(text.str.extract(r"[.,](\d+)$")[0].str.len().fillna(0).max())
-    return _Reading(pd.Index(column), lambda times: [round(float(at), max(decimals, 1)) for at in times])
+    plain = _Reading(pd.Index(column), lambda times: [round(float(at), max(decimals, 1)) for at in times])
+    sheet = _of_sheets(column, decimals)
+    return sheet if sheet and decimals >= _FRACTION else [plain, *sheet]
+
+
+def _of_sheets(column: pd.Series, decimals: int) -> list[_Reading]:
+    """Numbers as days of a spreadsheet, with a fraction for the time of day, to the second."""
+    import pandas as pd
+
+    if not column.between(*_SHEETS).all():
+        return []
+    start, day = pd.Timestamp(_SHEET), pd.Timedelta(days=1)
+    times = pd.DatetimeIndex(start + pd.to_timedelta(column.to_numpy() * 86_400, unit="s")).round("s")
+
+    def write(times: pd.Index) -> list[Any]:
+        days = [(at - start) / day for at in times]
+        return [round(each, decimals) if decimals else round(each) for each in days]
+
+    return [_Reading(times, write, note=f"numbers such as {column.iloc[0]} are read as days of a spreadsheet")]
 
 
 def _text(times: Any, form: str) -> list[str]:
@@ -246,7 +275,7 @@ def _parts_of_years(text: pd.Series) -> _Reading | None:
     """Quarters, half years, months and ISO weeks as numbers."""
     import pandas as pd
 
-    for pattern, factor in (*_PARTS, (_WEEK, 0), (_WEEK_NUMBER, 0)):
+    for pattern, factor in (*_PARTS, (_WEEK, 0), (_YEAR_LAST, 0), (_WEEK_NUMBER, 0)):
         first = re.match(pattern, text.iloc[0], re.IGNORECASE)
         if first is None:
             continue
@@ -444,7 +473,7 @@ def _of_calendar(times: pd.Index) -> Any:
     return times.tz_localize(None) if far else times
 
 
-def _repeated(times: Any) -> str:
+def repeated(times: Any) -> str:
     """A note on the hours that occur twice because clocks went back; ValueError for other times that occur twice, and
     for fewer than 3."""
     import pandas as pd
@@ -458,7 +487,7 @@ def _repeated(times: Any) -> str:
             offset = offset if local else ", join year and month, or date and time, if they are in several columns"
             raise ValueError(
                 f"column {times.name!r} has {again.sort_values()[0]} more than once; keep one row for each time"
-                f"{offset}, or give one file for each series"
+                f"{offset}, or name the column that tells series apart with `id`"
             )
         days = sorted({f"{at:%Y-%m-%d}" for at in again})
         return (

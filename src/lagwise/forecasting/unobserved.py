@@ -9,17 +9,20 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.errors import forecast_errors
-from lagwise.forecasting.moments import Moments, total, window_count, window_moments
+from lagwise.forecasting.moments import Moments, window_count, window_moments
 
 _CHUNK = 4096  # missing targets at a time
+_MOST = 500  # held-out windows of each stretch, with columns
 _ROUNDING = 1e-9  # of a sum of squares, in units of the terms whose difference it is: 1e6 times that of float64
 
 
 class Stretch(NamedTuple):
-    """Consecutive rows of some series ``(rows, series)``: the filled values, and where they were missing."""
+    """Consecutive rows of some series ``(rows, series)``: the filled values, where they were missing, and the columns
+    beside them ``(rows, series, columns)``."""
 
     filled: np.ndarray
     missing: np.ndarray
+    columns: np.ndarray | None = None
 
 
 class Unobserved:
@@ -38,30 +41,33 @@ class Unobserved:
         self, stretches: Sequence[Stretch], look_back: int, horizon: int, weights: Sequence[np.ndarray] | None = None
     ):
         self.horizon, self._width = horizon, look_back + horizon - 1
-        self._parts = []
-        for i, (filled, missing) in enumerate(stretches):
+        places, values, used, beside, count = [], [], [], [], 0
+        for i, (filled, missing, columns) in enumerate(stretches):
             windows = window_count(len(filled), look_back, horizon)
-            for series in np.flatnonzero(missing[look_back:].any(0)):
-                places = np.flatnonzero(missing[look_back:, series])
-                own = np.ones(windows) if weights is None else weights[i][:, series]
-                before = np.concatenate([np.zeros(horizon - 1), filled[:, series]])
-                self._parts.append(
-                    (
-                        places,
-                        filled[look_back + places, series],
-                        sliding_window_view(before, self._width),
-                        sliding_window_view(np.pad(own, horizon - 1), horizon),
-                    )
-                )
+            series = np.flatnonzero(missing[look_back:].any(0))
+            size = len(filled) + horizon - 1  # of a series with zeros before it, for windows that would begin earlier
+            rows, own = np.nonzero(missing[look_back:, series])
+            places.append(count + own * size + self._width + rows)
+            values.append(np.pad(filled[:, series], ((horizon - 1, 0), (0, 0))).T.ravel())
+            own = np.ones((windows, len(series))) if weights is None else weights[i][:, series]
+            # The weight of a window stands beside its first target.
+            used.append(np.pad(own, ((self._width, horizon - 1), (0, 0))).T.ravel())
+            if columns is not None:
+                padded = np.pad(columns[:, series], ((horizon - 1, 0), (0, 0), (0, 0)))
+                beside.append(padded.transpose(1, 0, 2).reshape(-1, columns.shape[2]))
+            count += size * len(series)
+        self._places = np.concatenate(places).astype(int)
+        self._values, self._weights = np.concatenate(values), np.concatenate(used)
+        self._beside = np.concatenate(beside) if beside else None
 
     def __bool__(self) -> bool:
-        return bool(self._parts)
+        return len(self._places) > 0
 
     def squares(self, maps: np.ndarray) -> tuple[float, float]:
         """The sum of the squared errors of the filled targets, and their number (weight), for maps ``(look_back,
         horizon)`` or the end of such maps."""
         found = count = 0.0
-        for _, weights, errors in self._errors(maps):
+        for _, _, weights, errors in self._errors([maps]):
             found += float((weights * errors**2).sum())
             count += float(weights.sum())
         return found, count
@@ -69,24 +75,47 @@ class Unobserved:
     def cross(self, maps: np.ndarray) -> np.ndarray:
         """``sum u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: added to
         `Moments.cross`, it replaces targets by the maps' forecasts. Shape: that of maps, ``(look_back, horizon)``."""
-        shifted = np.zeros((self._width, self.horizon))
-        for before, weights, errors in self._errors(maps):
-            shifted += before.T @ (weights * errors)
-        made = np.empty_like(maps)
-        for h, rows in self._rows(len(maps)):
-            made[:, h] = shifted[rows, h]
-        return made
+        return self.crosses(maps, None)[0][0]
 
-    def _errors(self, maps: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Inputs ``(targets, Q)``, weights and errors ``(targets, horizon)``, some thousand targets at a time."""
-        shifted = np.zeros((self._width, self.horizon))
+    def crosses(self, maps: np.ndarray, effects: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """`cross` of the inputs of the series and of each column ``(1 + columns, look_back, horizon)``, and of each
+        column in the row of the target ``(columns,)``, for forecasts by maps and by effects of columns ``(columns,
+        look_back + 1, horizon)``, whose last row is that of the target."""
+        every = [maps] if effects is None else [maps, *effects[:, :-1]]
+        now = np.zeros(0) if effects is None else effects[:, -1].mean(1)  # the same for every horizon
+        shifted, targets = np.zeros((len(every) * self._width, self.horizon)), np.zeros(len(now))
+        for places, inputs, weights, errors in self._errors(every, now):
+            shifted += inputs.T @ (weights * errors)
+            if self._beside is not None and len(now):
+                targets += self._beside[places].T @ (weights * errors).sum(1)
+        made = np.empty((len(every), *maps.shape))
         for h, rows in self._rows(len(maps)):
-            shifted[rows, h] = maps[:, h]
-        for places, values, before, weights in self._parts:
-            for start in range(0, len(places), _CHUNK):
-                chunk = slice(start, start + _CHUNK)
-                inputs = before[places[chunk]]
-                yield inputs, weights[places[chunk]][:, ::-1], inputs @ shifted - values[chunk, None]
+            made[:, :, h] = shifted.reshape(len(every), self._width, -1)[:, rows, h]
+        return made, targets
+
+    def _errors(
+        self, maps: Sequence[np.ndarray], now: np.ndarray | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Places, inputs ``(targets, channels Q)``, weights and errors ``(targets, horizon)``, some thousand targets at
+        a time, of maps of the series and of columns, and weights of columns in the row of the target."""
+        if not self:
+            return
+        stacked, shifted = np.stack(maps), np.zeros((len(maps), self._width, self.horizon))
+        for h, rows in self._rows(stacked.shape[1]):
+            shifted[:, rows, h] = stacked[:, :, h]
+        shifted = shifted.reshape(-1, self.horizon)
+        before = sliding_window_view(self._values, self._width)
+        weights = sliding_window_view(self._weights, self.horizon)
+        for start in range(0, len(self._places), _CHUNK):
+            places = self._places[start : start + _CHUNK]
+            inputs = before[places - self._width]
+            known = self._values[places]
+            if self._beside is not None and len(maps) > 1 and now is not None:
+                beside = sliding_window_view(self._beside, self._width, axis=0)[places - self._width]
+                inputs = np.concatenate([inputs, beside.reshape(len(places), -1)], axis=1)
+                known = known - self._beside[places] @ now
+            errors = inputs @ shifted - known[:, None]
+            yield places, inputs, weights[places - self.horizon + 1][:, ::-1], errors
 
     def _rows(self, look_back: int) -> Iterator[tuple[int, slice]]:
         """The rows of S for column h of a map with this look-back, which end where those of the longest do."""
@@ -101,14 +130,16 @@ class HeldOut(NamedTuple):
     unobserved: Unobserved
     stretches: Sequence[Stretch]
 
-    def squares(self, maps: np.ndarray) -> tuple[float, float]:
+    def squares(self, maps: np.ndarray, effects: np.ndarray | None = None) -> tuple[float, float]:
         """The sum of squared errors on the observed targets, and their number, of maps ``(look_back, horizon)`` or maps
-        with a shorter look-back.
+        with a shorter look-back, and of effects of columns `forecast_errors`; with these on at most 500 windows.
 
         It is a difference of the moments. Where rounding would exceed a millionth of it, the errors are computed one by
         one: of series that are forecast nearly exactly, such as those that end with constant values.
         """
         horizon = maps.shape[1]
+        if effects is not None:
+            return self._explicit(maps, effects, _MOST)
         moments = self.moments.latest(len(maps))
         found, count = self.unobserved.squares(maps)
         count = moments.count * horizon - count
@@ -116,23 +147,29 @@ class HeldOut(NamedTuple):
         size = float(moments.targets.sum()) + float(np.trace(moments.inputs)) + found
         if squares > _ROUNDING * size:
             return squares, count
-        before = len(self.moments.inputs) - len(maps)
-        squares = 0.0
-        for filled, missing in self.stretches:
-            filled, targets = filled[before:], np.where(missing, np.nan, filled)[before:]
-            windows = np.arange(window_count(len(filled), len(maps), horizon))
-            squares += sum(
-                float(np.nansum(errors**2)) for _, errors in forecast_errors([maps], filled, targets, windows)
-            )
-        return squares, count
+        return self._explicit(maps, None, None)[0], count
 
-    def error(self, maps: np.ndarray) -> float:
+    def _explicit(self, maps: np.ndarray, effects: np.ndarray | None, most: int | None) -> tuple[float, float]:
+        """`squares` from the errors, of at most so many windows of each stretch at even distances."""
+        before = len(self.moments.inputs) - len(maps)
+        squares, count = 0.0, 0
+        for filled, missing, columns in self.stretches:
+            filled, targets = filled[before:], np.where(missing, np.nan, filled)[before:]
+            own = None if columns is None or effects is None else columns[before:]
+            windows = window_count(len(filled), *maps.shape)
+            chosen = np.unique(np.linspace(0, windows - 1, min(windows, most or windows)).round().astype(int))
+            for _, errors in forecast_errors([maps], filled, targets, chosen, effects=[effects], columns=own):
+                squares += float(np.nansum(errors**2))
+                count += np.count_nonzero(~np.isnan(errors))
+        return squares, float(count)
+
+    def error(self, maps: np.ndarray, effects: np.ndarray | None = None) -> float:
         """The mean squared error on the observed targets."""
-        squares, count = self.squares(maps)
+        squares, count = self.squares(maps, effects)
         return squares / count
 
 
 def held_out_windows(stretches: Sequence[Stretch], look_back: int, horizon: int) -> HeldOut:
     """All windows of some stretches."""
-    moments = total(window_moments(each.filled, look_back, horizon) for each in stretches)
+    moments = window_moments([each.filled for each in stretches], look_back, horizon)
     return HeldOut(moments, Unobserved(stretches, look_back, horizon), stretches)

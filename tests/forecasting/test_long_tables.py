@@ -1,0 +1,138 @@
+"""Tables with a row for each series and time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lagwise.forecasting import LagForecaster, read_series, write_forecast
+
+DAYS = pd.date_range("2024-01-01", periods=60, freq="D")
+
+
+def sales(*rows: int, **columns: Any) -> pd.DataFrame:
+    """Series of the last days, of different lengths, in any order."""
+    parts = [
+        pd.DataFrame({"store": name, "date": DAYS[60 - n :], "sales": 100 * i + np.arange(n) % 7 + 1.0})
+        for i, (name, n) in enumerate(zip("abc", rows, strict=False))
+    ]
+    return pd.concat(parts).assign(**columns).sample(frac=1, random_state=0)
+
+
+def read(folder: Path, frame: pd.DataFrame, **options: Any) -> Any:
+    frame.to_csv(folder / "data.csv", index=False)
+    return read_series(folder / "data.csv", **options)
+
+
+def test_series_are_found_by_themselves(tmp_path: Path) -> None:
+    table = read(tmp_path, sales(60, 40, 20))
+    assert sorted(table.frame.columns) == ["a", "b", "c"]
+    assert table.target == "sales"
+    assert "told apart by 'store'; the column to forecast is 'sales'" in table.notes[0]
+    assert table.frame.notna().sum().to_dict() == {"a": 60, "b": 40, "c": 20}
+    assert table.frame["b"].dropna().tolist() == (100 + np.arange(40) % 7 + 1.0).tolist()
+    given = read(tmp_path, sales(60, 40, 20), time="date", ids=["store"], target="sales")
+    pd.testing.assert_frame_equal(given.frame, table.frame)
+    assert not any("told apart" in note for note in given.notes)
+
+
+def test_times_follow_a_column_of_labels(tmp_path: Path) -> None:
+    frame = sales(60, 40)
+    german = frame.assign(date=frame["date"].dt.strftime("%d.%m.%Y")).set_axis(["filiale", "datum", "umsatz"], axis=1)
+    assert read(tmp_path, german).frame.index.name == "datum"
+    numbers = frame.assign(date=frame["date"].dt.dayofyear, store=frame["store"].map({"a": 1, "b": 2}))
+    table = read(tmp_path, numbers.set_axis(["id", "t", "y"], axis=1))
+    assert list(table.ids["id"].astype(int)) in ([1, 2], [2, 1])
+    assert table.frame.index.name == "t"
+
+
+def test_numbers_and_several_columns_tell_series_apart(tmp_path: Path) -> None:
+    frame = sales(60, 40, 20).assign(item=lambda x: x["store"].map({"a": 1, "b": 1, "c": 2}), store="north")
+    with pytest.raises(ValueError, match=r"series 'north / 1': column 'date' has 2024-01-21 .* more than once"):
+        read(tmp_path, frame, ids=["store", "item"], target="sales")
+    frame = pd.concat([sales(60).assign(item=1), sales(50).assign(item=2)])
+    table = read(tmp_path, frame, ids=["store", "item"], target="sales")
+    assert list(table.ids) == ["store", "item"]
+    assert sorted(table.frame.columns) == ["a / 1", "a / 2"]
+    both = read(tmp_path, frame.assign(item=frame["item"].map({1: "x", 2: "y"})))
+    assert sorted(both.frame.columns) == ["x", "y"]  # the one text with which no time repeats
+
+
+def test_each_series_is_forecast_from_its_own_end(tmp_path: Path) -> None:
+    frame = sales(60, 40)
+    frame = frame[(frame["store"] == "a") | (frame["date"] < "2024-02-20")]
+    table = read(tmp_path, frame)
+    assert "series 'b' has no values up to 2024-02-29; each series is forecast from its own end" in table.notes[-1]
+    assert table.values.shape == (60, 2)
+    assert not np.isnan(table.values[-30:]).any()
+    forecaster = LagForecaster(7, 7, model={"name": "seasonal", "period": 7}, shared=True, validation=14)
+    made, _ = write_forecast(table, forecaster.fit(table.values), tmp_path / "out.csv", [0.5])
+    made = pd.read_csv(tmp_path / "out.csv")
+    assert list(made) == ["store", "date", "sales", "sales_lower", "sales_upper", "sales_0.5"]
+    own = made[made["store"] == "b"]
+    assert list(own["date"]) == [f"2024-02-{day}" for day in range(20, 27)]
+    assert list(made[made["store"] == "a"]["date"]) == [f"2024-03-0{day}" for day in range(1, 8)]
+    np.testing.assert_allclose(own["sales"], 100 + np.arange(30, 37) % 7 + 1.0)
+    assert own["sales_0.5"].tolist() == own["sales"].tolist()
+
+
+def test_forecasts_skip_times_at_which_nothing_happens(tmp_path: Path) -> None:
+    frame = sales(60, 45)
+    table = read(tmp_path, frame[frame["date"].dt.dayofweek < 5])
+    assert set(table.next_times(10, int(table.ends[0])).dayofweek) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (
+            lambda x: x.assign(store=x["store"].where(x.index != 3)),
+            {"ids": ["store"]},
+            "column 'store' has no value in row",
+        ),
+        (lambda x: pd.concat([x, x.iloc[:1]]), {"ids": ["store"]}, r"series '.': column 'date' has .* more than once"),
+        (lambda x: x, {"ids": ["shop"]}, "unknown column of ids: 'shop'"),
+        (lambda x: x, {"ids": ["store"], "target": "sale"}, "did you mean 'sales'"),
+        (
+            lambda x: x.assign(price=1.5, stock=2),
+            {},
+            "name the column to forecast with `target`; .*'sales', 'price', 'stock'",
+        ),
+        (lambda x: x.assign(sales="x"), {"ids": ["store"], "target": "sales"}, "column 'sales' has 'x' in row 1"),
+        (
+            lambda x: pd.DataFrame({"store": list("aabbcc"), "date": DAYS[:6], "sales": 1.0}),
+            {"ids": ["store"]},
+            "no series has 3 values; '.' has 2",
+        ),
+        (lambda x: x.assign(store=1), {}, "name the column that tells series apart with `id`"),
+    ],
+)
+def test_errors_name_the_place(tmp_path: Path, change: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, change(sales(60, 40, 20)), **options)
+
+
+def test_short_series_are_named_and_left_out(tmp_path: Path) -> None:
+    table = read(tmp_path, sales(60, 40, 2))
+    assert sorted(table.frame.columns) == ["a", "b"]
+    assert any("series 'c' has fewer than 3 values; no forecast is made" in note for note in table.notes)
+
+
+def test_missing_values_and_codes(tmp_path: Path) -> None:
+    frame = sales(60, 40)
+    frame.loc[frame["date"] == "2024-02-10", "sales"] = -999
+    table = read(tmp_path, frame[frame["date"] != "2024-02-12"])
+    assert table.frame["a"].isna().sum() == 2
+    assert any("-999 2 times" in note for note in table.notes)
+    assert any("4 values are missing within series" in note for note in table.notes)
+
+
+def test_a_table_with_a_column_for_each_series_stays_one(tmp_path: Path) -> None:
+    table = read(tmp_path, pd.DataFrame({"date": DAYS, "a": np.arange(60.0), "b": 1.0}), target="a")
+    assert list(table.frame) == ["a"]
+    assert table.ids is None
+    assert np.array_equal(table.values, table.frame.to_numpy())
