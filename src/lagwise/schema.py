@@ -49,6 +49,8 @@ _KINDS = {
     "list": "a list",
     "dict": "a mapping",
     "dataclass": "a mapping",
+    "Mapping": "a mapping",
+    "Sequence": "a list",
 }
 _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 

@@ -74,20 +74,24 @@ def link(rng: random.Random, channels: int) -> Options:
     name = rng.choice(list(LINKS))
     mixer = rng.choice(STREAMING_MIXERS)
     spec = {"name": mixer, **mixer_options(rng, mixer, channels, causal=True, length=2 * LONGEST)}
-    options = {
-        "name": name,
-        "norm": rng.choice(("rms", "layer", "scale")),
-        "channel_mixer": rng.choice(({"name": "glu"}, {"name": "mlp"}, {"name": "none"})),
-    }
+    options = {"name": name, "channel_mixer": rng.choice(({"name": "glu"}, {"name": "mlp"}, {"name": "none"}))}
+    norm = rng.choice(("rms", "layer", "scale"))
     if name == "prenorm":
-        return {**options, "token_mixer": spec}
-    return {
-        **options,
+        return {**options, "norm": norm, "token_mixer": spec}
+    heads = rng.choice((1, 2)) if name == "megalodon" else 1
+    options |= {
         "memory": spec,
-        "query_size": 2 * rng.randint(1, 3),
-        "value_size": rng.randint(1, 9),
+        "query_size": 2 * heads * rng.randint(1, 3),
+        "value_size": heads * rng.randint(1, 9),
         "chunk": rng.randint(1, 30),
         "evaluation_chunk": rng.choice((None, rng.randint(1, 30))),
+    }
+    if name == "megalodon":
+        position = rng.choice(("none", "rope"))
+        return {**options, "heads": heads, "groups": rng.choice((1, 2)), "position": position}
+    return {
+        **options,
+        "norm": norm,
         "function": rng.choice(ATTENTION_FUNCTIONS),
         "position": rng.choice(("none", "rope", "simple", "rotary")),
         "activation": rng.choice(("silu", "gelu", "relu")),
