@@ -18,6 +18,7 @@ from lagwise.forecasting.sktime import SktimeLagForecaster
 
 
 @pytest.mark.filterwarnings("ignore")  # of sktime, some hundred
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sktimes_own_checks() -> None:
     results = check_estimator(SktimeLagForecaster, raise_exceptions=False, verbose=False)

@@ -12,7 +12,7 @@ RECIPES = (
     *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm"),
     *("tnn-mlm", "fd-tnn-mlm", "ski-tnn-mlm", "mega-mlm", "tcn-mlm", "transformer-mlm"),
 )
-QUICK = ("ski-tnn-lm", "mega-mlm")
+QUICK = ("ski-tnn-lm",)
 LENGTHS = (300, 450, 350)
 
 

@@ -123,7 +123,7 @@ def test_a_difference_of_a_row_is_not_taken_for_a_better_model() -> None:
     assert not is_better(Accuracy, other, one, labels)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("rows", [60, 2600])
+@pytest.mark.parametrize("rows", [60, pytest.param(2600, marks=pytest.mark.slow)])
 def test_ridge_predicts_classes_and_numbers(rows: int) -> None:
     random = np.random.default_rng(0)
     size = 40 if rows < 1000 else 2600

@@ -118,7 +118,10 @@ def test_pieces_have_the_losses_and_gradients_of_whole_documents(recipe: str) ->
     torch.testing.assert_close((found[0] - found[1]) / 2e-6, slope, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("recipe", ["mega-lm", "megalodon-lm", "fd-tnn-lm", "best-lm"])
+_SLOW = [pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("fd-tnn-lm", "best-lm", "mega-lm")]
+
+
+@pytest.mark.parametrize("recipe", ["megalodon-lm", *_SLOW])
 def test_resuming_is_exact(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
     """With two micro-batches in a step, and checkpoints in the middle of documents."""
     model = load_recipe(recipe).model
