@@ -30,6 +30,9 @@ SMALL = [
 ]
 
 
+pytestmark = pytest.mark.slow  # trainings on every task
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny masked language model in ``encoder`` and data in ``data``."""
