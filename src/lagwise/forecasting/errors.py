@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.optimize import nnls
-from scipy.special import ndtri, stdtrit
 
 from lagwise.forecasting.moments import window_count
 
@@ -141,6 +139,8 @@ def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | Non
         coverage: Of the intervals.
         independent: Number of independent errors (`independent_errors`); None for many.
     """
+    from scipy.special import ndtri, stdtrit
+
     _, horizon, series = sizes.shape
     independent = np.inf if independent is None else max(1.0, independent)
     wider = stdtrit(independent, (1 + coverage) / 2) / ndtri((1 + coverage) / 2) if coverage > 0 else 1.0
@@ -175,6 +175,8 @@ def ranked_probability(sizes: np.ndarray, halves: Sequence[np.ndarray]) -> np.nd
 
 def _profile(sizes: np.ndarray, observed: np.ndarray, independent: float) -> np.ndarray:
     """The root mean square of errors ``(windows, horizon)`` at each horizon; by a line where windows are few."""
+    from scipy.optimize import nnls
+
     count = observed.sum(0)
     squares = np.where(observed, sizes, 0.0) ** 2
     means = squares.sum(0) / np.maximum(1, count)

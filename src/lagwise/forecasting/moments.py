@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.fft import irfft, next_fast_len, rfft
 
 LEVELS = ("mean", "last", "none")
 _CHUNK = 4096  # windows to create at a time where they are needed
@@ -96,6 +95,8 @@ def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -
 
     Source: the covariance method of linear prediction (Makhoul 1975).
     """
+    from scipy.fft import irfft, next_fast_len, rfft  # not of every install that reads tables
+
     width, channels, count = look_back + horizon, parts[0].shape[2], 0
     first, targets = np.zeros((channels, channels, width)), np.zeros((horizon, channels, channels))
     heads, tails = [], []
