@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.network import KernelNetwork
+from lagwise.ops.operators import in_graph
 from lagwise.tables import known
 
 INPUTS = ("cos", "omega")
@@ -116,8 +117,7 @@ class FrequencyKernel(LagKernel):
     def _features(self) -> Tensor:
         """Features of the network on the grid, with a constant for the last layer's bias: (hidden + 1, grid + 1)."""
         weight = self.network.last.weight
-        compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-        if compiled and torch.is_grad_enabled() and self.network.activation != "relu":
+        if in_graph() and torch.is_grad_enabled() and self.network.activation != "relu":
             raise ValueError(
                 "torch.compile's inductor gives wrong gradients for a frequency kernel with activation "
                 f"{self.network.activation!r} (torch 2.13); use 'relu', or train without torch.compile"

@@ -225,17 +225,16 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         out = self.read(**inputs) if complete else self.model(**inputs, return_dict=True)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden, pieces, targets = out.last_hidden_state[:, keep], out.pieces, None
-        whole, seq_idx = labels, out.seq_idx
-        if labels is not None and pieces is not None:
-            whole, seq_idx = pieces.gathered(labels), pieces.whole.seq_idx
-        if whole is not None and seq_idx is not None:  # a document's first token does not follow another document
-            whole, num_items_in_batch = _without_starts(whole, seq_idx, num_items_in_batch)
-        if whole is not None and pieces is not None:
-            whole = self.targets(whole)
-            targets = pieces.own(whole).contiguous()
-            num_items_in_batch = (whole != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        labels = whole
-        if labels is None and out.seq_idx is not None and self.training and torch.is_grad_enabled():
+        seq_idx = out.seq_idx if pieces is None else pieces.whole.seq_idx
+        if labels is not None:
+            labels = labels if pieces is None else pieces.gathered(labels)
+            if seq_idx is not None:  # a document's first token does not follow another document
+                labels, num_items_in_batch = _without_starts(labels, seq_idx, num_items_in_batch)
+            if pieces is not None:
+                labels = self.targets(labels)
+                targets = pieces.own(labels).contiguous()
+                num_items_in_batch = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        elif seq_idx is not None and self.training and torch.is_grad_enabled():
             warnings.warn(_LOSS_ELSEWHERE, stacklevel=2)
         loss, logits = self.loss_and_logits(
             hidden, labels, num_items_in_batch, skip_logits=skip_logits, shift_labels=targets

@@ -44,7 +44,6 @@ def graph_operator(
         tensors, constants, results, kept: Names, separated by spaces. Constants are tensors without a gradient.
         numbers: As in a schema, such as ``SymInt origin, str engine``.
     """
-
     inputs, outputs = f"{tensors} {constants}".split(), f"{results} {kept}".split()
     count, wanted, found = len(inputs), len(tensors.split()), len(results.split())
 

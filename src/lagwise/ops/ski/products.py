@@ -9,6 +9,7 @@ and a long part that is zero at lags where interpolation could reach into the fu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +115,7 @@ def _ski_product(
         dtype = torch.promote_types(dtype, compute_dtype(x, local[0]))
     taps, origin = local or (None, 0)
     middle = coefficients.shape[-1] // 2
-    return _sparse_plus_smooth(x, taps, origin, coefficients.to(dtype), middle, grid, rows=rows).to(x.dtype)
+    return _sparse_plus_smooth(x, taps, coefficients.to(dtype), _Form(origin, middle, grid), rows=rows).to(x.dtype)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -198,47 +199,45 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
     dtype = compute_dtype(x, short)
     if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
-    return _sparse_plus_smooth(x, short, 0, coarse[:, : grid.nodes].to(dtype), 0, grid, plan.spacing).to(x.dtype)
+    coarse = coarse[:, : grid.nodes].to(dtype)
+    return _sparse_plus_smooth(x, short, coarse, _Form(0, 0, grid), spacing=plan.spacing).to(x.dtype)
+
+
+class _Form(NamedTuple):
+    """Where lag 0 is among the taps of T_sparse and among those of A, and the nodes of A."""
+
+    origin: int
+    coarse_origin: int
+    grid: NodeGrid
 
 
 def _sparse_plus_smooth(
     x: Tensor,
     taps: Tensor | None,
-    origin: int,
     coarse: Tensor,
-    coarse_origin: int,
-    grid: NodeGrid,
+    form: _Form,
+    *,
     spacing: int = 0,
     rows: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """``T_sparse x + W A Wᵀ x``, with the spacing of a `spaced_grid` or the arguments of `row_weights`, if any."""
     if in_graph():
         taps = x.new_empty(x.shape[2], 0) if taps is None else taps
-        numbers = (origin, coarse_origin, grid.nodes, spacing, grid.degree)
+        numbers = (form.origin, form.coarse_origin, form.grid.nodes, spacing, form.grid.degree)
         if rows is None:
             return _operator(x, taps, coarse, *numbers)
         return _rows_operator(x, taps, coarse, *rows, *numbers)
-    blocks = None if rows is None else row_weights(*rows, grid)
-    arguments = (x, taps, origin, coarse, coarse_origin, grid, blocks)
+    blocks = None if rows is None else row_weights(*rows, form.grid)
+    arguments = (x, taps, coarse, form, blocks)
     return _added(*arguments) if transformed() else _SparsePlusSmooth.apply(*arguments)
 
 
-def _added(
-    x: Tensor,
-    taps: Tensor | None,
-    origin: int,
-    coarse: Tensor,
-    coarse_origin: int,
-    grid: NodeGrid,
-    blocks: BlockWeights | None,
-) -> Tensor:
+def _added(x: Tensor, taps: Tensor | None, coarse: Tensor, form: _Form, blocks: BlockWeights | None) -> Tensor:
     """`_SparsePlusSmooth` term by term, in operations that autograd and `torch.func` can handle."""
     signal = x.to(coarse.dtype)
-    blocks = block_weights(grid, signal) if blocks is None else blocks
-    blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
-    z = restrict(signal, grid, blocks)
-    y = prolong(_as_rows(fft_product(*_as_channels(z, coarse), coarse_origin, "auto"), z), grid, blocks)
-    return y if taps is None else y + direct_product(signal, taps, origin)
+    z, blocks = _at_nodes(signal, form.grid, blocks)
+    y = prolong(_smoothed(z, coarse, form), form.grid, blocks)
+    return y if taps is None else y + direct_product(signal, taps, form.origin)
 
 
 def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
@@ -265,18 +264,11 @@ class _SparsePlusSmooth(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
-        x: Tensor,
-        taps: Tensor | None,
-        origin: int,
-        coarse: Tensor,
-        coarse_origin: int,
-        grid: NodeGrid,
-        blocks: BlockWeights | None,
+        ctx, x: Tensor, taps: Tensor | None, coarse: Tensor, form: _Form, blocks: BlockWeights | None
     ) -> Tensor:
-        y, z, blocks = _forward(x, taps, origin, coarse, coarse_origin, grid, blocks)
+        y, z, blocks = _forward(x, taps, coarse, form, blocks)
         ctx.save_for_backward(x, taps, coarse, z, *blocks)
-        ctx.origin, ctx.coarse_origin, ctx.grid = origin, coarse_origin, grid
+        ctx.form = form
         return owned(y)
 
     @staticmethod
@@ -284,31 +276,25 @@ class _SparsePlusSmooth(torch.autograd.Function):
         x, taps, coarse, z, *weights = ctx.saved_tensors
         blocks = BlockWeights(*weights)
         if differentiable():
-            inputs = (x, taps, ctx.origin, coarse, ctx.coarse_origin, ctx.grid, blocks)
+            inputs = (x, taps, coarse, ctx.form, blocks)
             return tuple(differentiable_gradients(_added, inputs, ctx.needs_input_grad, [grad]))
-        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-        dx, dtaps, dcoarse = _backward(
-            grad, x, taps, ctx.origin, coarse, ctx.coarse_origin, ctx.grid, blocks, z, wanted
-        )
-        return dx, dtaps, None, dcoarse, None, None, None
+        return *_backward(grad, x, taps, coarse, ctx.form, blocks, z, ctx.needs_input_grad[:3]), None, None
 
 
 def _forward(
-    x: Tensor,
-    taps: Tensor | None,
-    origin: int,
-    coarse: Tensor,
-    coarse_origin: int,
-    grid: NodeGrid,
-    blocks: BlockWeights | None,
+    x: Tensor, taps: Tensor | None, coarse: Tensor, form: _Form, blocks: BlockWeights | None
 ) -> tuple[Tensor, Tensor, BlockWeights]:
     """The product, the signal's values at the nodes, and the weights."""
     signal = x.to(coarse.dtype)
-    z, blocks = _at_nodes(signal, grid, blocks)
-    # By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse product").
-    smooth = _as_rows(fft_product(*_as_channels(z, coarse), coarse_origin, "auto"), z)
-    near = None if taps is None else convolve(signal, *_balanced(taps, origin))
-    return prolong(smooth, grid, blocks, into=near), z, blocks
+    z, blocks = _at_nodes(signal, form.grid, blocks)
+    near = None if taps is None else convolve(signal, *_balanced(taps, form.origin))
+    return prolong(_smoothed(z, coarse, form), form.grid, blocks, into=near), z, blocks
+
+
+def _smoothed(z: Tensor, coarse: Tensor, form: _Form) -> Tensor:
+    """``A z``. By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse
+    product")."""
+    return _as_rows(fft_product(*_as_channels(z, coarse), form.coarse_origin, "auto"), z)
 
 
 def _at_nodes(signal: Tensor, grid: NodeGrid, blocks: BlockWeights | None) -> tuple[Tensor, BlockWeights]:
@@ -321,48 +307,46 @@ def _backward(
     grad: Tensor,
     x: Tensor,
     taps: Tensor | None,
-    origin: int,
     coarse: Tensor,
-    coarse_origin: int,
-    grid: NodeGrid,
+    form: _Form,
     blocks: BlockWeights,
     z: Tensor,
-    wanted: tuple[bool, bool, bool],
+    wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the signal, the taps and the coarse taps, where wanted."""
     dx = dtaps = dz = dcoarse = None
     if wanted[0] or wanted[2]:
-        nodes = restrict(grad, grid, blocks)
+        nodes = restrict(grad, form.grid, blocks)
         signal, kernel = _as_channels(z, coarse)
         nodes, _ = _as_channels(nodes, coarse)
-        dz, dcoarse = fft_gradients(nodes, signal, kernel, coarse_origin, "auto", (wanted[0], wanted[2]))
+        dz, dcoarse = fft_gradients(nodes, signal, kernel, form.coarse_origin, "auto", (wanted[0], wanted[2]))
         dcoarse = None if dcoarse is None else dcoarse.view_as(coarse)
     if dz is not None:
-        near = None if taps is None else convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - origin))
-        dx = prolong(_as_rows(dz, z), grid, blocks, into=near).to(x.dtype)
+        near = None if taps is None else convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - form.origin))
+        dx = prolong(_as_rows(dz, z), form.grid, blocks, into=near).to(x.dtype)
     if taps is not None and wanted[1]:
-        dtaps = tap_gradient(grad, x, -origin, taps.shape[1] - 1 - origin).to(taps.dtype)
+        dtaps = tap_gradient(grad, x, -form.origin, taps.shape[1] - 1 - form.origin).to(taps.dtype)
     return dx, dtaps, dcoarse
 
 
-def _of_graph(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
-    """The arguments of `_forward` from those of an operator, whose taps may be empty."""
+def _of_graph(x: Tensor, taps: Tensor, rest: Sequence[Any]) -> tuple[Tensor | None, _Form, BlockWeights | None]:
+    """The taps, the form and the weights from the arguments of an operator, whose taps may be empty."""
     *rows, origin, coarse_origin, nodes, spacing, degree = rest
     length = x.shape[1]
     grid = spaced_grid(length, spacing, degree) if spacing else inducing_grid(length, nodes, degree)
     blocks = row_weights(rows[0], rows[1], rows[2], grid) if rows else None
-    return x, taps if taps.shape[1] else None, origin, coarse, coarse_origin, grid, blocks
+    return taps if taps.shape[1] else None, _Form(origin, coarse_origin, grid), blocks
 
 
-def _graph_forward(*given: Any) -> Tensor:
-    return _forward(*_of_graph(*given))[0].contiguous()
+def _graph_forward(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> Tensor:
+    own, form, blocks = _of_graph(x, taps, rest)
+    return _forward(x, own, coarse, form, blocks)[0].contiguous()
 
 
 def _graph_gradients(grad: Tensor, x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> list[Tensor]:
-    x, some, origin, coarse, coarse_origin, grid, blocks = _of_graph(x, taps, coarse, *rest)
-    z, blocks = _at_nodes(x.to(coarse.dtype), grid, blocks)
-    wanted = (True, True, True)
-    dx, dtaps, dcoarse = _backward(grad, x, some, origin, coarse, coarse_origin, grid, blocks, z, wanted)
+    own, form, given = _of_graph(x, taps, rest)
+    z, blocks = _at_nodes(x.to(coarse.dtype), form.grid, given)
+    dx, dtaps, dcoarse = _backward(grad, x, own, coarse, form, blocks, z, (True, True, True))
     assert dx is not None
     assert dcoarse is not None
     return [dx, taps if dtaps is None else dtaps, dcoarse]
