@@ -44,7 +44,7 @@ def test_encodings_with_a_mark_and_separators_are_found(tmp_path: Path, encoding
         (ROWS.encode("utf-16")[:-1], "not valid UTF-16"),
         (b"PK\x03\x04" + bytes(99), r"is a spreadsheet \(\.xlsx, \.ods\).*save the sheet as \.csv"),
         (b"\xd0\xcf\x11\xe0" + bytes(99), r"is a spreadsheet \(\.xls\)"),
-        (gzip.compress(ROWS.encode()), r"is compressed; its name must end in \.gz"),
+        (gzip.compress(ROWS.encode(), mtime=0), r"is compressed; its name must end in \.gz"),
     ],
 )
 def test_other_files_are_named_with_advice(tmp_path: Path, data: bytes, message: str) -> None:
