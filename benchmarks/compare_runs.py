@@ -59,7 +59,7 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def picture(runs: dict[str, dict[str, Any]], path: Path) -> None:
+def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     for name, run in runs.items():
         steps, values = zip(*run["validation"], strict=True)
@@ -84,7 +84,7 @@ def main() -> None:
     runs = {folder.name: gather(folder) for folder in folders}
     names = " ".join(f"runs/{name}" for name in runs)
     save_results(out, f"python benchmarks/compare_runs.py {out} {names}", runs)
-    picture(runs, out.with_suffix(".png"))
+    draw(runs, out.with_suffix(".png"))
     print(table(runs))
 
 

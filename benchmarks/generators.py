@@ -14,7 +14,7 @@ from pathlib import Path
 from lagwise.analysis.timing import save_results
 from lagwise.data.generated import listops_block, pathfinder_block
 from lagwise.data.listops import BLOCK as EXPRESSIONS
-from lagwise.data.pathfinder import BLOCK as PICTURES
+from lagwise.data.pathfinder import BLOCK as IMAGES
 
 _CORES = 2
 
@@ -27,8 +27,8 @@ def main() -> None:
     results = {}
     for name, make, options, block, whole in (
         ("lra-listops", listops_block, (), EXPRESSIONS, 100_000),
-        ("lra-pathfinder", pathfinder_block, (32,), PICTURES, 200_000),
-        ("lra-path-x", pathfinder_block, (128,), PICTURES, 200_000),
+        ("lra-pathfinder", pathfinder_block, (32,), IMAGES, 200_000),
+        ("lra-path-x", pathfinder_block, (128,), IMAGES, 200_000),
     ):
         make(1, 0, *options)  # imports and caches
         begun = time.process_time()

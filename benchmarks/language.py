@@ -106,7 +106,7 @@ FAMILY: dict[str, Model] = {
     "spectral": _kernel("spectral", **_SPAN),
 }
 
-_WIDTH = 256  # of ``tnn``
+_WIDTH = 256  # the width of ``tnn``
 _STRUCTURE = PRESETS["tnn"]["block"]
 
 #: Tables 7 (structure), 8 (inputs of the RPE), 9 (with and without it) and 10 (decay). The published TNN is

@@ -31,7 +31,7 @@ from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification
 from lagwise.process import keep_freed_memory, share_cores
 
 ROWS, LONGEST, PADDING = 16, 4000, 256
-_MEAN, _SPREAD = 1325, 0.78  # of the lengths of IMDb's reviews in bytes: mean, and standard deviation of the logarithm
+_MEAN, _SPREAD = 1325, 0.78  # lengths of IMDb's reviews in bytes: mean, and standard deviation of the logarithm
 _GLU = {"name": "glu", "expansion": 2}
 
 

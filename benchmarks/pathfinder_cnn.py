@@ -2,7 +2,7 @@
 
 A small two-dimensional CNN is trained on the generated set for a time and tested on its test part. It should reach
 95 % on 32 x 32, while no statistic of single pixels or of the marks alone should (`tests/data/test_pathfinder.py`).
-Training pictures are turned and mirrored at random, which changes no label. The learning rate follows a cosine over the
+Training images are turned and mirrored at random, which changes no label. The learning rate follows a cosine over the
 time, which is CPU time on one thread, so a busy machine affects the duration but not the result.
 """
 
@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from lagwise.analysis.timing import save_results
 from lagwise.data import pathfinder
-from lagwise.data.labelled_pictures import prepare_pictures
-from lagwise.data.picture_files import open_pictures
-from lagwise.data.pictures import decode
+from lagwise.data.image_files import open_images
+from lagwise.data.images import decode
+from lagwise.data.labelled_images import prepare_images
 from lagwise.progress import progress_bar
 from lagwise.training.hardware import bfloat16_is_fast
 
 _BATCH, _PEAK, _WARMUP = 64, 2e-3, 0.05
-_EVERY, _VALIDATION = 50_000, 2_000  # pictures between validations, and those of one
+_EVERY, _VALIDATION = 50_000, 2_000  # images between validations, and those of one
 
 
 class Residual(nn.Module):
@@ -59,30 +59,30 @@ def network(side: int, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * width, 2))
 
 
-def pictures_of(rows: Any) -> tuple[Tensor, Tensor]:
-    """Pictures ``(count, 1, side, side)`` of uint8, and their labels."""
-    bar = progress_bar(rows["image"][:], desc="decoding", unit="picture", show=True)
-    pictures = np.stack([np.asarray(decode(data, 1, "a generated picture")) for data in bar])
-    return torch.from_numpy(pictures)[:, None], torch.tensor(rows["label"][:])
+def images_of(rows: Any) -> tuple[Tensor, Tensor]:
+    """Images ``(count, 1, side, side)`` of uint8, and their labels."""
+    bar = progress_bar(rows["image"][:], desc="decoding", unit="image", show=True)
+    images = np.stack([np.asarray(decode(data, 1, "a generated image")) for data in bar])
+    return torch.from_numpy(images)[:, None], torch.tensor(rows["label"][:])
 
 
-def logits(model: nn.Module, pictures: Tensor) -> Tensor:
+def logits(model: nn.Module, images: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
-        return model((pictures.float() / 255).contiguous(memory_format=torch.channels_last)).float()
+        return model((images.float() / 255).contiguous(memory_format=torch.channels_last)).float()
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, pictures: Tensor, labels: Tensor) -> float:
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     model.eval()
-    guesses = torch.cat([logits(model, part).argmax(1) for part in pictures.split(256)])
+    guesses = torch.cat([logits(model, part).argmax(1) for part in images.split(256)])
     model.train()
     return (guesses == labels).double().mean().item()
 
 
 def trained(
-    model: nn.Module, pictures: Tensor, labels: Tensor, seconds: float, held: tuple[Tensor, Tensor]
+    model: nn.Module, images: Tensor, labels: Tensor, seconds: float, held: tuple[Tensor, Tensor]
 ) -> Iterator[list[tuple[int, float]]]:
-    """Train for so many seconds of CPU time. Every `_EVERY` pictures and at the end, yields (pictures seen, accuracy on
+    """Train for so many seconds of CPU time. Every `_EVERY` images and at the end, yields (images seen, accuracy on
     those held out) so far."""
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     begun, curve, seen = time.process_time(), [], 0
@@ -92,7 +92,7 @@ def trained(
             rate = _PEAK * min(done / _WARMUP, (1 + math.cos(math.pi * done)) / 2)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            turned = torch.rot90(pictures[rows], int(torch.randint(4, ())), (2, 3))
+            turned = torch.rot90(images[rows], int(torch.randint(4, ())), (2, 3))
             turned = turned.flip(3) if torch.rand(()) < 0.5 else turned
             loss = nn.functional.cross_entropy(logits(model, turned), labels[rows])
             optimizer.zero_grad()
@@ -101,7 +101,7 @@ def trained(
             before, seen = seen, seen + len(rows)
             if done == 1 or seen // _EVERY > before // _EVERY:
                 curve.append((seen, accuracy(model, *held)))
-                print(f"{seen:,} pictures: loss {loss.item():.3f}, held-out accuracy {curve[-1][1]:.4f}", flush=True)
+                print(f"{seen:,} images: loss {loss.item():.3f}, held-out accuracy {curve[-1][1]:.4f}", flush=True)
                 yield curve
             if done == 1:
                 return
@@ -109,7 +109,7 @@ def trained(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", type=int, default=32, choices=tuple(pathfinder.PARAMETERS), help="of pictures (32)")
+    parser.add_argument("--side", type=int, default=32, choices=tuple(pathfinder.PARAMETERS), help="of images (32)")
     parser.add_argument("--pictures", type=int, help="size of the generated set (200,000), a tenth of it for tests")
     parser.add_argument("--minutes", type=float, default=60, help="of CPU time for training (60)")
     parser.add_argument("--width", type=int, default=32, help="channels at full resolution (32)")
@@ -118,9 +118,9 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     name = {32: "lra-pathfinder", 128: "lra-path-x"}[given.side] + (f":{given.pictures}" if given.pictures else "")
-    data = prepare_pictures(open_pictures(name), channels=1)
-    train, test = pictures_of(data.splits["train"]), pictures_of(data.splits["test"])
-    held = pictures_of(data.splits["valid"][:_VALIDATION])
+    data = prepare_images(open_images(name), channels=1)
+    train, test = images_of(data.splits["train"]), images_of(data.splits["test"])
+    held = images_of(data.splits["valid"][:_VALIDATION])
     model = network(given.side, given.width).to(memory_format=torch.channels_last)
     out = given.out or Path(f"benchmarks/results/pathfinder-cnn-{given.side}-cpu.json")
     about = {

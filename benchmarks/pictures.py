@@ -4,9 +4,9 @@
         [--runs tnn-2d,vit,...] [--results FILE]
 
 On CIFAR-10 in colour: the recipe tnn-cifar (which mixes along rows and columns), TNN over the sequence of patches, and
-a vision transformer, which have as many parameters within 2 %. They are also tested on pictures of 1.5 and 2 times the
-trained side. On Fashion-MNIST: tnn-cifar for grey pictures. The number of steps is what fits into the minutes; it is
-estimated once from the mean CPU time of some steps on the data, and kept in RUNS/costs.json. Seconds and pictures a
+a vision transformer, which have as many parameters within 2 %. They are also tested on images of 1.5 and 2 times the
+trained side. On Fashion-MNIST: tnn-cifar for grey images. The number of steps is what fits into the minutes; it is
+estimated once from the mean CPU time of some steps on the data, and kept in RUNS/costs.json. Seconds and images a
 second in the results are by the clock. Finished runs are skipped and interrupted runs are resumed, so the command may
 be stopped and repeated.
 """
@@ -29,9 +29,9 @@ _FLAT = [
     *("model.block.token_mixer.name=gtu", "model.block.token_mixer.kernel.decay=0.987"),
     "model.block.token_mixer.kernel.hidden=64",
 ]
-# Clothes fill their pictures, so they are not cropped.
+# Clothes fill their images, so they are not cropped.
 _GREY = ["task.channels=1", "model.inputs.channels=1", "task.augment=[flip]", "training.batch_size=64"]
-PLAN: dict[str, tuple[str, list[str], list[int]]] = {  # data, overrides, and longer sides of the test pictures
+PLAN: dict[str, tuple[str, list[str], list[int]]] = {  # data, overrides, and longer sides of the test images
     "tnn-2d": ("cifar", [], [32, 48, 64]),
     "tnn": ("cifar", _FLAT, [32, 48, 64]),
     "vit": ("cifar", ["model=transformer", "model.hidden_size=148"], [32, 48, 64]),
@@ -53,8 +53,8 @@ def train(name: str, overrides: list[str], plan: dict[str, Any], runs: Path, res
             "data": PLAN[name][0],
             "overrides": PLAN[name][1],
             "steps": steps,
-            "planned_step_seconds": plan["seconds"],  # of a CPU, which other load on the machine does not change
-            "seconds": seconds,  # of a clock, with augmentation and validation
+            "planned_step_seconds": plan["seconds"],  # CPU time, which other load on the machine does not change
+            "seconds": seconds,  # wall-clock time, with augmentation and validation
             "pictures_per_second": load_recipe(RECIPE, PLAN[name][1]).training.batch_size * steps / seconds,
             "machine": done["machine"],
             "curve": [(m["seconds"], m["step"], m["eval_loss"], m["eval_accuracy"]) for m in evaluations],
@@ -67,8 +67,8 @@ def train(name: str, overrides: list[str], plan: dict[str, Any], runs: Path, res
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder for the runs")
-    parser.add_argument("--cifar", help="labelled pictures in colour")
-    parser.add_argument("--fashion", help="labelled grey pictures")
+    parser.add_argument("--cifar", help="labelled images in colour")
+    parser.add_argument("--fashion", help="labelled grey images")
     parser.add_argument("--runs", default=",".join(PLAN), help="names in the plan, separated by commas")
     parser.add_argument("--minutes", type=float, default=60, help="minutes per run (60)")
     parser.add_argument("--workers", type=int, default=2, help="concurrent runs (2)")

@@ -48,7 +48,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     encoders.pretraining,
     encoders.glue,
     encoders.images,
-    encoders.pictures,
+    encoders.image_classifiers,
     layers.padded,
     layers.vocabulary_loss,
     arena.trainings,

@@ -88,9 +88,9 @@ differently: attention in particular is faster there.
 def _advice(models: Models) -> list[tuple[str, str, str]]:
     """What to take, and the figures behind it."""
     best, encoders, recall = (results(f"{n}-cpu.json")["results"] for n in ("best-lm", "encoders", "recall"))
-    pictures, imdb = (results(f"{n}-cpu.json")["results"] for n in ("pictures", "imdb"))
+    images, imdb = (results(f"{n}-cpu.json")["results"] for n in ("pictures", "imdb"))
     recalled = {name: _accuracy(scores) for name, scores in recall["1024/20"].items()}
-    tests = {name: _accuracy(run["scores"]["test"]) for name, run in pictures.items()}
+    tests = {name: _accuracy(run["scores"]["test"]) for name, run in images.items()}
     converted = next(
         row
         for row in results("conversion-cpu.json")["results"]["rows"]
@@ -162,7 +162,7 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
             f"{min(speed):.1f} to {max(speed):.1f} times as fast as ModernBERT-base's",
         ),
         (
-            "small pictures",
+            "small images",
             "recipe `tnn-cifar`, TNN along rows and columns",
             f"CIFAR-10 after an hour: {tests['tnn-2d']}; pixels as a sequence of patches "
             f"{tests['tnn']}, vision transformer {tests['vit']}",

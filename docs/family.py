@@ -73,7 +73,7 @@ _MATRICES = """
 ## One matrix
 
 A convolution, a state space, ALiBi's decay, and TNN with its fast variants multiply each channel by a Toeplitz matrix
-(TNN §3.4 and fig. 3). Every picture shows the matrix of a `ToeplitzMixer` with another kernel; `python
+(TNN §3.4 and fig. 3). Every figure shows the matrix of a `ToeplitzMixer` with another kernel; `python
 docs/matrices.py` draws them. `tests/mixers/test_toeplitz_family.py` compares the first three with a convolution of
 PyTorch, a recurrence, and attention that has ALiBi's biases only. SKI's matrix is not exactly Toeplitz, because SKI
 interpolates between nodes.

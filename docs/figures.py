@@ -97,7 +97,7 @@ def draw_encoders() -> None:
     _save(figure, "encoders.png")
 
 
-def draw_pictures() -> None:
+def draw_images() -> None:
     """Validation accuracies of CIFAR-10 over the time of each training."""
     figure, axes = plt.subplots(figsize=(6.5, 3.2), layout="constrained")
     for name, run in results("pictures-cpu.json")["results"].items():
@@ -198,7 +198,7 @@ if __name__ == "__main__":
     draw_results()
     draw_encoders()
     if has_results("pictures-cpu.json"):
-        draw_pictures()
+        draw_images()
     if has_results("language-family-cpu.json"):
         draw_language()
     if has_results("arena-cpu.json"):

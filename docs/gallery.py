@@ -1,4 +1,4 @@
-"""Write gallery.md: the scripts of examples/ that draw a picture, run anew, each with its picture and its code."""
+"""Write gallery.md: the scripts of examples/ that draw a figure, run anew, each with its figure and its code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FIGURES = ROOT / "docs" / "figures"
 
 
 def scripts() -> list[Path]:
-    """The scripts that draw a picture of their own name."""
+    """The scripts that draw a figure of their own name."""
     return [path for path in sorted((ROOT / "examples").glob("*.py")) if f'"{path.stem}.png"' in path.read_text()]
 
 
 def draw(script: Path, folder: Path) -> Path:
-    """Run a script in a folder, and return its picture."""
+    """Run a script in a folder, and return its figure."""
     environment = {**os.environ, "MPLBACKEND": "Agg"}
     subprocess.run([sys.executable, str(script)], cwd=folder, env=environment, check=True)
     return folder / f"{script.stem}.png"
@@ -29,7 +29,7 @@ def draw(script: Path, folder: Path) -> Path:
 def page() -> str:
     """The text of the page."""
     parts = [
-        "# Gallery\n\nEach script runs in seconds and draws its picture; all are in [`examples/`](../examples). "
+        "# Gallery\n\nEach script runs in seconds and draws its figure; all are in [`examples/`](../examples). "
         "`stream_onnx.py` there\nstreams an exported model without PyTorch ([export](export.md)).\n"
     ]
     for script in scripts():

@@ -36,7 +36,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the pictures of results, and the pages that lie at the top of the repository."""
+    """Add the figures of results, and the pages that lie at the top of the repository."""
     added = {f"results/{path.name}": path for path in sorted((ROOT / "benchmarks" / "results").glob("*.png"))}
     added |= {uri: ROOT / name for name, uri in _COPIED.items()}
     for uri, path in added.items():

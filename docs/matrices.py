@@ -16,7 +16,7 @@ from torch import Tensor
 from lagwise.figures import close, pyplot
 from lagwise.mixers import ToeplitzMixer
 
-PICTURE = Path(__file__).parent / "figures" / "toeplitz-matrices.png"
+FIGURE = Path(__file__).parent / "figures" / "toeplitz-matrices.png"
 LENGTH = 64
 
 
@@ -60,10 +60,10 @@ def main() -> None:
             axes.imshow(values / values.abs().max(), cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
             axes.set(title=name if causal else "", xticks=[], yticks=[])
         row[0].set_ylabel("causal" if causal else "two-sided")
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=100)
+    FIGURE.parent.mkdir(exist_ok=True)
+    figure.savefig(FIGURE, dpi=100)
     close(figure)
-    print(f"written: {PICTURE}")
+    print(f"written: {FIGURE}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ SUBJECTS: dict[str, dict[str, str]] = {
         "§4.2": "images, in two dimensions",
         "fig. 1": "perplexity by length",
         "fig. 2": "the whole network",
-        "fig. 3": "Toeplitz matrices as pictures",
+        "fig. 3": "Toeplitz matrices as images",
         "table 6": "ImageNet",
         "table 7": "ablation: structure",
         "table 8": "ablation: input of the RPE",

@@ -72,7 +72,7 @@ def _type(kind: Any) -> str:
     """A type in words."""
     if isinstance(kind, type):
         return {
-            "int": "whole number",
+            "int": "integer",
             "float": "number",
             "bool": "true or false",
             "str": "text",

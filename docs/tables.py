@@ -52,7 +52,7 @@ def mebibytes(count: float) -> str:
 
 
 def wrapped(text: str) -> str:
-    """A page with its paragraphs wrapped, and tables, headings, pictures and lists as they are."""
+    """A page with its paragraphs wrapped, and tables, headings, images and lists as they are."""
     parts = text.strip().split("\n\n")
     return "\n\n".join(part if part.startswith(("|", "#", "!", "- ")) else paragraph(part) for part in parts) + "\n"
 

@@ -211,7 +211,7 @@ def transformed(down: Tensor, across: Tensor, x: Tensor) -> Tensor:
 
 
 def gfnet(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
-    """Of a picture ``(height, width, channels)``. A frequency of the half that is kept stands for its conjugate too."""
+    """Of an image ``(height, width, channels)``. A frequency of the half that is kept stands for its conjugate too."""
     (height, width), shape = mixer.size, x.shape
     x = F.pad(x, (0, 0, 0, width - shape[1], 0, height - shape[0]))
     down, across = fourier(height), fourier(width)[: width // 2 + 1]
@@ -226,7 +226,7 @@ def gfnet(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
 
 
 def afno2d(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
-    """Of a picture ``(height, width, channels)``: the half of the frequencies across that says the other."""
+    """Of an image ``(height, width, channels)``: the half of the frequencies across that says the other."""
     height, width, _ = x.shape
     down, across = fourier(height) / height**0.5, fourier(width) / width**0.5
     z = transformed(down, across[: width // 2 + 1], x)

@@ -10,7 +10,7 @@ _WORDS = ["good", "bad", '"quoted"', "film,", "of", "a", "long", "story", "never
 _NUMBERS = {"0": "0", "1": "1"}
 _ENTAILED = {"0": "not_entailment", "1": "entailment"}
 
-# Of each task: its files, their headers (None for no header), and the labels as they stand there. TEXT, LABEL and
+# For each task its files, their headers (None for no header), and the labels as they stand there. TEXT, LABEL and
 # SCORE are filled in; other fields stand as they are.
 FILES = {
     "cola": (("train.tsv", "dev.tsv"), None, ["gj04", "LABEL", "", "TEXT"], _NUMBERS),

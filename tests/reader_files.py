@@ -14,7 +14,7 @@ from scipy.io import wavfile
 
 
 def write_files(folder: Path) -> None:
-    """Write the texts, tables, sounds and pictures that a reader of the documentation is assumed to have."""
+    """Write the texts, tables, sounds and images that a reader of the documentation is assumed to have."""
     text = "\n".join(f"def name_{i}(x):\n    return x + {i * i}" for i in range(4000))
     (folder / "my.txt").write_text(text)
     (folder / "book.txt").write_text(text[:3000])
@@ -23,7 +23,7 @@ def write_files(folder: Path) -> None:
         write_task(folder / "glue", task, count=200)
     (folder / "glue" / "sst2").rename(folder / "glue" / "SST-2")
     (folder / "glue" / "SST-2" / "test.tsv").write_text("index\tsentence\n0\ta film\n1\tanother film\n")
-    write_pictures(folder)
+    write_images(folder)
     for name in ("sounds", "recordings", "new-sounds"):
         write_sounds(folder / name)
     write_books(folder / "books")
@@ -59,17 +59,17 @@ def sales() -> str:
     )
 
 
-def write_pictures(folder: Path) -> None:
+def write_images(folder: Path) -> None:
     """Bright and dark noise: in a folder for each, and as the arrays of a .npz file."""
     rng = np.random.default_rng(0)
     for name, low in (("bright", 128), ("dark", 0)):
-        (folder / "pictures" / name).mkdir(parents=True)
+        (folder / "images" / name).mkdir(parents=True)
         for i in range(40):
             noise = rng.integers(low, low + 128, (40, 40, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(folder / "pictures" / name / f"{i}.png")
+            Image.fromarray(noise).save(folder / "images" / name / f"{i}.png")
     (folder / "new").mkdir()
     for path in (folder / "new" / "a.png", folder / "cat.png"):
-        shutil.copy(folder / "pictures" / "dark" / "0.png", path)
+        shutil.copy(folder / "images" / "dark" / "0.png", path)
     labels = np.arange(40) % 2
     images = rng.integers(0, 128, (40, 32, 32, 3), dtype=np.uint8) + 128 * labels[:, None, None, None].astype(np.uint8)
     arrays = {"train_images": images, "train_labels": labels, "test_images": images[:20], "test_labels": labels[:20]}

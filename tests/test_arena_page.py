@@ -50,7 +50,7 @@ def test_runs_stand_beside_published_figures(arena: ModuleType, tmp_path: Path) 
     assert "| changes of the recipe |\n|---|---|\n| pathfinder-tcn-mlp-2d | `model=x` |\n\n" in text
     assert "| text-transformer | 172,866 | 4 x 64 | 75 | 96,000 | 53.3, 56.7 | 86.00 | 61.95 |" in text
     assert "| retrieval-bytes | - | - | - | 2,000 | - | 70.00 | - |" in text
-    steps = "50 steps of the recipe lra-path-x with 200 pictures, one at a time, took 75 minutes and at most 1,024 MB"
+    steps = "50 steps of the recipe lra-path-x with 200 images, one at a time, took 75 minutes and at most 1,024 MB"
     assert steps in text
 
 

@@ -1,4 +1,4 @@
-"""The examples for exported steps generate the model's text, and those of the gallery draw their pictures."""
+"""The examples for exported steps generate the model's text, and those of the gallery draw their figures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ gallery = script("gallery")
 
 
 @pytest.mark.parametrize("example", gallery.scripts(), ids=lambda path: path.stem)
-def test_an_example_draws_its_picture(example: Path, tmp_path: Path) -> None:
+def test_an_example_draws_its_figure(example: Path, tmp_path: Path) -> None:
     drawn = plt.imread(gallery.draw(example, tmp_path))
     committed = plt.imread(EXAMPLES.parent / "docs" / "figures" / f"{example.stem}.png")
     assert drawn.shape == committed.shape

@@ -41,7 +41,7 @@ def test_every_optional_package_that_lagwise_imports_is_in_an_extra() -> None:
     names = {name for text in texts for name in imports.findall(text)} - {"lagwise"} - sys.stdlib_module_names
     ours = {module for modules in EXTRAS.values() for module in modules}
     benched = set().union(*map(listed, ("peers", "bench")))
-    parts = {"tokenizers", "huggingface_hub", "starlette", "pydantic_core"}  # of transformers, fastapi and pydantic
+    parts = {"tokenizers", "huggingface_hub", "starlette", "pydantic_core"}  # needed by transformers, fastapi, pydantic
     known = {owner.lower() for owner in always | benched} | parts
     unknown = {
         name

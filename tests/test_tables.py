@@ -38,8 +38,8 @@ def test_values_of_the_type_are_accepted(kind: Any, value: Any, result: Any) -> 
 @pytest.mark.parametrize(
     ("kind", "value", "message"),
     [
-        (int, 2.0, r"x must be a whole number, got 2\.0"),
-        (int, True, "x must be a whole number, got True"),
+        (int, 2.0, r"x must be an integer, got 2\.0"),
+        (int, True, "x must be an integer, got True"),
         (int, 2**63, "at most"),
         (int, -(2**70), "at least"),
         (float, NAN, "x must be a finite number, got nan"),
@@ -49,9 +49,9 @@ def test_values_of_the_type_are_accepted(kind: Any, value: Any, result: Any) -> 
         (float, 10**400, "finite"),
         (bool, 1, "x must be true or false, got 1"),
         (str, 5, "x must be text, got 5"),
-        (int | None, "5", "x must be a whole number, got '5'"),
+        (int | None, "5", "x must be an integer, got '5'"),
         (str | dict[str, Any], [], "x must be text or a mapping, got"),
-        (list[int], [1, 2.5], r"x\[1\] must be a whole number, got 2\.5"),
+        (list[int], [1, 2.5], r"x\[1\] must be an integer, got 2\.5"),
         (list[int], "12", "x must be a list, got '12'"),
         (Mapping[str, Any], [], "x must be a mapping"),
         (dict[str, float], {"a": 1, "b": "one"}, r"x\.b must be a finite number, got 'one'"),

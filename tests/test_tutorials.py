@@ -63,7 +63,7 @@ PACKAGES = {
     "clients": ["onnxscript", "onnxruntime"],
     "encoders": ["sentence_transformers"],
     "export": ["onnxscript", "onnxruntime"],
-    "pictures": ["torchvision"],
+    "images": ["torchvision"],
     "serving": ["fastapi", "uvicorn", "openai"],
     "signals": ["wfdb"],
 }

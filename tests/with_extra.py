@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("train", "--data", "words.txt", "--out", "new/lm", "data.length=16", *TINY),
     "train classify": ("train", "--recipe", "classify", "--data", "rows.csv", "--out", "new/classes", *TINY),
     "train signal": ("train", "--recipe", "signal", "--data", "series.npz", "--out", "new/signal", "training.steps=1"),
-    "train pictures": ("train", "--recipe", "tnn-digits", "--out", "new/digits", "training.steps=1"),
+    "train images": ("train", "--recipe", "tnn-digits", "--out", "new/digits", "training.steps=1"),
     "train forecast": (
         *("train", "--recipe", "forecast-tnn", "--data", "days.csv", "--out", "new/forecast"),
         *("task.horizon=2", "data.length=16", "training.steps=1"),

@@ -18,7 +18,7 @@ from lagwise.tables import known
 from lagwise_bench.harness import memory_of
 
 BASE = "transformer"  # the baseline of all ratios
-_LAYERS, _WIDTH = 2, 64  # of every model, as in TNN table 4
+_LAYERS, _WIDTH = 2, 64  # the same for every model, as in TNN table 4
 _HEADS, _EXPANSION = 2, 2
 _CHECKED, _TOLERANCE = 256, 1e-3
 

@@ -29,7 +29,7 @@ from lagwise.training.folder import RECIPE_FILE, RUN_FILE
 from lagwise.training.model import with_start, without_start
 from lagwise_bench.text_baselines import majority, tf_idf
 
-RESULT_FILE = "result.json"  # of a finished fine-tuning
+RESULT_FILE = "result.json"  # written when a fine-tuning has finished
 _DECIDED = ("steps", "least_steps", "warmup_steps", "evaluate_every")  # from epochs and rows
 _START_FILE = "start.json"
 BASELINES: dict[str, Callable[[Any], dict[str, float]]] = {"majority": majority, "TF-IDF": tf_idf}

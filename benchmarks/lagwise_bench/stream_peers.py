@@ -38,7 +38,7 @@ class RingBuffer(Mixer):
 
     def init_state(self, batch_size: int) -> RingState:
         taps = self.mixer.kernel.taps(256).t().flip(0)
-        return RingState(Window.empty(batch_size, self.channels, self.mixer.kernel.horizon(), like=taps), taps)
+        return RingState(Window.empty(batch_size, self.channels, self.mixer.kernel.support, like=taps), taps)
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         window, taps = state

@@ -84,7 +84,7 @@ def _path_x(found: dict[str, Any]) -> Iterator[str]:
         losses = [loss for _, loss in run["losses"]]
         minutes = f"{run['elapsed_seconds'] / 60:.0f} minutes"
         yield (
-            f"Path-X: {run['losses'][-1][0]} steps of the recipe {run['recipe']} with {run['rows_seen']:,} pictures, "
+            f"Path-X: {run['losses'][-1][0]} steps of the recipe {run['recipe']} with {run['rows_seen']:,} images, "
             f"one at a time, took {minutes} and at most {tables.mebibytes(run['memory'])} MB. This measures time and "
             "memory only: no model learns this task in so few steps. The training loss is "
             f"{losses[-1]:.3f} at the end (ln 2 is 0.693)."

@@ -31,7 +31,7 @@ class _Speeds(NamedTuple):
         return [self._cell(measure, model, other, task) for task in self.tasks]
 
     def _cell(self, measure: str, model: str, other: str, task: str) -> str:
-        if (task, model) not in self.found:  # a model of pictures
+        if (task, model) not in self.found:  # a model of images
             return "-"
         own, base = self.found[task, model][measure], self.found[task, other][measure]
         return f"{own / base if measure == 'memory' else tables.ratio(base, own):.2f}"

@@ -89,7 +89,7 @@ Speed of {ours} ({found["parameters"][ours]:,} parameters) over timm {found["tim
 {measured_table(name, ["side", "batch", "what", "ratio"], rows)}"""
 
 
-def pictures() -> str:
+def image_classifiers() -> str:
     """Of the results file of `benchmarks/pictures.py`, once there is one."""
     name = "pictures-cpu.json"
     if not has_results(name):
@@ -107,7 +107,7 @@ def pictures() -> str:
         ]
         for run, each in sorted(found, key=lambda item: (item[1]["data"], -item[1]["scores"]["test"]["accuracy"]))
     ]
-    columns = ["run", "data", "parameters", "steps", "minutes", "pictures/s", "test accuracy"]
+    columns = ["run", "data", "parameters", "steps", "minutes", "images/s", "test accuracy"]
     columns += ["at 48 x 48", "at 64 x 64"]
     rows = [row + [""] * (len(columns) - len(row)) for row in rows]
     return f"""## Images: training
@@ -115,8 +115,8 @@ def pictures() -> str:
 The recipe tnn-cifar (tnn-2d), TNN over the sequence of patches (tnn), and a vision transformer (vit), all with the same
 augmentation. Each has the number of steps that fits into an hour of one thread, by the CPU time of some steps, with
 `--cifar img/cifar10.npz --minutes 60`. On Fashion-MNIST the recipe had an hour and a half, batches of 64 and no
-cropping. Minutes and pictures a second are by the clock, beside other work, and include augmentation and validation.
-The last columns are for test pictures enlarged beyond the trained size.
+cropping. Minutes and images a second are by the clock, beside other work, and include augmentation and validation.
+The last columns are for test images enlarged beyond the trained size.
 
 {measured_table(name, columns, rows)}
 

@@ -20,7 +20,7 @@ _ON_IMPORT = {
 }
 # Our modules may need these complete, and importing one of them may import the Auto classes.
 _FIRST = ("lagwise.models.", "transformers.modeling_layers")
-_due: list[str] = []  # of our modules, to be imported once no module of _FIRST is
+_due: list[str] = []  # our modules, to be imported once no module of _FIRST is
 _running: list[str] = []
 
 

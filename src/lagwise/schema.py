@@ -40,7 +40,7 @@ _RANGES = {
     "less_than_equal": "must be at most {le}",
 }
 _KINDS = {
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a finite number",
     "finite": "a finite number",
     "bool": "true or false",

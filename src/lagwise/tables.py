@@ -102,8 +102,8 @@ def _common_start(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> int:
+def check_integer(name: str, value: Any, least: int = 1) -> int:
     """Return the value if it is an integer (not a boolean) of at least ``least``; otherwise raise a ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+        raise ValueError(f"{name} must be an integer of at least {least}, got {shown(value)}")
     return value

@@ -23,7 +23,7 @@ from lagwise.cli.main import app
 from lagwise.figures import close, inline_svg
 from lagwise.runs import evaluate_run
 from lagwise.tasks.classification_results import worst_rows
-from lagwise.tasks.figures import confusion_matrix, pictures
+from lagwise.tasks.figures import confusion_matrix, image_gallery
 from lagwise.training import Recipe, load_recipe, read_metrics, train
 
 ODD = 'a_<b> & "c" $d_$'  # a folder's name
@@ -81,7 +81,7 @@ def test_the_report_is_self_contained(tiny_recipe: Recipe, tmp_path: Path, trans
     run = train(tiny_recipe, tmp_path / ODD, progress=False)
     written = plot_run(run)  # without an evaluation: no extrapolation
     assert len(written) == (2 if transformer else 4)
-    assert len(Page(written[-1]).texts["a-sample"]) > 100  # of the model
+    assert len(Page(written[-1]).texts["a-sample"]) > 100  # the model's text
     evaluate_run(run, [32, 64], progress=False)
     (run / "sample.txt").write_text("if a < b & c:")
     written = plot_run(run)
@@ -184,7 +184,7 @@ def test_plots_escape_special_characters_in_names() -> None:
     assert ">_$a$</text>" in svg
     file = io.BytesIO()
     Image.new("L", (4, 4)).save(file, "PNG")
-    figure = pictures([file.getvalue()], ["$1_a_b, not $2_a_b"], title="mistakes")
+    figure = image_gallery([file.getvalue()], ["$1_a_b, not $2_a_b"], title="mistakes")
     assert "$1_a_b, not $2_a_b" in inline_svg(figure, "mistakes")
     close(figure)
     assert "var(--paper)" in svg  # the ground of the legend

@@ -166,5 +166,5 @@ def test_the_cheapest_stack_is_found_and_cached(monkeypatch: pytest.MonkeyPatch)
     assert all(receptive_field(*c.shape) >= 60 and c.shape.dilation <= c.shape.kernel_size for c in choices)
     monkeypatch.setattr(tcn_shapes, "interleaved", None)  # nothing is timed the second time
     assert choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False) == choices
-    with pytest.raises(ValueError, match="length must be a whole number of at least 2, got 1"):
+    with pytest.raises(ValueError, match="length must be an integer of at least 2, got 1"):
         choose_tcn(1)

@@ -14,7 +14,7 @@ from lagwise.data import open_rows
 from lagwise.data.labelled_series import prepare_series
 
 wfdb: Any = pytest.importorskip("wfdb")
-pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")  # of pandas, in wfdb
+pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")  # pandas warns in wfdb
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def test_every_test_window_is_scored_once() -> None:
     cell = bench.run_benchmark(x, bench.Benchmark("made", PARTS), 10, options)
     assert cell["windows"] == 107 - 10 + 1
     forecaster = LagForecaster(10, validation=100, refit=False, **options).fit(x[:400])
-    mean, deviation = x[:300].mean(0), x[:300].std(0)  # of the training part alone
+    mean, deviation = x[:300].mean(0), x[:300].std(0)  # by the training part alone
     errors = []
     for start in range(400, 507 - 10 + 1):
         forecast = forecaster.predict(X=x[start - 48 : start])

@@ -37,7 +37,7 @@ def test_models_have_equal_sizes_and_train_all_their_taps(model: Model) -> None:
         made = LagwiseForCausalLM(LagwiseConfig(vocab_size=8, **fields(model, width)))
     for mixer in made.modules():
         if isinstance(mixer, ToeplitzMixer) and isinstance(mixer.kernel, SGConvKernel):
-            assert mixer.kernel.horizon() == LENGTH
+            assert mixer.kernel.support == LENGTH
 
 
 def test_positions_do_not_hide_the_tokens() -> None:

@@ -13,29 +13,29 @@ SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "pathfind
 
 
 @pytest.mark.parametrize("side", [32, 128])
-def test_the_network_sees_the_whole_picture(side: int) -> None:
+def test_the_network_sees_the_whole_image(side: int) -> None:
     torch.manual_seed(0)
     model = SCRIPT["network"](side, 8).eval()
-    picture = torch.rand(1, 1, side, side, requires_grad=True)
-    scores = model(picture)
+    image = torch.rand(1, 1, side, side, requires_grad=True)
+    scores = model(image)
     assert scores.shape == (1, 2)
     scores[0, 0].backward()
-    assert picture.grad is not None
+    assert image.grad is not None
     for corner in (slice(4), slice(-4, None)):
         for other in (slice(4), slice(-4, None)):
-            assert picture.grad[0, 0, corner, other].any()
+            assert image.grad[0, 0, corner, other].any()
 
 
 def test_training_reports_accuracies_and_ends_in_time() -> None:
     torch.manual_seed(0)
     labels = torch.arange(128) % 2
-    pictures = (255 * labels[:, None, None, None]).expand(-1, 1, 32, 32).to(torch.uint8)
+    images = (255 * labels[:, None, None, None]).expand(-1, 1, 32, 32).to(torch.uint8)
     model = SCRIPT["network"](32, 2)
-    *_, curve = SCRIPT["trained"](model, pictures, labels, 1.0, (pictures[:10], labels[:10]))
+    *_, curve = SCRIPT["trained"](model, images, labels, 1.0, (images[:10], labels[:10]))
     assert [len(curve), len(curve[-1])] == [1, 2]
     assert all(0 <= share <= 1 for _, share in curve)
     assert all(math.isfinite(p.sum().item()) for p in model.parameters())
-    assert SCRIPT["accuracy"](torch.nn.Sequential(torch.nn.Flatten(), ByBrightness()), pictures, labels) == 1
+    assert SCRIPT["accuracy"](torch.nn.Sequential(torch.nn.Flatten(), ByBrightness()), images, labels) == 1
 
 
 class ByBrightness(torch.nn.Module):

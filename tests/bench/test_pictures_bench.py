@@ -51,19 +51,19 @@ def test_results_become_a_section_and_a_figure(benchmark: Any, tmp_path: Path, m
     tables, encoders, figures = map(importlib.import_module, ("tables", "measured.encoders", "figures"))
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(figures, "FIGURES", tmp_path)
-    assert encoders.pictures() == ""
+    assert encoders.image_classifiers() == ""
     for name, accuracy in (("vit", 0.7), ("tnn-2d", 0.8), ("fashion-tnn-2d", 0.9)):
         finished(tmp_path / name, accuracy, benchmark.PLAN[name][2])
         plan = {"seconds": 2.0, "steps": 400}
         benchmark.train(name, [], plan, tmp_path, tmp_path / "pictures-cpu.json")
-    text = encoders.pictures()
+    text = encoders.image_classifiers()
     rows = re.findall(r"^\| (?:tnn|vit|fashion).*$", text, re.MULTILINE)
     common = "1.31M | 400 | 17 | 51"  # 400 batches of 128 in 1,000 seconds
-    grey = "1.31M | 400 | 17 | 26"  # of 64
+    grey = "1.31M | 400 | 17 | 26"  # for 64
     assert rows == [
         f"| tnn-2d | CIFAR-10 | {common} | 80.00 % | 50.00 % | 50.00 % |",
         f"| vit | CIFAR-10 | {common} | 70.00 % | 50.00 % | 50.00 % |",
         f"| fashion-tnn-2d | Fashion-MNIST | {grey} | 90.00 % |  |  |",
     ]
-    figures.draw_pictures()
+    figures.draw_images()
     assert (tmp_path / "pictures.png").stat().st_size

@@ -148,7 +148,7 @@ PATHS = [
         (("convert", RUN, "--max-order", "0"), "'--max-order': must be at least 1"),
         (("convert", RUN, "--lags", "-1"), "'--lags': must be at least 1, got -1"),
         (("evaluate", RUN, "--tokens", "1"), "'--tokens': must be at least 2, got 1"),
-        (("evaluate", RUN, "--lengths", "1,0"), "--lengths are whole numbers of at least 1"),
+        (("evaluate", RUN, "--lengths", "1,0"), "--lengths are integers of at least 1"),
         (("evaluate", RUN, "--data", " "), "'--data': must not be empty"),
         (("bench", "tcn", "8192", "--tokens", "0"), "'--tokens': must be at least 1, got 0"),
         (("bench", "tcn", "1"), "must be at least 2, got 1"),

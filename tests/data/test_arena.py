@@ -224,12 +224,12 @@ def test_an_incomplete_generated_folder_is_generated_again(tmp_path: Path, monke
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
     folder = generated_source("lra-pathfinder:10", progress=False)
     assert folder is not None
-    picture = next(folder.rglob("sample_3.png"))
-    whole = picture.read_bytes()
-    picture.write_bytes(whole[:50])
+    image = next(folder.rglob("sample_3.png"))
+    whole = image.read_bytes()
+    image.write_bytes(whole[:50])
     with pytest.warns(UserWarning, match="damaged or of an earlier version; making it again"):
         generated_source("lra-pathfinder:10", progress=False)
-    assert picture.read_bytes() == whole
+    assert image.read_bytes() == whole
     assert generated_source("some/folder") is None
     with pytest.raises(ValueError, match="expected a number of rows"):
         generated_source("lra-listops:many")

@@ -64,8 +64,8 @@ class TestBuckets:
             ({}, "either epochs or steps, got epochs None and steps None"),
             ({"epochs": 1, "steps": 1}, "either epochs or steps"),
             ({"epochs": 0}, "epochs must be positive, got 0"),
-            ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
-            ({"steps": 1, "batch_size": 0}, "batch_size must be a whole number"),
+            ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+            ({"steps": 1, "batch_size": 0}, "batch_size must be an integer"),
         ],
     )
     def test_bad_options(self, options: dict[str, Any], message: str) -> None:

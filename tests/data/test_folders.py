@@ -8,7 +8,7 @@ import pytest
 
 from lagwise.data import open_rows, open_source
 from lagwise.data.folders import split_word
-from lagwise.data.picture_files import open_pictures
+from lagwise.data.image_files import open_images
 
 
 def texts(root: Path, *folders: str, count: int = 2) -> str:
@@ -96,7 +96,7 @@ def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     assert tuple(open_source(str(tmp_path)).notes) == expected
     for name in ("cat", "dog"):
         (tmp_path / name / "0.png").write_text("x")
-    notes = open_pictures(str(tmp_path)).notes
+    notes = open_images(str(tmp_path)).notes
     assert notes[0].startswith("8 files are not read: 4 .txt, 2 .pdf")
     (tmp_path / "sheets").mkdir()
     (tmp_path / "sheets" / "a.xlsx").write_text("x")

@@ -241,7 +241,7 @@ class TestErrors:
             (reviews(), {"text": "label"}, "other than the label's, got 'label'"),
             (reviews(), {"text": ["a", "b"], "inputs": "values"}, "task.text must name one column"),
             (reviews(), {"inputs": "token"}, "unknown task.inputs: 'token'; did you mean 'tokens'"),
-            (reviews(), {"length": 0}, "data.length must be a whole number of at least 1"),
+            (reviews(), {"length": 0}, "data.length must be an integer of at least 1"),
             (reviews(), {"tokenizer": "word"}, "'words', 'characters', 'dna', a folder or"),
         ],
     )

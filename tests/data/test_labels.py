@@ -68,12 +68,12 @@ def test_zeros_of_a_fraction_do_not_make_another_class() -> None:
     found = read_labels(columns, "classification", lambda split, row: f"{split} {row}")
     assert found.names == ("-2", "0", "1")
     assert found.values == {"train": [1, 2, 1, 2, 0], "valid": [1], "test": [2, 1]}
-    assert known_labels([1, 2.0, "1", "2.0"], ("1.0", "2.0"), str) == [0, 1, 0, 1]  # of an earlier version
+    assert known_labels([1, 2.0, "1", "2.0"], ("1.0", "2.0"), str) == [0, 1, 0, 1]  # written by an earlier version
 
 
 def test_labels_of_other_programs_are_those_of_the_model() -> None:
     assert known_labels(["True", False, "TRUE"], ("false", "true"), str) == [1, 0, 1]
-    assert known_labels(["true", "False"], ("False", "True"), str) == [1, 0]  # of an earlier version
+    assert known_labels(["true", "False"], ("False", "True"), str) == [1, 0]  # written by an earlier version
     assert known_labels(["007", "07"], ("07", "007"), str) == [1, 0]
     with pytest.raises(ValueError, match="is 7, which the model does not know"):
         known_labels([7], ("07", "007"), str)

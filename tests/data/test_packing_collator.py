@@ -78,7 +78,7 @@ def test_bad_documents_are_named(examples: list, message: str) -> None:
 
 
 def test_the_row_length_is_required() -> None:
-    with pytest.raises(ValueError, match="length must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="length must be an integer of at least 1, got 0"):
         PackingCollator(0)
 
 

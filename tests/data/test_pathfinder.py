@@ -1,4 +1,4 @@
-"""Pathfinder and Path-X: what the generated pictures hold, what reveals their labels, and the published folders."""
+"""Pathfinder and Path-X: what the generated images hold, what reveals their labels, and the published folders."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sklearn.model_selection import cross_val_score
 
 from lagwise.data import pathfinder
 from lagwise.data.generated import generate
-from lagwise.data.labelled_pictures import prepare_pictures
+from lagwise.data.image_files import open_images
+from lagwise.data.labelled_images import prepare_images
 from lagwise.data.pathfinder import CONTOUR, DISTRACTOR, PARAMETERS
-from lagwise.data.picture_files import open_pictures
 
 Drawn = dict[int, tuple[np.ndarray, np.ndarray, pathfinder._Drawing, np.ndarray]]
 
 
 def several(side: int, blocks: int) -> list[Any]:
-    """Pictures, labels, shapes and marks of the first blocks."""
+    """Images, labels, shapes and marks of the first blocks."""
     made: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         place, placed = pathfinder._marks, []
@@ -34,7 +34,7 @@ def several(side: int, blocks: int) -> list[Any]:
 
         patch.setattr(pathfinder, "_marks", recorded)
         for block in range(blocks):
-            made.append((*pathfinder.pictures(0, block, side=side), *placed.pop()))
+            made.append((*pathfinder.images(0, block, side=side), *placed.pop()))
     return made
 
 
@@ -43,9 +43,9 @@ def drawn() -> Drawn:
     return {side: several(side, 1)[0] for side in (32, 128)}
 
 
-def by_grey_values(pictures: np.ndarray, labels: np.ndarray) -> float:
+def by_grey_values(images: np.ndarray, labels: np.ndarray) -> float:
     """Accuracy of a linear model on the sorted grey values."""
-    values = np.sort(pictures.reshape(len(pictures), -1).astype(float) / 255, axis=1)[:, ::-1][:, :2048]
+    values = np.sort(images.reshape(len(images), -1).astype(float) / 255, axis=1)[:, ::-1][:, :2048]
     return cross_val_score(LogisticRegression(max_iter=200), values, labels, cv=5).mean()
 
 
@@ -56,12 +56,12 @@ def by_distance(marks: np.ndarray, labels: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("side", "bright"), [(32, 0.8), (128, 0.95)])
-def test_pictures_show_two_marks(drawn: Drawn, side: int, bright: float) -> None:
-    pictures, labels, _, marks = drawn[side]
-    assert pictures.shape == (256, side, side)
+def test_images_show_two_marks(drawn: Drawn, side: int, bright: float) -> None:
+    images, labels, _, marks = drawn[side]
+    assert images.shape == (256, side, side)
     assert labels.sum() == 128
-    for picture, own in zip(pictures, marks, strict=True):
-        found, count = ndimage.label(picture > bright * 255)
+    for image, own in zip(images, marks, strict=True):
+        found, count = ndimage.label(image > bright * 255)
         sizes = np.bincount(found.ravel(), minlength=count + 1)[1:]
         places = 1 + np.flatnonzero(sizes > 1)  # where paddles meet a pixel may be bright, too
         assert len(places) == 2
@@ -69,15 +69,15 @@ def test_pictures_show_two_marks(drawn: Drawn, side: int, bright: float) -> None
         assert cdist(own, centres).min(1).max() < 1
 
 
-def test_pictures_show_all_contours(drawn: Drawn) -> None:
+def test_images_show_all_contours(drawn: Drawn) -> None:
     paddles = 2 * CONTOUR + 8 * DISTRACTOR
-    counts = np.array([ndimage.label(picture > 100)[1] for picture in drawn[128][0]])
+    counts = np.array([ndimage.label(image > 100)[1] for image in drawn[128][0]])
     assert np.mean(counts == paddles) > 0.9
     assert {*counts} <= {paddles, paddles - 1, paddles - 2}  # a mark may touch a paddle beside it
     distractors = (drawn[32][2].centres[:, 2 * CONTOUR :: DISTRACTOR, 0] > 0).sum(1)
     assert {*distractors} <= set(range(6))
     assert distractors.mean() > 3.5  # not all of them fit
-    paddle = [picture.sum() / 255 for picture in drawn[32][0]]  # grey values in proportion to the shapes
+    paddle = [image.sum() / 255 for image in drawn[32][0]]  # grey values in proportion to the shapes
     shapes = 2 * CONTOUR + DISTRACTOR * distractors
     assert np.corrcoef(paddle, shapes)[0, 1] > 0.9
 
@@ -110,8 +110,8 @@ def test_contours_have_the_published_geometry(drawn: Drawn, side: int, turn: flo
 
 
 def test_grey_values_do_not_reveal_the_label(drawn: Drawn) -> None:
-    for pictures, labels, *_ in drawn.values():
-        assert by_grey_values(pictures, labels) < 0.6  # three deviations of chance are 0.094
+    for images, labels, *_ in drawn.values():
+        assert by_grey_values(images, labels) < 0.6  # three deviations of chance are 0.094
 
 
 def test_the_distance_of_the_marks_does_not_reveal_the_label(drawn: Drawn) -> None:
@@ -121,10 +121,10 @@ def test_the_distance_of_the_marks_does_not_reveal_the_label(drawn: Drawn) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("side", "grey", "distance"), [(32, 0.535, 0.55), (128, 0.535, 0.57)])
-def test_simple_statistics_of_many_pictures_do_not_reveal_the_label(side: int, grey: float, distance: float) -> None:
-    pictures, labels, _, marks = zip(*several(side, 8), strict=True)
-    pictures, labels, marks = map(np.concatenate, (pictures, labels, marks))
-    assert by_grey_values(pictures, labels) < grey  # of 2,048 pictures; three deviations of chance are 0.033
+def test_simple_statistics_of_many_images_do_not_reveal_the_label(side: int, grey: float, distance: float) -> None:
+    images, labels, _, marks = zip(*several(side, 8), strict=True)
+    images, labels, marks = map(np.concatenate, (images, labels, marks))
+    assert by_grey_values(images, labels) < grey  # 2,048 images; three deviations of chance are 0.033
     assert by_distance(marks, labels) < distance
 
 
@@ -132,23 +132,23 @@ def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, 
     generate("lra-pathfinder", tmp_path / "data", rows=20, seed=0, texts=None, progress=False)
     root = tmp_path / "data" / "curv_contour_length_14"
     assert (root / "metadata" / "0.npy").read_text().splitlines()[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
-    data = prepare_pictures(open_pictures(str(tmp_path / "data")), channels=1, cache=tmp_path / "c", progress=False)
+    data = prepare_images(open_images(str(tmp_path / "data")), channels=1, cache=tmp_path / "c", progress=False)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 16, "valid": 2, "test": 2}
     assert (data.label_names, data.size) == (("apart", "joined"), (32, 32))
-    pictures, labels, *_ = drawn[32]  # a picture depends only on the seed, the part and its index
+    images, labels, *_ = drawn[32]  # an image depends only on the seed, the part and its index
     assert data.splits["train"]["label"][:] == labels[:16].tolist()
-    assert data.splits["train"][15]["image"] == pathfinder.encoded(pictures[15])
-    last = pathfinder.pictures(0, 180_000 // pathfinder.BLOCK)[0][180_000 % pathfinder.BLOCK + 1]
+    assert data.splits["train"][15]["image"] == pathfinder.encoded(images[15])
+    last = pathfinder.images(0, 180_000 // pathfinder.BLOCK)[0][180_000 % pathfinder.BLOCK + 1]
     assert data.splits["test"][1]["image"] == pathfinder.encoded(last)
-    (root / "imgs" / "0" / "sample_5.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"sample_5\.png is not a readable picture"):
-        prepare_pictures(open_pictures(str(tmp_path / "data")), cache=tmp_path / "c", progress=False)
+    (root / "imgs" / "0" / "sample_5.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"sample_5\.png is not a readable image"):
+        prepare_images(open_images(str(tmp_path / "data")), cache=tmp_path / "c", progress=False)
     (root / "imgs" / "0" / "sample_5.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"0\.npy, line 6: no picture"):
-        open_pictures(str(tmp_path / "data"))
+    with pytest.raises(FileNotFoundError, match=r"0\.npy, line 6: no image"):
+        open_images(str(tmp_path / "data"))
     (root / "metadata" / "0.npy").write_text("imgs/0 sample_0.png\n")
     with pytest.raises(ValueError, match="a folder, a file, a number and a label"):
-        open_pictures(str(tmp_path / "data"))
+        open_images(str(tmp_path / "data"))
 
 
 def test_incomplete_metadata_are_refused(tmp_path: Path) -> None:
@@ -156,35 +156,35 @@ def test_incomplete_metadata_are_refused(tmp_path: Path) -> None:
     table = tmp_path / "data" / "curv_contour_length_14" / "metadata" / "0.npy"
     lines = table.read_text().splitlines(keepends=True)
     table.write_text("".join(lines[:5]))
-    with pytest.raises(ValueError, match=r"11 pictures of .* are not in its metadata, first .*\.png"):
-        open_pictures(str(tmp_path / "data"))
+    with pytest.raises(ValueError, match=r"11 images of .* are not in its metadata, first .*\.png"):
+        open_images(str(tmp_path / "data"))
     table.write_text("".join([*lines, lines[0]]))
     with pytest.raises(ValueError, match=r"0\.npy, line 17: .*sample_0\.png' is listed twice"):
-        open_pictures(str(tmp_path / "data"))
+        open_images(str(tmp_path / "data"))
     table.write_text("")
     with pytest.raises(ValueError, match=r"0\.npy is empty"):
-        open_pictures(str(tmp_path / "data"))
+        open_images(str(tmp_path / "data"))
     shutil.rmtree(table.parent)
     with pytest.raises(ValueError, match="Pathfinder's folder imgs, but not its folder metadata"):
-        open_pictures(str(tmp_path / "data"))
+        open_images(str(tmp_path / "data"))
 
 
 def test_of_the_published_difficulties_the_hard_one_is_read(tmp_path: Path) -> None:
-    picture = pathfinder.encoded(np.zeros((32, 32), np.uint8))
+    image = pathfinder.encoded(np.zeros((32, 32), np.uint8))
     for number, name in enumerate(("curv_baseline", "curv_contour_length_9", "curv_contour_length_14")):
         (tmp_path / name / "imgs" / "0").mkdir(parents=True)
         (tmp_path / name / "metadata").mkdir()
         for i in range(10):
-            (tmp_path / name / "imgs" / "0" / f"sample_{i}.png").write_bytes(picture)
+            (tmp_path / name / "imgs" / "0" / f"sample_{i}.png").write_bytes(image)
         lines = [f"imgs/0 sample_{i}.png {i} {number // 2}\n" for i in range(10)]
         (tmp_path / name / "metadata" / "0.npy").write_text("".join(lines))
     with pytest.warns(UserWarning, match=r"several sets .*curv_baseline.* only curv_contour_length_14 is read"):
-        source = open_pictures(str(tmp_path))
+        source = open_images(str(tmp_path))
     assert {file.parent.parent.parent.name for files in source.files.values() for file in files} == {
         "curv_contour_length_14"
     }
     assert [len(files) for files in source.files.values()] == [8, 1, 1]
-    assert len(open_pictures(str(tmp_path / "curv_baseline")).files["train"]) == 8
+    assert len(open_images(str(tmp_path / "curv_baseline")).files["train"]) == 8
     (tmp_path / "curv_contour_length_14").rename(tmp_path / "curv_contour_length_20")
-    with pytest.raises(ValueError, match="several sets of Pathfinder pictures"):
-        open_pictures(str(tmp_path))
+    with pytest.raises(ValueError, match="several sets of Pathfinder images"):
+        open_images(str(tmp_path))

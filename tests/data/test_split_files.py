@@ -181,10 +181,10 @@ def test_train_writes_its_split_and_trains_the_same_from_it(tmp_path: Path) -> N
     assert scores[0] == scores[1]
     other = ["--out", str(tmp_path / "a"), "--split", str(tmp_path / "c")]
     assert isinstance(CliRunner().invoke(app, [*first, *other]).exception, FileExistsError)
-    assert not (tmp_path / "c").exists()  # of a training that does not begin
+    assert not (tmp_path / "c").exists()  # the training does not begin
     restarted = CliRunner().invoke(app, [*first, *other, "--resume", "auto"])
     assert restarted.exit_code == 0, restarted.output
-    assert not (tmp_path / "c").exists()  # of one that has begun before
+    assert not (tmp_path / "c").exists()  # one had begun before
     refused = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "a"), "--split", str(tmp_path / "c")])
     assert refused.exit_code == 2
 

@@ -212,7 +212,7 @@ def test_scores_at_other_lengths_are_kept(tiny_recipe: Recipe, tmp_path: Path) -
     assert [row[0] for row in table.rows if "length" in row[0] and "valid" not in row[0]] == [
         f"this model, length {n}" for n in (8, 16, 32)
     ]
-    few = evaluate_run(run, [8, 64], max_tokens=100, progress=False)  # of fewer tokens
+    few = evaluate_run(run, [8, 64], max_tokens=100, progress=False)  # on fewer tokens
     assert saved()["test"] == [*second["test"], *first["test"], few["test"][1]]
     assert saved()["compressors"] == first["compressors"] != few["compressors"]
     assert "(length 64, only 99 tokens)" in [
@@ -226,8 +226,8 @@ def test_scores_at_other_lengths_are_kept(tiny_recipe: Recipe, tmp_path: Path) -
     assert [s["length"] for s in saved()["test"]] == [16]
 
 
-def test_sizes_of_pictures_are_kept() -> None:
-    same = {"data": "pictures", "trained_at": 8, "kind": "classification", "labels": ["a"]}
+def test_sizes_of_images_are_kept() -> None:
+    same = {"data": "images", "trained_at": 8, "kind": "classification", "labels": ["a"]}
     sizes = [{"size": [16, 16], "accuracy": 0.5}, {"size": [8, 8], "accuracy": 0.6}]
     earlier = {**same, "test": {"accuracy": 0.7}, "sizes": sizes}
     newer = {**same, "test": {"accuracy": 0.7}, "sizes": [{"size": [32, 32], "accuracy": 0.4}]}

@@ -204,11 +204,11 @@ def test_constant_series_stay_constant() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"horizon": 0}, "horizon must be a whole number"),
+        ({"horizon": 0}, "horizon must be an integer"),
         ({"horizon": 300}, "must fit into the data, which has"),
         ({"look_back": 500}, "look_back \\+ horizon = 500 \\+ 6 rows must fit into the data, which has 320 rows"),
         ({"look_back": []}, "look_back must be"),
-        ({"look_back": [0]}, "look_back must be a whole number"),
+        ({"look_back": [0]}, "look_back must be an integer"),
         ({"model": "toeplits"}, "did you mean 'toeplitz'"),
         ({"model": {"name": "modal", "mode": 3}}, "did you mean 'modes'"),
         ({"kernels": 2}, "kernels does not apply to the model 'ridge'"),

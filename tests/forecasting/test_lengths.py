@@ -152,4 +152,4 @@ def test_the_ranked_probability_score_is_the_mean_loss_of_quantiles() -> None:
     assert scores.crps == pytest.approx(np.mean(losses))
     assert 0.5 * scores.mae < scores.crps < scores.mae  # type: ignore[operator]
     exact = ranked_probability(np.ones((1, 1)), [np.zeros(1)] * len(CRPS_COVERAGES))
-    assert exact[0, 0] == pytest.approx(1.0)  # of a forecast without a spread: the absolute error
+    assert exact[0, 0] == pytest.approx(1.0)  # the forecast has no spread: the absolute error

@@ -17,7 +17,7 @@ from lagwise.forecasting import Columns, LagForecaster
 from lagwise.forecasting.sktime import SktimeLagForecaster
 
 
-@pytest.mark.filterwarnings("ignore")  # of sktime, some hundred
+@pytest.mark.filterwarnings("ignore")  # sktime gives some hundred
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sktimes_own_checks() -> None:

@@ -96,7 +96,7 @@ def test_updates_equal_the_whole(logs: bool) -> None:
 
 def test_invalid_options() -> None:
     x = np.arange(1.0, 40)
-    with pytest.raises(ValueError, match="period must be a whole number"):
+    with pytest.raises(ValueError, match="period must be an integer"):
         LagForecaster(3, 12, model={"name": "smoothing", "period": 0}).fit(x)
     with pytest.raises(ValueError, match="unknown option of model 'smoothing': 'season'"):
         LagForecaster(3, 12, model={"name": "smoothing", "season": 3}).fit(x)

@@ -30,7 +30,7 @@ class Document(NamedTuple):
     right: int
 
 
-class Picture(NamedTuple):
+class Image(NamedTuple):
     """The position of an image in its grid."""
 
     top: int
@@ -41,7 +41,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """rows: documents of each; more than one only if packed. grid and pictures: its height and width and one picture a
+    """rows: documents of each; more than one only if packed. grid and images: its height and width and one image a
     row, for mixers that need a grid. mask: its dtype, None for no mask. poison: whether padding is NaN and infinity.
     chunks: how a stream is cut; none if it is not streamed."""
 
@@ -55,7 +55,7 @@ class Case:
     rows: tuple[tuple[Document, ...], ...]
     packed: bool
     grid: tuple[int, int] | None
-    pictures: tuple[Picture, ...]
+    images: tuple[Image, ...]
     mask: torch.dtype | None
     poison: bool
     layout: str
@@ -65,14 +65,14 @@ class Case:
     def texts(self) -> list[int]:
         """Numbers of tokens of every text or image."""
         if self.grid is not None:
-            return [picture.height * picture.width for picture in self.pictures]
+            return [image.height * image.width for image in self.images]
         return [document.text for row in self.rows for document in row]
 
     def real(self) -> Tensor:
         """A mask of the tokens of texts and images, ``(batch, length)``."""
         if self.grid is not None:
-            across = torch.stack([_within(self.grid[1], p.left, p.left + p.width) for p in self.pictures])
-            down = torch.stack([_within(self.grid[0], p.top, p.top + p.height) for p in self.pictures])
+            across = torch.stack([_within(self.grid[1], p.left, p.left + p.width) for p in self.images])
+            down = torch.stack([_within(self.grid[0], p.top, p.top + p.height) for p in self.images])
             return (down[:, :, None] & across[:, None]).flatten(1)
         return torch.stack([torch.cat([_within(sum(d), d.left, d.left + d.text) for d in row]) for row in self.rows])
 
@@ -87,10 +87,10 @@ def draw(seed: int) -> Case:
     causal = kind.directions[0] if len(kind.directions) == 1 else rng.random() < 0.7
     streamed = causal and kind.streams and rng.random() < 0.6
     packed = not streamed and rng.random() < 0.4
-    rows, grid, pictures = (), None, ()
+    rows, grid, images = (), None, ()
     if kind.needs_grid:
         packed = False
-        grid, pictures = _pictures(rng, min(longest, _LARGEST_GRID), masked=masked)
+        grid, images = _images(rng, min(longest, _LARGEST_GRID), masked=masked)
         length = max(grid)
     else:
         rows = _rows(rng, longest, packed=packed, masked=masked, streamed=streamed)
@@ -107,7 +107,7 @@ def draw(seed: int) -> Case:
         rows=rows,
         packed=packed,
         grid=grid,
-        pictures=pictures,
+        images=images,
         mask=rng.choice((torch.bool, torch.long, torch.float32)) if masked else None,
         poison=rng.random() < 0.7,
         layout=rng.choice(LAYOUTS),
@@ -173,15 +173,15 @@ def _rows(
     return tuple(tuple(row) for row in rows)
 
 
-def _pictures(rng: random.Random, longest: int, *, masked: bool) -> tuple[tuple[int, int], tuple[Picture, ...]]:
+def _images(rng: random.Random, longest: int, *, masked: bool) -> tuple[tuple[int, int], tuple[Image, ...]]:
     """A grid with a limited number of tokens, and the images in it; without a mask they fill the grid."""
     height = int(longest ** rng.random())
     width = rng.randint(1, longest // height)
-    pictures = []
+    images = []
     for _ in range(rng.randint(1, 3)):
         h, w = (rng.randint(1, size) if masked else size for size in (height, width))
-        pictures.append(Picture(rng.randint(0, height - h), rng.randint(0, width - w), h, w))
-    return (height, width), tuple(pictures)
+        images.append(Image(rng.randint(0, height - h), rng.randint(0, width - w), h, w))
+    return (height, width), tuple(images)
 
 
 def _within(length: int, start: int, stop: int) -> Tensor:

@@ -27,7 +27,7 @@ from lagwise.training import check_recipe, load_recipe
 from lagwise.training.model import model_config
 from lagwise.training.recipe import TrainingOptions
 
-# Values that are not of a type, as YAML text. Whole numbers are fine as floats, and every type may be optional.
+# Values that are not of a type, as YAML text. Integers are fine as floats, and every type may be optional.
 WRONG = {
     int: ("2.0", "1.5", "true", "many", ".nan", ".inf", "[1]", "{a: 1}", "1" + "0" * 30, "-1" + "0" * 30),
     float: ("true", "fast", ".nan", ".inf", "-.inf", "nan", "[1.0]", "{a: 1}", "1" + "0" * 400, "1e999"),

@@ -25,7 +25,7 @@ silu = ACTIVATIONS["silu"]
 
 
 def reference(mixer: Any, x: Tensor) -> Tensor:
-    """A mixer's output for one document ``(length, channels)``, or for a picture ``(height, width, channels)`` if it
+    """A mixer's output for one document ``(length, channels)``, or for an image ``(height, width, channels)`` if it
     needs a grid. KeyError for a mixer that has no reference."""
     name = next(name for name, kind in MIXERS.items() if type(mixer) is kind)
     return REFERENCES[name](mixer, x) if len(x) else x

@@ -80,8 +80,8 @@ def check_case(case: Case) -> None:
 def dense(case: Case, exact: Any, xs: list[Tensor]) -> list[Tensor]:
     if case.grid is None:
         return [reference(exact, x) for x in xs]
-    pictures = [x.unflatten(0, (p.height, p.width)) for x, p in zip(xs, case.pictures, strict=True)]
-    return [reference(exact, picture).flatten(0, 1) for picture in pictures]
+    images = [x.unflatten(0, (p.height, p.width)) for x, p in zip(xs, case.images, strict=True)]
+    return [reference(exact, image).flatten(0, 1) for image in images]
 
 
 def sensitivity(

@@ -84,7 +84,7 @@ def in_float32(modes: Modes) -> Modes:
 
 def check(found: Reduction, taps: np.ndarray, tolerance: float, case: str) -> None:
     gain, error, bound = largest(taps, None), float(found.error), float(found.bound)
-    slack = 1e-9 * gain + 1e-300  # of float64
+    slack = 1e-9 * gain + 1e-300  # float64's rounding
     assert error <= tolerance * gain + slack, case
     assert error <= bound * (1 + 1e-12), case
     worst = 0.0

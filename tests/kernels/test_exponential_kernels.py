@@ -43,7 +43,7 @@ def test_ema_is_initialized_as_in_mega() -> None:
 
 
 def test_ema_refuses_what_is_out_of_range() -> None:
-    with pytest.raises(ValueError, match="dimension must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="dimension must be an integer of at least 1, got 0"):
         EMAKernel(2, dimension=0)
 
 

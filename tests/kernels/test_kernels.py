@@ -45,10 +45,10 @@ def make(spec: dict, *, causal: bool = True) -> LagKernel:
 @pytest.mark.parametrize("length", [1, 2, 63, 200])
 def test_shapes_and_lags(spec: dict, length: int) -> None:
     causal, both = make(spec), make(spec, causal=False)
-    reach = min(length, causal.horizon() or length)
+    reach = min(length, causal.support or length)
     assert causal.taps(length).shape == (5, reach)
     assert both.taps(length).shape == (5, 2 * reach - 1)
-    assert both.horizon() == causal.horizon()
+    assert both.support == causal.support
     assert causal.lags(length, torch.device("cpu")).tolist() == list(range(reach))
 
 
@@ -141,13 +141,13 @@ def test_learned_decay_starts_at_its_initial_value_and_trains() -> None:
     learned.load_state_dict(fixed.state_dict(), strict=False)
     torch.testing.assert_close(learned.taps(30), fixed.taps(30), rtol=1e-4, atol=1e-6)
     assert isinstance(learned.decay_logit, nn.Parameter)
-    assert learned.horizon() is None
+    assert learned.support is None
 
 
 def test_the_horizon_is_where_the_decay_is_below_rounding() -> None:
-    assert RPEKernel(2).horizon() == 1833
-    assert RPEKernel(2).double().horizon() > 3000  # type: ignore[operator]
-    assert RPEKernel(2, decay=1.0).horizon() is None
+    assert RPEKernel(2).support == 1833
+    assert RPEKernel(2).double().support > 3000  # type: ignore[operator]
+    assert RPEKernel(2, decay=1.0).support is None
     assert RPEKernel(2).taps(10_000).shape == (2, 1833)
 
 
@@ -179,7 +179,7 @@ def test_free_kernel_ends_at_its_table() -> None:
         ({"name": "warped", "decay": 1.0}, "decay"),
         ({"name": "warped", "points": 0}, "points"),
         ({"name": "free", "max_length": 0}, "max_length"),
-        ({"name": "modal", "modes": 0}, "modes must be a whole number of at least 1, got 0"),
+        ({"name": "modal", "modes": 0}, "modes must be an integer of at least 1, got 0"),
         ({"layers": 3}, "'name'"),
     ],
 )

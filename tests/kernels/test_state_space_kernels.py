@@ -88,7 +88,7 @@ def test_hippo_is_normal_plus_rank_one() -> None:
     n = np.arange(8)
     odd = np.sqrt(2 * n + 1)
     matrix = -np.tril(np.outer(odd, odd), -1) - np.diag(n + 1.0)
-    found = np.linalg.eigvals(matrix)  # of a triangular matrix: its diagonal
+    found = np.linalg.eigvals(matrix)  # the matrix is triangular: its diagonal
     assert np.allclose(np.sort(found.real), -np.arange(8, 0, -1.0))
     both = np.concatenate([p, p.conj()])
     states = np.diag(np.concatenate([-0.5 + 1j * frequencies, -0.5 - 1j * frequencies])) - np.outer(both, both.conj())

@@ -88,7 +88,7 @@ every_causal_mixer = _among(lambda mixer: True in mixer.directions)
 every_stream = _among(lambda mixer: True in mixer.directions and mixer.streams)
 _DIRECTIONS = [(name, options, causal) for name, options in OPTIONS for causal in MIXERS[name].directions]
 every_direction = pytest.mark.parametrize(("name", "options", "causal"), _DIRECTIONS, ids=_id)
-every_trained_direction = pytest.mark.parametrize(  # of those that have parameters; with options among the slow tests
+every_trained_direction = pytest.mark.parametrize(  # those with parameters; the options are among the slow tests
     ("name", "options", "causal"),
     [
         pytest.param(*case, marks=pytest.mark.slow if case[1] and case[1].get("engine") != "ski" else ())

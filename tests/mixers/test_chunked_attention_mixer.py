@@ -254,7 +254,7 @@ def test_padding_may_be_nan(length: int) -> None:
         ({"heads": 8}, "'rope' needs an even size of queries, got 1"),
         ({"heads": 8, "position": "rotary"}, "'rotary' needs an even size"),
         ({"chunk": 0}, "chunk must be .*at least 1, got 0"),
-        ({"chunk": 2.5}, r"chunk must be a whole number .* got 2\.5"),
+        ({"chunk": 2.5}, r"chunk must be an integer .* got 2\.5"),
         ({"evaluation_chunk": 0}, "evaluation_chunk must be .* got 0"),
         ({"function": "sofmax"}, "unknown function: 'sofmax'; did you mean 'softmax'"),
         ({"position": "rop"}, "unknown position: 'rop'; did you mean 'rope'"),

@@ -56,9 +56,9 @@ def test_a_mixer_equals_its_papers_formula(name: str, options: dict[str, Any], c
 @pytest.mark.parametrize("size", [(1, 1), (5, 7), (6, 4), (3, 8)])
 def test_a_global_filter_equals_its_formula(size: tuple[int, int]) -> None:
     mixer = GFNetMixer(CHANNELS, height=6, width=8).double()
-    picture = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
-    y = mixer(picture.flatten(1, 2), layout=Layout(grid=size))
-    torch.testing.assert_close(y[0], FAMILY["gfnet"](mixer, picture[0], dense).flatten(0, 1), rtol=0, atol=1e-12)
+    image = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
+    y = mixer(image.flatten(1, 2), layout=Layout(grid=size))
+    torch.testing.assert_close(y[0], FAMILY["gfnet"](mixer, image[0], dense).flatten(0, 1), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="grid is 6 x 8, got 7 x 2; set options height and width"):
         mixer(noise(1, 14), layout=Layout(grid=(7, 2)))
 
@@ -67,12 +67,12 @@ def test_a_global_filter_equals_its_formula(size: tuple[int, int]) -> None:
 def test_an_adaptive_fourier_operator_equals_its_formula(size: tuple[int, int]) -> None:
     """Also for images, alone or in a batch with a larger one. Most outputs are not zeroed by the shrinkage."""
     mixer = AFNO2d(CHANNELS, heads=4).double()
-    picture = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
-    wanted = FAMILY["afno2d"](mixer, picture[0], dense)
-    y = mixer(picture.flatten(1, 2), layout=Layout(grid=size))
+    image = torch.randn(1, *size, CHANNELS, dtype=torch.float64)
+    wanted = FAMILY["afno2d"](mixer, image[0], dense)
+    y = mixer(image.flatten(1, 2), layout=Layout(grid=size))
     torch.testing.assert_close(y[0], wanted.flatten(0, 1), rtol=0, atol=1e-12)
     batch, mask = noise(2, 100).unflatten(1, (10, 10)), torch.zeros(2, 10, 10, dtype=torch.bool)
-    batch[0, : size[0], : size[1]], mask[0, : size[0], : size[1]], mask[1] = picture[0], True, True
+    batch[0, : size[0], : size[1]], mask[0, : size[0], : size[1]], mask[1] = image[0], True, True
     y = mixer(batch.flatten(1, 2), layout=Layout(mask.flatten(1), grid=(10, 10))).unflatten(1, (10, 10))
     torch.testing.assert_close(y[0, : size[0], : size[1]], wanted, rtol=0, atol=1e-12)
     assert (mixer.network(torch.randn(1000, CHANNELS, dtype=torch.complex128)).real != 0).double().mean() > 0.5
@@ -196,8 +196,8 @@ def test_mixers_of_fixed_length_refuse_longer_texts(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("hyena", {"order": 0}, "order must be a whole number of at least 1, got 0"),
-        ("hyena", {"short": 0}, "short must be a whole number of at least 1, got 0"),
+        ("hyena", {"order": 0}, "order must be an integer of at least 1, got 0"),
+        ("hyena", {"short": 0}, "short must be an integer of at least 1, got 0"),
         ("short_conv", {"kernel_size": 4, "causal": False}, "odd kernel size, got 4"),
         ("linear_attention", {"heads": 3}, "heads must divide the 16 channels, got 3"),
         ("linear_attention", {"feature_map": "relu"}, "unknown feature_map: 'relu'"),
@@ -205,17 +205,17 @@ def test_mixers_of_fixed_length_refuse_longer_texts(name: str) -> None:
         ("lru", {"most_angle": 7.0}, "most_angle must be in"),
         ("gss", {"contraction": 0.01}, "contraction must give at least one channel, got 0.01"),
         ("flash", {"query_size": 3}, "query_size must be even, got 3"),
-        ("flash", {"chunk": 0}, "chunk must be a whole number of at least 1, got 0"),
+        ("flash", {"chunk": 0}, "chunk must be an integer of at least 1, got 0"),
         ("gmlp", {"matrix": "circulant"}, "unknown matrix: 'circulant'"),
         ("gmlp", {"expansion": 0.01}, "expansion must give at least two channels"),
         ("synthesizer", {"form": "factored"}, "unknown form: 'factored'"),
-        ("long_short", {"rank": 0}, "rank must be a whole number of at least 1, got 0"),
-        ("relative_attention", {"memory": 0}, "memory must be a whole number of at least 1, got 0"),
+        ("long_short", {"rank": 0}, "rank must be an integer of at least 1, got 0"),
+        ("relative_attention", {"memory": 0}, "memory must be an integer of at least 1, got 0"),
         ("relative_attention", {"causal": False}, "RelativeAttentionMixer has no two-sided form"),
         ("afno", {"heads": 3}, "heads must divide the 16 channels, got 3"),
         ("afno", {"threshold": -1.0}, "threshold must be at least 0, got -1.0"),
         ("afno2d", {"activation": "sine"}, "unknown activation: 'sine'"),
-        ("s5", {"modes": 0}, "modes must be a whole number of at least 1, got 0"),
+        ("s5", {"modes": 0}, "modes must be an integer of at least 1, got 0"),
     ],
 )
 def test_wrong_options_are_named(name: str, options: dict[str, Any], message: str) -> None:

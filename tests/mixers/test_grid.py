@@ -133,18 +133,18 @@ def test_padding_of_ragged_grids_has_no_effect(name: str, options: dict) -> None
     image alone, and rows and columns of padding are finite."""
     mixer = make(name, options)
     sizes = ((6, 9), (2, 9), (6, 1), (1, 1), (4, 5))
-    pictures = [noise(1, *size).requires_grad_() for size in sizes]
-    alone = [mixer(x, layout=Layout(grid=size)) for x, size in zip(pictures, sizes, strict=True)]
+    images = [noise(1, *size).requires_grad_() for size in sizes]
+    alone = [mixer(x, layout=Layout(grid=size)) for x, size in zip(images, sizes, strict=True)]
     mask = torch.zeros(len(sizes), 6, 9, dtype=torch.bool)
     for real, (height, width) in zip(mask, sizes, strict=True):
         real[:height, :width] = True
     mask = mask.flatten(1)
-    tokens = torch.cat(pictures, dim=1)[0]
+    tokens = torch.cat(images, dim=1)[0]
     batch = torch.full((*mask.shape, CHANNELS), float("nan"), dtype=torch.float64)
     batch = batch.masked_scatter(mask[..., None].expand_as(batch), tokens)
     y = mixer(batch, layout=Layout(mask, grid=(6, 9)))
     assert y.isfinite().all()
-    check_equal(y[mask], torch.cat(alone, dim=1)[0], [*pictures, *mixer.parameters()])
+    check_equal(y[mask], torch.cat(alone, dim=1)[0], [*images, *mixer.parameters()])
 
 
 @every_mixer
@@ -204,9 +204,9 @@ def test_wrong_input_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{kind.__name__} has no causal form: build it with causal=False"):
         kind(CHANNELS, causal=True)
     mixer, x = kind(8, causal=False), torch.randn(1, 6, 8)
-    with pytest.raises(ValueError, match=f"{kind.__name__} needs a grid.* give pictures"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} needs a grid.* give images"):
         mixer(x)
-    with pytest.raises(ValueError, match=r"give pictures .*one in each row"):
+    with pytest.raises(ValueError, match=r"give images .*one in each row"):
         mixer(x, layout=Layout(seq_idx=torch.tensor([[0, 0, 0, 1, 1, 1]]), grid=(2, 3)))
     with pytest.raises(ValueError, match="a grid of 2 x 2 does not hold 6 tokens"):
         mixer(x, layout=Layout(grid=(2, 2)))

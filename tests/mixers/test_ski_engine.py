@@ -217,16 +217,16 @@ def test_prompts_shorter_than_a_cell_after_longer_padding(lengths: tuple[int, in
 
 
 def test_memory_of_a_stream() -> None:
-    """One node per ``spacing`` tokens; for a kernel with a horizon, only as many nodes as it reaches."""
+    """One node per ``spacing`` tokens; for a kernel with a support, only as many nodes as it reaches."""
     m = mixer()
     _, state = m.prefill(torch.randn(1, 800, 4, dtype=torch.float64), m.init_state(1))
     assert state.nodes.shape[1] == 128  # the power of two above 800 / 8
     assert state.tail.size == 64
     short = ToeplitzMixer(4, kernel={"name": "rpe", "decay": 0.9}, engine="ski")
-    horizon = short.kernel.horizon()
-    assert horizon is not None
+    support = short.kernel.support
+    assert support is not None
     _, state = short.prefill(torch.randn(1, 3000, 4), short.init_state(1))
-    assert state.nodes.shape[1] == -(-horizon // 8)
+    assert state.nodes.shape[1] == -(-support // 8)
 
 
 def test_unseen_lengths_work_in_both_directions() -> None:
@@ -244,18 +244,18 @@ def test_unseen_lengths_work_in_both_directions() -> None:
     ("options", "message"),
     [
         ({"engine": {"name": "ski", "ranks": 3}, "causal": False}, "did you mean 'rank'"),
-        ({"engine": {"name": "ski", "rank": 1}, "causal": False}, "rank must be a whole number of at least 2"),
-        ({"engine": {"name": "ski", "rank": 64.5}, "causal": False}, "rank must be a whole number"),
-        ({"engine": {"name": "ski", "degree": -1}, "causal": False}, "degree must be a whole number"),
+        ({"engine": {"name": "ski", "rank": 1}, "causal": False}, "rank must be an integer of at least 2"),
+        ({"engine": {"name": "ski", "rank": 64.5}, "causal": False}, "rank must be an integer"),
+        ({"engine": {"name": "ski", "degree": -1}, "causal": False}, "degree must be an integer"),
         ({"engine": {"name": "ski", "rank": 7}}, "unknown option of causal engine 'ski': 'rank'"),
         (
             {"engine": {"name": "ski", "tolerance": 0.1}, "causal": False},
             "unknown option of two-sided engine 'ski': 'tolerance'",
         ),
         ({"engine": {"name": "ski", "tolerance": 0.1, "width": 64}}, "width has no effect .* beside a tolerance"),
-        ({"engine": {"name": "ski", "spacing": 8.5}}, "whole number"),
+        ({"engine": {"name": "ski", "spacing": 8.5}}, "integer"),
         ({"engine": None}, "engine must be a name or a mapping"),
-        ({"kernel": {"name": "frequency", "grid": 128.0}}, "whole number"),
+        ({"kernel": {"name": "frequency", "grid": 128.0}}, "integer"),
         ({"engine": {"name": "ski", "tolerance": 0}}, "tolerance"),
         ({"engine": {"name": "ski", "width": 10}}, "width"),
         ({"engine": {"name": "fft", "rank": 3}}, "only engine 'ski' has options"),

@@ -135,7 +135,7 @@ def test_memory_of_a_batch_depends_only_on_its_present_rows(name: str, options: 
         for _ in range(6):
             _, state = mixer.step(noise(3, 1, torch.float32)[:, 0], state)
         held.append(state_bytes(state))
-    assert max(held[5:]) <= held[0]  # of 300 tokens then, of less than 100 since
+    assert max(held[5:]) <= held[0]  # 300 tokens then, fewer than 100 since
 
 
 @every_stream

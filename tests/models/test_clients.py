@@ -74,7 +74,7 @@ def test_lm_eval(tmp_path: Path, limit: int | None) -> None:
     (results,) = out.rglob("results_*.json")
     found = json.loads(results.read_text())["results"]
     assert found.keys() == TASKS.keys()
-    assert 7 < found["rolling"]["bits_per_byte,none"] < 9  # of a fresh model: 8, as all bytes are alike to it
+    assert 7 < found["rolling"]["bits_per_byte,none"] < 9  # a fresh model has 8, as all bytes are alike to it
 
 
 @pytest.mark.parametrize("script", ["sft", "dpo", "kto", "reward"])

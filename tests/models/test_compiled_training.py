@@ -44,7 +44,7 @@ def batch(length: int, kind: str) -> dict[str, torch.Tensor]:
 
 def step(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     model.zero_grad()
-    torch.manual_seed(2)  # of dropout
+    torch.manual_seed(2)  # for dropout
     loss = model(**inputs, use_cache=False).loss
     loss.backward()
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]

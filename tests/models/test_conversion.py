@@ -66,7 +66,7 @@ def test_a_converted_model_has_close_logits_and_streams_exactly(name: str) -> No
             out = converted(token, past_key_values=out.past_key_values, use_cache=True)
             streamed.append(out.logits)
     torch.testing.assert_close(torch.cat(streamed, 1), after, rtol=0, atol=1e-9)
-    assert len(reductions) == (4 if name == "hyena" else 2)  # of two filters in a layer
+    assert len(reductions) == (4 if name == "hyena" else 2)  # a layer has two filters
     assert all((r.error <= r.bound).all() for r in reductions.values())
     assert not any(isinstance(m, ToeplitzMixer) and not m.kernel.recurrent for m in converted.modules())
     assert original.config.block == BLOCKS[name]  # the old one is as it was
@@ -148,7 +148,7 @@ def test_encoders_and_defaults_are_converted_too() -> None:
     assert isinstance(decoder.to_recurrent(1e-2), LagwiseModel)
     spec = {"name": "prenorm", "token_mixer": None}
     assert model(spec).to_recurrent(1e-2).config.block["token_mixer"]["kernel"]["name"] == "modal"
-    with pytest.raises(ValueError, match="lags must be a whole number"):
+    with pytest.raises(ValueError, match="lags must be an integer"):
         recurrent_form(model(BLOCKS["gtu"]), lags=0)
 
 

@@ -66,7 +66,7 @@ def test_images_that_patches_do_not_divide_are_refused() -> None:
         make("patches")(pixel_values=torch.zeros(1, 1, 10, 12))
 
 
-def test_colour_for_a_model_of_grey_pictures_is_refused_with_advice() -> None:
+def test_colour_for_a_model_of_grey_images_is_refused_with_advice() -> None:
     with pytest.raises(ValueError, match=r"channels=1, .*got \(1, 3, 8, 8\); this model reads grey .*task\.channels=3"):
         make("patches")(pixel_values=torch.zeros(1, 3, 8, 8))
 
@@ -200,7 +200,7 @@ def test_numbers_far_from_zero_keep_their_digits_under_autocast() -> None:
         ({"token_type_ids": torch.full((2, 12), 7)}, r"token_type_ids must be in \[0, 2\), got 7 to 7"),
         ({"token_type_ids": torch.zeros(2, 5, dtype=torch.long)}, r"token_type_ids must be .* \(2, 12\), got \(2, 5\)"),
         ({"token_type_ids": torch.zeros(1, 1, dtype=torch.long)}, r"got \(1, 1\)"),
-        ({"input_ids": torch.zeros(2, 12)}, "input_ids must be whole numbers, got torch.float32"),
+        ({"input_ids": torch.zeros(2, 12)}, "input_ids must be integers, got torch.float32"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(2, 12)}, r"inputs_embeds must be \(batch, length, 16\)"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(2, 12, 3)}, r"got \(2, 12, 3\)"),
     ],

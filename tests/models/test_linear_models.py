@@ -189,17 +189,17 @@ def test_a_pair_has_features_of_either_text_of_both_and_their_cosine() -> None:
 
 def test_patches_are_pooled_thresholded_products() -> None:
     torch.manual_seed(0)
-    pictures = torch.randn(20, 3, 9, 8)
+    images = torch.randn(20, 3, 9, 8)
     made = Patches(3, side=3, filters=5, regions=2)
-    made.prepare(pictures, 0)
-    patch = pictures[0, :, 2:5, 1:4].flatten()
+    made.prepare(images, 0)
+    patch = images[0, :, 2:5, 1:4].flatten()
     patch = patch - patch.mean()
     patch = patch / (patch.square().mean() + 0.1).sqrt() - made.centre
-    own = made._pooled(pictures[:1, :, 2:5, 1:4])[0]  # a picture of one patch: all regions hold it
+    own = made._pooled(images[:1, :, 2:5, 1:4])[0]  # an image of one patch: all regions hold it
     likeness = made.filters @ patch
     expected = torch.cat([(s * likeness - made.threshold).clamp(min=0).sqrt() for s in (1, -1)])
     torch.testing.assert_close(own, expected.repeat_interleave(4))
-    assert made(pictures).shape == (20, made.size)
+    assert made(images).shape == (20, made.size)
     assert made(torch.randn(1, 3, 40, 30)).shape == (1, made.size)
     with pytest.raises(ValueError, match="at least 3 pixels"):
         made(torch.randn(1, 3, 2, 8))

@@ -226,8 +226,8 @@ class TestBadInput:
             (torch.zeros(1, 4, dtype=torch.long), r"length >= 1.*\(1, 4\)"),
             ([1, 30], r"in \[0, 30\), got 1\.\.30"),
             ([-1], "got -1"),
-            ([0.5], "whole numbers, got torch.float32"),
-            ("text", "whole numbers, got 'text'"),
+            ([0.5], "integers, got torch.float32"),
+            ("text", "integers, got 'text'"),
         ],
     )
     def test_prompts(self, session: StreamingSession, prompt: Any, message: str) -> None:

@@ -38,7 +38,7 @@ def heads() -> list[tuple[Any, dict[str, Tensor], Tensor]]:
     encoder = LagwiseConfig(**SIZES, causal=False, num_labels=3)
     patches: Any = {"name": "patches", "channels": 1, "size": 2}
     mixer = {"name": "prenorm", "token_mixer": {"name": "gtu2d"}}
-    pictures = LagwiseConfig(**SIZES, causal=False, num_labels=3, inputs=patches, block=mixer)
+    images = LagwiseConfig(**SIZES, causal=False, num_labels=3, inputs=patches, block=mixer)
     return [
         (
             LagwiseForCausalLM(LagwiseConfig(**SIZES)),
@@ -54,7 +54,7 @@ def heads() -> list[tuple[Any, dict[str, Tensor], Tensor]]:
         (LagwiseForTokenClassification(encoder), {"input_ids": ids, "labels": ids % 3}, ids % 3),
         (LagwiseForSequenceClassification(encoder), {"input_ids": ids, "labels": classes}, classes),
         (
-            LagwiseForImageClassification(pictures),
+            LagwiseForImageClassification(images),
             {"pixel_values": torch.randn(3, 1, 4, 4), "labels": classes},
             classes,
         ),

@@ -38,7 +38,7 @@ FAMILY: dict[str, Any] = {
 # Whatever a recipe says of these, wherever in its block.
 _SMALL = {"hidden": 8, "dimension": 4, "query_size": 8, "value_size": 16, "chunk": 11, "filter_size": 4, "depth": 3}
 _SMALL |= {"heads": 2}
-LIMIT = 128  # of the learned positions
+LIMIT = 128  # number of learned positions
 
 
 def tiny(recipe: str, *, sharp: bool = False, **fields: Any) -> LagwiseForCausalLM:

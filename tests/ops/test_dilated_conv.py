@@ -111,9 +111,9 @@ def test_wrong_arguments_are_named() -> None:
         dilated_convolution(x, taps, 1, causal=False)
     with pytest.raises(ValueError, match=r"got \(1, 9, 3\) and \(2, 4\)"):
         dilated_convolution(x, taps[:2], 1)
-    with pytest.raises(ValueError, match="dilation must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="dilation must be an integer of at least 1, got 0"):
         receptive_field(3, 0, 2)
-    with pytest.raises(ValueError, match="depth must be a whole number of at least 1, got True"):
+    with pytest.raises(ValueError, match="depth must be an integer of at least 1, got True"):
         receptive_field(3, 2, True)
     with pytest.raises(ValueError, match="length must be at least 1"):
         next(covering_shapes(0))

@@ -31,7 +31,7 @@ def fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def whole_numbers(*shape: int) -> torch.Tensor:
+def integers(*shape: int) -> torch.Tensor:
     """Integers, whose sums of products are exact in float32 in any order."""
     return torch.randint(-4, 5, shape).float()
 
@@ -43,7 +43,7 @@ def whole_numbers(*shape: int) -> torch.Tensor:
 def test_sums_equal_their_definition(
     batch: int, length: int, channels: int, first: int, last: int, dilation: int
 ) -> None:
-    y, x = whole_numbers(batch, length, channels), whole_numbers(batch, length, channels)
+    y, x = integers(batch, length, channels), integers(batch, length, channels)
     expected = torch.zeros(channels, last - first + 1)
     for n, lag in enumerate(range(first * dilation, (last + 1) * dilation, dilation)):
         after, before = y[:, max(0, lag) :], x[:, max(0, -lag) :]
@@ -55,7 +55,7 @@ def test_sums_equal_their_definition(
 @compiled
 def test_many_lags_take_several_calls() -> None:
     """The number of lags is not limited by a thread's stack."""
-    x = whole_numbers(1, 40, 3)
+    x = integers(1, 40, 3)
     got = native.lag_products(x, x, -150_000, 150_000, 1)
     assert torch.equal(got[:, 150_000 - 39 : 150_000 + 40], native.lag_products(x, x, -39, 39, 1))
     assert got.count_nonzero() == got[:, 150_000 - 39 : 150_000 + 40].count_nonzero()
@@ -63,7 +63,7 @@ def test_many_lags_take_several_calls() -> None:
 
 @compiled
 def test_views_are_read_without_copies() -> None:
-    whole = whole_numbers(3, 50, 40)
+    whole = integers(3, 50, 40)
     y, x = whole[:, 5:45, :20], whole[:, 2:42, 20:]
     expected = native.lag_products(y.contiguous(), x.contiguous(), 0, 6, 2)
     assert torch.equal(native.lag_products(y, x, 0, 6, 2), expected)
@@ -76,7 +76,7 @@ def test_views_are_read_without_copies() -> None:
 @compiled
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_number_of_threads_does_not_matter(threads: int) -> None:
-    y, x = whole_numbers(4, 2000, 24), whole_numbers(4, 2000, 24)
+    y, x = integers(4, 2000, 24), integers(4, 2000, 24)
     expected = native.lag_products(y, x, 0, 9, 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -89,7 +89,7 @@ def test_the_number_of_threads_does_not_matter(threads: int) -> None:
 
 @compiled
 def test_the_default_dtype_does_not_matter() -> None:
-    y, x = whole_numbers(2, 40, 5), whole_numbers(2, 40, 5)
+    y, x = integers(2, 40, 5), integers(2, 40, 5)
     expected = native.lag_products(y, x, 0, 6, 1)
     torch.set_default_dtype(torch.float64)
     try:
@@ -130,7 +130,7 @@ def test_metadata_for_compilers_is_correct(
 @pytest.mark.parametrize("has_native", [True, False])
 def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch, has_native: bool) -> None:
     monkeypatch.setattr(native, "available", lambda: has_native and library._loops() is not None)
-    y, x = whole_numbers(2, 20, 5), whole_numbers(2, 20, 5)
+    y, x = integers(2, 20, 5), integers(2, 20, 5)
     got = local.tap_gradient(y, x, -9, 9, 7)
     assert torch.equal(got[:, 7:12], local.tap_gradient(y, x, -2, 2, 7))
     assert not got[:, :7].any()

@@ -83,7 +83,7 @@ def test_silu_product(shape: tuple[int, ...], dtype: torch.dtype, tolerance: flo
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 37), (2, 7, 192), (0, 4), (4, 0)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.2)])  # of sums of rows
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.2)])  # for sums of rows
 def test_silu_product_with_biases(
     shape: tuple[int, ...], dtype: torch.dtype, tolerance: float, calls: list[str]
 ) -> None:

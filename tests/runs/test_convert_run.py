@@ -62,7 +62,7 @@ def test_quality_is_compared_only_when_asked(tiny_recipe: Recipe, tmp_path: Path
     assert "bits_per_byte" not in result
     assert result["tokens_per_second"]["after"] > 0
     [line] = lines
-    assert "has a support of 1,8" in line  # of a decay of .99
+    assert "has a support of 1,8" in line  # its decay is .99
     assert "mostly its generation faster" in line
     compared = convert_run(run, 0.1, tmp_path / "out", max_tokens=100, progress=False)
     assert [each["length"] for each in compared["bits_per_byte"]] == [32, 128]
@@ -101,7 +101,7 @@ def test_a_conversion_replaces_an_earlier_one(tiny_recipe: Recipe, saved_model: 
         result = convert_run(run, tolerance, out, max_tokens=100, progress=False)
         assert result["tolerance"] == tolerance
     assert (out / "tokenizer").is_dir()
-    with pytest.raises(ValueError, match="max_tokens must be a whole number of at least 2"):
+    with pytest.raises(ValueError, match="max_tokens must be an integer of at least 2"):
         convert_run(run, 0.1, tmp_path / "another", max_tokens=1, progress=False)
     assert not (tmp_path / "another").exists()
     convert_run(saved_model, 0.1, out, progress=False)

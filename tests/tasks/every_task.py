@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from glue_files import write_task
 
-from lagwise.data.pictures import encode_array
+from lagwise.data.images import encode_array
 from lagwise.training import Recipe, load_recipe
 
 _TRAINING = [
@@ -124,11 +124,11 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _pictures(folder: Path) -> list[str]:
+def _images(folder: Path) -> list[str]:
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 4, 3), dtype=np.uint8)
-    np.savez(folder / "pictures.npz", image=images, label=(images.mean((1, 2, 3)) > 127).astype(int))
+    np.savez(folder / "images.npz", image=images, label=(images.mean((1, 2, 3)) > 127).astype(int))
     return [
-        *("task.name=image_classification", f"data.source={folder / 'pictures.npz'}"),
+        *("task.name=image_classification", f"data.source={folder / 'images.npz'}"),
         "model.inputs={name: patches, size: 2}",
     ]
 
@@ -164,9 +164,9 @@ CASES = {
         [{"past_values": [0.0, 1.0, None, 3.0] * 5}, {"past_values": "[1, null, 3]"}],
         ("task.time=day", "unknown column of times: 'day'"),
     ),
-    "classes of pictures": Case(
+    "classes of images": Case(
         "image_classification",
-        _pictures,
+        _images,
         [{"image": encode_array(np.zeros((8, 4, 3), dtype=np.uint8)), "id": 7}],
         ("task.channels=2", "task.channels"),
     ),

@@ -23,7 +23,7 @@ from lagwise.training.first_answer import FILE, is_better, read_first_answer
 LABELLED = [name for name, case in CASES.items() if case.task in ("sequence_classification", "image_classification")]
 
 
-def test_tasks_of_rows_and_pictures_have_a_first_answer_and_others_say_that_they_have_none(tmp_path: Path) -> None:
+def test_tasks_of_rows_and_images_have_a_first_answer_and_others_say_that_they_have_none(tmp_path: Path) -> None:
     for name in CASES:
         wanted = recipe(name, tmp_path / name, "training.first_answer=only")
         if name in LABELLED:
@@ -182,7 +182,7 @@ def test_weights_of_classes_apply_to_texts_too(held_out: int) -> None:
     [
         ("classes of series", "pt2"),
         ("classes of series", "onnx"),
-        ("classes of pictures", "onnx"),
+        ("classes of images", "onnx"),
         ("classes of text", "pt2"),
     ],
 )

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from transformers import ViTImageProcessorPil
 
+from lagwise.data.images import decode, encode_array
 from lagwise.data.options import DataOptions
-from lagwise.data.pictures import decode, encode_array
 from lagwise.models import LagwiseForImageClassification
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import ImageClassification, MaskedLanguageModelling
@@ -29,7 +29,7 @@ def test_mixed_labels_count_once_per_image() -> None:
     logits, labels = torch.randn(8, 10), torch.arange(8)
     shares = torch.nn.functional.one_hot(labels, 10).float()
     outputs = SimpleNamespace(logits=logits)
-    plain = data.loss(outputs, labels, num_items_in_batch=16)  # of two micro-batches of 8
+    plain = data.loss(outputs, labels, num_items_in_batch=16)  # two micro-batches of 8
     mixed = data.loss(outputs, shares, num_items_in_batch=160)
     torch.testing.assert_close(plain, mixed)
     torch.testing.assert_close(plain * 2, data.loss(outputs, labels))
@@ -39,7 +39,7 @@ def test_masked_metrics_have_a_row_for_each_sequence(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a text of a few words\n" * 50)
     data: Any = MaskedLanguageModelling(DataOptions(source=str(tmp_path / "text.txt"))).open(progress=False)
     labels = torch.tensor([[-100, 3, -100, 1], [-100, -100, -100, -100], [2, -100, -100, -100]])
-    logits = torch.randn(3, 5, dtype=torch.float64)  # of the three hidden tokens
+    logits = torch.randn(3, 5, dtype=torch.float64)  # logits of the three hidden tokens
     sums, counts = data.reduce(logits, labels)
     assert (sums.shape, counts.tolist()) == ((3, 2), [2, 0, 1])
     loss = torch.nn.functional.cross_entropy(logits.float(), torch.tensor([3, 1, 2]))
@@ -47,7 +47,7 @@ def test_masked_metrics_have_a_row_for_each_sequence(tmp_path: Path) -> None:
     assert abs(found["perplexity"] - float(loss.exp())) < 1e-5 * float(loss.exp())
 
 
-def test_pictures_in_a_folder_are_predicted(tmp_path: Path) -> None:
+def test_images_in_a_folder_are_predicted(tmp_path: Path) -> None:
     """Those directly in it have no label, whatever the folder is called."""
     recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=1", "model.inputs.size=4", "model.hidden_size=8"])
     run, new = train(recipe, tmp_path / "run", progress=False), tmp_path / "new"
@@ -65,7 +65,7 @@ def test_pictures_in_a_folder_are_predicted(tmp_path: Path) -> None:
         evaluate_run(run, source=str(new), progress=False)
 
 
-def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
+def test_images_of_other_sizes_are_scored(tmp_path: Path) -> None:
     recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=3", "model.inputs.size=2", "model.hidden_size=16"])
     run = train(recipe, tmp_path / "run", progress=False)
     found = evaluate_run(run, [8, 12], progress=False)
@@ -84,15 +84,15 @@ def test_pictures_of_other_sizes_are_scored(tmp_path: Path) -> None:
     assert larger["accuracy"] == pytest.approx(right)
     assert ("12 x 12", f"{right:.4f}") in [row[:2] for table in task.tables(found) for row in table.rows]
 
-    with pytest.raises(ValueError, match=r"--lengths are longer sides of pictures .* 9 gives 9 x 9, .* patches of 2"):
+    with pytest.raises(ValueError, match=r"--lengths are longer sides of images .* 9 gives 9 x 9, .* patches of 2"):
         evaluate_run(run, [8, 9], progress=False)
 
 
-def test_a_training_shows_pictures_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_shows_images_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["training.steps=2", "training.batch_size=4", "model.inputs.size=4", "model.hidden_size=8"]
     train(load_recipe("tnn-digits", options), tmp_path / "run")
     bar = capsys.readouterr().err
-    assert "pictures/s=" in bar
+    assert "images/s=" in bar
     assert "tokens/s" not in bar
 
 
@@ -100,7 +100,7 @@ def test_a_training_shows_pictures_per_second(tmp_path: Path, capsys: pytest.Cap
 def test_torchvision_is_needed_for_training_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """The error comes before the pictures are read; a finished run is evaluated without torchvision."""
+    """The error comes before the images are read; a finished run is evaluated without torchvision."""
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_text("damaged")
@@ -109,16 +109,16 @@ def test_torchvision_is_needed_for_training_only(
     ImageClassification(DataOptions(source="digits"), **changes).open(run=tmp_path, progress=False)
 
 
-def test_a_run_crops_new_pictures(tmp_path: Path) -> None:
+def test_a_run_crops_new_images(tmp_path: Path) -> None:
     """As its saved image processor does."""
     options = ["task.size=8", "task.crop=0.5", "model.hidden_size=8", "model.initializer_range=0.5"]
     recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=1", *options])
     run = train(recipe, tmp_path / "run", progress=False)
-    picture = np.random.default_rng(0).integers(0, 256, (20, 40, 3), dtype=np.uint8)
-    [found] = predict_run(run, [{"image": encode_array(picture)}], progress=False)
+    image = np.random.default_rng(0).integers(0, 256, (20, 40, 3), dtype=np.uint8)
+    [found] = predict_run(run, [{"image": encode_array(image)}], progress=False)
     processor = ViTImageProcessorPil.from_pretrained(run)
     assert (processor.size.shortest_edge, processor.crop_size.height) == (16, 8)
-    pixels = processor(Image.fromarray(picture), return_tensors="pt").pixel_values
+    pixels = processor(Image.fromarray(image), return_tensors="pt").pixel_values
     model = LagwiseForImageClassification.from_pretrained(run).eval()
     with torch.inference_mode():
         shares = model(pixel_values=pixels).logits.softmax(-1)[0]

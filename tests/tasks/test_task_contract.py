@@ -16,7 +16,7 @@ from lagwise.tasks import TASKS
 from lagwise.training import load_recipe, make_task, read_metrics, resume, train
 
 every_case = pytest.mark.parametrize("name", CASES)
-_DRAWN = ("language modelling", "classes of text", "classes of pictures")
+_DRAWN = ("language modelling", "classes of text", "classes of images")
 
 
 def losses(run: Path) -> dict[float, float]:
@@ -91,10 +91,10 @@ def test_it_predicts_without_its_training_data(name: str, runs: dict[str, Path],
 @pytest.mark.parametrize("name", [n if n in _DRAWN else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_its_report_has_its_figures_and_tables(name: str, runs: dict[str, Path]) -> None:
     evaluate_run(runs[name], progress=False)
-    *pictures, report = plot_run(runs[name])
-    assert all(path.stat().st_size > 5000 for path in pictures)
+    *figures, report = plot_run(runs[name])
+    assert all(path.stat().st_size > 5000 for path in figures)
     page = report.read_text()
-    assert page.count("<svg") == len(pictures)
+    assert page.count("<svg") == len(figures)
     assert "<h2>Results</h2>" in page
 
 

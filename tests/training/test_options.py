@@ -168,10 +168,10 @@ def test_an_image_model_by_preset(word: str) -> None:
     [
         (
             ["task.size=30"],
-            "pictures of 30 x 30 cannot be cut into patches of 4: give a task.size of multiples of 4",
+            "images of 30 x 30 cannot be cut into patches of 4: give a task.size of multiples of 4",
         ),
         (["task.channels=1"], "task.channels 1 and model.inputs.channels 3 must be the same"),
-        (["model.inputs={name: patches, size: 5}"], "pictures of 8 x 8 cannot be cut into patches of 5"),
+        (["model.inputs={name: patches, size: 5}"], "images of 8 x 8 cannot be cut into patches of 5"),
     ],
 )
 def test_images_that_a_model_does_not_support_are_refused_before_training(

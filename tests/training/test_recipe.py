@@ -49,7 +49,7 @@ def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:
     ("word", "kept"),
     [("tnn", (3, 1)), ("ski-tnn", (3, 1)), ("transformer", (None, 1)), ("mega", (None, 1)), ("tcn-mlp", (None, 1))],
 )
-def test_models_of_pictures_by_a_word_keep_expansions(word: str, kept: tuple[int | None, int]) -> None:
+def test_models_of_images_by_a_word_keep_expansions(word: str, kept: tuple[int | None, int]) -> None:
     block = load_recipe("tnn-deit-tiny", [f"model={word}"]).model["block"]
     assert (block.get("token_mixer", {}).get("expansion"), block["channel_mixer"]["expansion"]) == kept
 
@@ -87,18 +87,18 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
         ("training.step=7", r"did you mean 'steps'"),
         ("steps=7", r"did you mean training\.steps=\.\.\.\?"),
         ("nonsense", "written section.key=value"),
-        ("training.steps=many", "training.steps must be a whole number, got 'many'"),
-        ("training.steps=1.5", "a whole number"),
-        ("training.steps=true", "a whole number"),
+        ("training.steps=many", "training.steps must be an integer, got 'many'"),
+        ("training.steps=1.5", "an integer"),
+        ("training.steps=true", "an integer"),
         ("training.learning_rate=fast", "a finite number"),
         ("training.steps=0", "training.steps must be at least 1, got 0"),
         ("training.schedule=cosin", "did you mean 'cosine'"),
         ("training.precision=half", "unknown precision"),
         ("data.length=1", "at least 2"),
         ("data.evaluate_length=1", r"data\.evaluate_length must be at least 2"),
-        ("data.lengths=[]", r"data\.lengths must be whole numbers"),
+        ("data.lengths=[]", r"data\.lengths must be integers"),
         ("data.lengths=[64, 1]", r"data\.lengths\[1\] must be at least 2, got 1"),
-        ("data.lengths=[512, true]", r"data\.lengths\[1\] must be a whole number, got True"),
+        ("data.lengths=[512, true]", r"data\.lengths\[1\] must be an integer, got True"),
         ("data.lengths=[256, 128]", r"data\.length must be the largest of data\.lengths \[256, 128\], got 512"),
         ("data.lengths=512", r"data\.lengths must be a list, got 512"),
         ("training.accumulate=3", "must divide"),
@@ -106,8 +106,8 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
         ("training.clip=-1", "at least 0"),
         ("training.beta2=7", "training.beta2 must be less than 1, got 7"),
         ("training.steps=[", "not valid YAML"),
-        ("training.steps=010", "training.steps must be a whole number, got '010'"),
-        ("training.steps=1:30", "training.steps must be a whole number, got '1:30'"),
+        ("training.steps=010", "training.steps must be an integer, got '010'"),
+        ("training.steps=1:30", "training.steps must be an integer, got '1:30'"),
         ("training.epsilon=0", "training.epsilon must be greater than 0"),
         ("training.workers=100000", "training.workers must be at most 128"),
         ("data.tokenizer=", "has no value; write data.tokenizer=null for none"),

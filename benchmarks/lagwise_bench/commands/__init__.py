@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lagwise.cli.parsing import at_least, path, whole_numbers, within
+from lagwise.cli.parsing import at_least, integers, path, within
 from lagwise_bench.commands.glue import glue
 from lagwise_bench.commands.lra import lra
 from lagwise_bench.commands.serve import serve
@@ -50,7 +50,7 @@ def toeplitz(
     from lagwise_bench.peers import load_peer
     from lagwise_bench.toeplitz import table_rows, time_layers, where_time_goes
 
-    wanted = whole_numbers(lengths, "--lengths")
+    wanted = integers(lengths, "--lengths")
     peers = {name: load_peer(name) for name in peer or []}
     rows = time_layers(
         wanted, channels=channels, tokens=tokens, repeats=repeats, threads=threads, peers=peers, memory=memory
@@ -100,7 +100,7 @@ def ops(
 
     choices = {"both": (True, False), "causal": (True,), "two-sided": (False,)}
     rows = run.time_ops(
-        whole_numbers(lengths, "--lengths"),
+        integers(lengths, "--lengths"),
         channels=channels,
         tokens=tokens,
         repeats=repeats,
@@ -113,8 +113,8 @@ def ops(
     print_table("One layer: forward, and forward with backward", head, run.table_rows(rows))
     if out:
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), {"rows": rows})
-        run.figure(rows).savefig(picture := out.with_suffix(".png"), dpi=130)
-        typer.echo(f"written: {out} and {picture}")
+        run.figure(rows).savefig(plot := out.with_suffix(".png"), dpi=130)
+        typer.echo(f"written: {out} and {plot}")
 
 
 @app.command("ema-vs-tcn")
@@ -144,7 +144,7 @@ def ema_vs_tcn(
     for causal in choices[known(direction, choices, "direction")]:
         name = "causal" if causal else "two-sided"
         results[name] = run.time_ema_tcn(
-            whole_numbers(lengths, "--lengths"),
+            integers(lengths, "--lengths"),
             channels=channels,
             causal=causal,
             repeats=repeats,
@@ -156,8 +156,8 @@ def ema_vs_tcn(
         print_table(f"One sequence, {name}: forward and backward", head, run.table_rows(results[name]))
     if out:
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
-        run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
-        typer.echo(f"written: {out} and {picture}")
+        run.figure(results).savefig(plot := out.with_suffix(".png"), dpi=130)
+        typer.echo(f"written: {out} and {plot}")
 
 
 @app.command()
@@ -197,7 +197,7 @@ def generate(
         raise ValueError("--peer is an online convolution and needs --what streams")
     if what == "streams":
         methods = {"channels": channels, "repeats": repeats, "threads": threads, "baselines": baselines}
-        counts = (whole_numbers(lengths, "--lengths"), whole_numbers(batches, "--batches"))
+        counts = (integers(lengths, "--lengths"), integers(batches, "--batches"))
         _generate_streams(*counts, most_tokens, peer or [], out, **methods)
         return
     from lagwise.analysis.timing import save_results
@@ -210,8 +210,8 @@ def generate(
     for each in choices[known(what, choices, "what")]:
         results[each] = run.time_generation(
             each,
-            whole_numbers(lengths, "--lengths"),
-            whole_numbers(batches, "--batches"),
+            integers(lengths, "--lengths"),
+            integers(batches, "--batches"),
             channels=channels,
             repeats=repeats,
             threads=threads,
@@ -224,8 +224,8 @@ def generate(
             print_table(f"Streaming, {each}, batch {batch}", head, rows)
     if out:
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
-        run.figure(results).savefig(picture := out.with_suffix(".png"), dpi=130)
-        typer.echo(f"written: {out} and {picture}")
+        run.figure(results).savefig(plot := out.with_suffix(".png"), dpi=130)
+        typer.echo(f"written: {out} and {plot}")
 
 
 def _generate_streams(

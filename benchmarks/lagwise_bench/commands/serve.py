@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, path, whole_numbers, within
+from lagwise.cli.parsing import at_least, integers, path, within
 
 
 def serve(
@@ -37,7 +37,7 @@ def serve(
     from lagwise.models.loading import load_language_model
     from lagwise_bench.serving import make_transformer, measure, started, table_rows
 
-    counts = whole_numbers(clients, "--clients")
+    counts = integers(clients, "--clients")
     torch.set_num_threads(threads)
     model, tokenizer = load_language_model(run)
     chosen = [str(tokenizer.decode(ids.tolist())) for ids in run_prompts(run, prompts, prompt_tokens)]

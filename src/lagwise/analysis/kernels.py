@@ -22,7 +22,7 @@ class LayerKernel:
     origin: int = 0
 
     @property
-    def reach(self) -> int:
+    def support(self) -> int:
         """Number of lags on the side of lag 0 that has more, lag 0 included."""
         return max(self.origin + 1, self.taps.shape[1] - self.origin)
 

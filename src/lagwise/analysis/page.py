@@ -32,7 +32,7 @@ class Section:
 
 
 def write_page(folder: Path, title: str, sections: Sequence[Section]) -> list[Path]:
-    """Write the sections into ``report.html``, and their plots also as pictures into ``plots``; close the plots.
+    """Write the sections into ``report.html``, and their plots also as images into ``plots``; close the plots.
 
     Returns:
         The files written, the page last.

@@ -48,7 +48,7 @@ def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _NEAR) -> Fig
 
     figure, drawn = panels(len(kernels), height=2.6)
     for axes, kernel in zip(drawn, kernels, strict=True):
-        matrix = kernel.matrix(min(size, kernel.reach))
+        matrix = kernel.matrix(min(size, kernel.support))
         shown = np.ma.masked_less_equal(matrix, 0)
         largest = max(matrix.max(), 1e-9)  # a kernel may be zero
         image = axes.imshow(shown, norm=LogNorm(vmin=largest * 1e-3, vmax=largest), cmap="viridis")

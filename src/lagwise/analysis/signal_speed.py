@@ -12,7 +12,7 @@ import torch
 
 from lagwise.models import LagwiseForTokenClassification, StreamingClassifier
 
-_TOLERANCE = 1e-3  # of probabilities, in float32 and with possibly large weights
+_TOLERANCE = 1e-3  # for probabilities, in float32 and with possibly large weights
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lagwise.cache import default_cache
 from lagwise.mixers import TCNMixer
 from lagwise.ops.toeplitz import StackShape, covering_shapes
 from lagwise.progress import progress_bar
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 from lagwise.training.hardware import describe
 
 _LONGEST_KERNEL = 64  # longer kernels cost more multiplications than fewer passes over the signal save
@@ -60,7 +60,7 @@ def choose_tcn(
         ValueError: If length < 2, channels < 1 or tokens < 1.
     """
     for name, value, least in (("length", length, 2), ("channels", channels, 1), ("tokens", tokens, 1)):
-        whole_number(name, value, least)
+        check_integer(name, value, least)
     machine = {key: value for key, value in describe().items() if key in _MACHINE}
     asked = {"length": length, "channels": channels, "tokens": tokens, "causal": causal, "repeats": repeats}
     path = default_cache() / "tcn-shapes.json"

@@ -15,7 +15,7 @@ from lagwise.blocks.norm import make_norm, normed
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
-from lagwise.tables import build, known, whole_number
+from lagwise.tables import build, check_integer, known
 
 
 class MegaState(NamedTuple):
@@ -73,8 +73,8 @@ class MegaBlock(Block):
     ):
         super().__init__(channels)
         self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
-        value_size = whole_number("value_size", 2 * channels if value_size is None else value_size)
-        whole_number("query_size", query_size)
+        value_size = check_integer("value_size", 2 * channels if value_size is None else value_size)
+        check_integer("query_size", query_size)
         self.sizes = (channels, query_size, value_size, channels)
         self.norm = make_norm(norm, channels)
         self.memory = build(

@@ -18,7 +18,7 @@ from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
 from lagwise.ops.recurrence import Moments
 from lagwise.ops.tokens import rms_norm
-from lagwise.tables import build, whole_number
+from lagwise.tables import build, check_integer
 
 _MEMORY = {"name": "toeplitz", "kernel": {"name": "cema"}}
 _CHANNELS = {"name": "mlp", "expansion": 2, "activation": "silu", "bias": False}
@@ -81,9 +81,9 @@ class MegalodonBlock(Block):
         dropout: float = 0.0,
     ):
         super().__init__(channels)
-        value_size = whole_number("value_size", 2 * channels if value_size is None else value_size)
-        for size in (whole_number("query_size", query_size), value_size):
-            check_heads(size, whole_number("heads", heads))
+        value_size = check_integer("value_size", 2 * channels if value_size is None else value_size)
+        for size in (check_integer("query_size", query_size), value_size):
+            check_heads(size, check_integer("heads", heads))
         self.heads, self.sizes = heads, (query_size // heads, value_size // heads)
         self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon)
         self.memory = build(MIXERS, _MEMORY if memory is None else memory, channels, what="memory", causal=causal)

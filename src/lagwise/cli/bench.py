@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lagwise.cli.parsing import at_least, path, whole_numbers, within
+from lagwise.cli.parsing import at_least, integers, path, within
 
 Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")]
 
@@ -109,7 +109,7 @@ def stream_signal(
     from lagwise.cli.terminal import print_table
     from lagwise.models import load_model
 
-    wanted = whole_numbers(chunks, "--chunks")
+    wanted = integers(chunks, "--chunks")
     model, _ = load_model(run)
     torch.set_num_threads(threads)
     results = time_signal(model, rate, seconds, wanted)
@@ -147,9 +147,7 @@ def drafts(
     torch.set_num_threads(threads)
     model, assistant = (load_language_model(each, device=default_device())[0] for each in (run, draft))
     chosen = run_prompts(run, prompts, prompt_tokens)
-    rows = time_drafts(
-        model, assistant, chosen, sizes=whole_numbers(sizes, "--sizes"), new_tokens=tokens, repeats=repeats
-    )
+    rows = time_drafts(model, assistant, chosen, sizes=integers(sizes, "--sizes"), new_tokens=tokens, repeats=repeats)
     head = ("draft", "tokens", "tokens/s", "/none", "forwards/token", "same text")
     sizes_of = [sum(p.numel() for p in each.parameters()) for each in (model, assistant)]
     print_table(f"Model of {sizes_of[0]:,} parameters, draft of {sizes_of[1]:,}", head, table_rows(rows))

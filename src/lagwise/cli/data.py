@@ -19,7 +19,7 @@ def data(
         int | None,
         typer.Option(
             callback=at_least(10),
-            help="Training rows of ListOps (96,000) or retrieval (20,000), or pictures of all splits (200,000).",
+            help="Training rows of ListOps (96,000) or retrieval (20,000), or images of all splits (200,000).",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(callback=at_least(0), help="Seed of the generator.")] = 0,

@@ -12,8 +12,8 @@ from lagwise.cli.parsing import at_least, not_empty, path, shares, within
 from lagwise.cli.terminal import plain, print_table
 from lagwise.process import quick_imports
 
-_ROWS, _SERIES = 10, 5  # of forecasts that are printed
-_ENDINGS = r"(\.(csv|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # of names of tables
+_ROWS, _SERIES = 10, 5  # rows and series that are printed
+_ENDINGS = r"(\.(csv|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # endings of tables' names
 
 
 def forecast(
@@ -168,7 +168,7 @@ def forecast(
             [(name, *map(_number, (own, last)[: 1 + (ranked[0] is not baseline)])) for name, own, last in errors],
         )
     typer.echo(f"\n{plain(reason(ranked))}")
-    made, picture = write_forecast(table, ranked[0].forecaster, out, levels)
+    made, figure = write_forecast(table, ranked[0].forecaster, out, levels)
     shown_names = names[:_SERIES] if table.ids is None else [table.target]
     parts = [f"first {_ROWS} rows"] if len(made) > _ROWS else []
     parts += [f"{_SERIES} of {len(names)} series"] if table.ids is None and len(names) > _SERIES else []
@@ -183,7 +183,7 @@ def forecast(
             for row in head.to_dict("records")
         ],
     )
-    plot = f"; {picture}" if isinstance(picture, str) else f" and {picture}"
+    plot = f"; {figure}" if isinstance(figure, str) else f" and {figure}"
     typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series){plot}"))
 
 

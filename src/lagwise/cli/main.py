@@ -17,7 +17,7 @@ from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
 from lagwise.cli.generate import generate
 from lagwise.cli.importing import import_model
-from lagwise.cli.parsing import at_least, not_empty, path, whole_numbers, within
+from lagwise.cli.parsing import at_least, integers, not_empty, path, within
 from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
@@ -201,7 +201,7 @@ def evaluate(
     lengths: Annotated[
         str | None,
         typer.Option(
-            help="Context lengths, or longer sides of pictures in pixels, separated by commas.",
+            help="Context lengths, or longer sides of images in pixels, separated by commas.",
             show_default="512,1024,2048,4096,8192,14336; of a task, the trained length",
         ),
     ] = None,
@@ -244,7 +244,7 @@ def evaluate(
         from lagwise.cli.tables import print_evaluation
         from lagwise.runs import evaluate_run
 
-    wanted = None if lengths is None else whole_numbers(lengths, "--lengths")
+    wanted = None if lengths is None else integers(lengths, "--lengths")
     result = evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or (), baseline=baseline)
     print_evaluation(run, result)
 

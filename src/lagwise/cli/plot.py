@@ -20,7 +20,7 @@ def plot(
         Path | None,
         typer.Option(
             parser=path,
-            help="Folder for a comparison or for the pictures of `theory`.",
+            help="Folder for a comparison or for the figures of `theory`.",
             show_default="comparison beside the first run; plots/theory",
         ),
     ] = None,

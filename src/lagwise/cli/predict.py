@@ -21,7 +21,7 @@ def predict(
         str | None,
         typer.Option(
             callback=not_empty,
-            help="A table (.csv, .tsv, .jsonl, .parquet, .npz), a folder of texts, sounds or pictures, `hub:NAME`.",
+            help="A table (.csv, .tsv, .jsonl, .parquet, .npz), a folder of texts, sounds or images, `hub:NAME`.",
         ),
     ] = None,
     text: Annotated[
@@ -41,7 +41,7 @@ def predict(
 
     lagwise predict runs/forecast-tnn --data my.csv --out next.csv
 
-    lagwise predict runs/tnn-cifar --data pictures/ --out predicted.csv
+    lagwise predict runs/tnn-cifar --data images/ --out predicted.csv
 
     lagwise predict runs/classify --text "I would see it again."
 

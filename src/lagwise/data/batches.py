@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lagwise.data.arrays import row_arrays
 from lagwise.data.packing import input_tensors, label_tensor
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
@@ -35,7 +35,7 @@ class BucketedExamples(Dataset):
     def __init__(
         self, rows: Rows, batch_size: int, *, epochs: float | None = None, steps: int | None = None, seed: int = 0
     ):
-        self.batch_size = whole_number("batch_size", batch_size)
+        self.batch_size = check_integer("batch_size", batch_size)
         self.steps_per_epoch = -(-len(rows) // batch_size)
         if (epochs is None) == (steps is None):
             raise ValueError(f"give either epochs or steps, got epochs {epochs!r} and steps {steps!r}")
@@ -43,7 +43,7 @@ class BucketedExamples(Dataset):
             if not epochs > 0:
                 raise ValueError(f"epochs must be positive, got {epochs!r}")
             steps = max(1, round(epochs * self.steps_per_epoch))
-        self.steps = whole_number("steps", steps)
+        self.steps = check_integer("steps", steps)
         self.seed = seed
         self.examples = EncodedExamples(rows)
         self.lengths = np.asarray(rows["length"][:])
@@ -103,8 +103,8 @@ class PaddingCollator:
 
     def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int | Callable[[int], int] = 1, stride: int = 1):
         self.pad_token_id = 0 if pad_token_id is None else pad_token_id
-        self.multiple_of = multiple_of if callable(multiple_of) else whole_number("multiple_of", multiple_of)
-        self.stride = whole_number("stride", stride)
+        self.multiple_of = multiple_of if callable(multiple_of) else check_integer("multiple_of", multiple_of)
+        self.stride = check_integer("stride", stride)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         inputs = input_tensors(examples)

@@ -25,14 +25,14 @@ from lagwise.progress import progress_bar
 from lagwise.tables import known
 
 _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # default sizes for ListOps
-_PICTURES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
+_IMAGES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
 _PAIRS, _PASSAGE = 20_000, 4_000  # pairs of passages, and characters in each passage
 RETRIEVAL = "lra-retrieval"
 _FORMAT = 3  # raise when the same seed gives other data
 
 
 def generated_source(name: str, *, progress: bool = True) -> Path | None:
-    """The folder in the cache for a name such as ``lra-listops`` or ``lra-pathfinder:20000`` (rows, or pictures),
+    """The folder in the cache for a name such as ``lra-listops`` or ``lra-pathfinder:20000`` (rows, or images),
     generated if missing. None for a name of another kind. ValueError for an invalid number."""
     kind, _, count = name.partition(":")
     if kind not in GENERATED:
@@ -66,32 +66,32 @@ def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> 
 
 
 def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, side: int = 32) -> dict[str, Any]:
-    """Pathfinder as Long Range Arena's folders: ``imgs/K/sample_N.png``, and ``metadata/K.npy``, text in which a
-    picture's line holds its folder, its file, its number and its label.
+    """Pathfinder as Long Range Arena's folders: ``imgs/K/sample_N.png``, and ``metadata/K.npy``, text in which the
+    line of an image holds its folder, its file, its number and its label.
 
-    rows: pictures (200,000), in the order of their splits (`split_sizes`). Picture i of a split depends only
-    on the seed, the split and i, and the pictures of one split are in no other, of whatever size.
+    rows: images (200,000), in the order of their splits (`split_sizes`). Image i of a split depends only
+    on the seed, the split and i, and the images of one split are in no other, of whatever size.
     """
-    count = rows or _PICTURES
-    places = _places(split_sizes(count), split_sizes(_PICTURES))
+    count = rows or _IMAGES
+    places = _places(split_sizes(count), split_sizes(_IMAGES))
     folder = out / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
     blocks = _blocks(pathfinder_block, seed, places, pathfinder.BLOCK, side)
-    with progress_bar(desc="drawing Pathfinder", total=count, unit="picture", show=progress) as bar:
+    with progress_bar(desc="drawing Pathfinder", total=count, unit="image", show=progress) as bar:
         for number, block in enumerate(blocks):
             place = folder / "imgs" / str(number)
             place.mkdir(parents=True)
             lines = []
-            for i, (picture, label) in enumerate(block):
-                (place / f"sample_{i}.png").write_bytes(picture)
+            for i, (image, label) in enumerate(block):
+                (place / f"sample_{i}.png").write_bytes(image)
                 lines.append(f"imgs/{number} sample_{i}.png {i} {label}\n")
                 bar.update()
             (folder / "metadata" / f"{number}.npy").write_text("".join(lines))
-    return {"pictures": count, "side": side, "seed": seed}
+    return {"images": count, "side": side, "seed": seed}
 
 
 def write_path_x(out: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
-    """Path-X: `write_pathfinder` with pictures of 128 x 128."""
+    """Path-X: `write_pathfinder` with images of 128 x 128."""
     return write_pathfinder(out, rows=rows, seed=seed, progress=progress, side=_SIDES["lra-path-x"])
 
 
@@ -236,6 +236,6 @@ def listops_block(seed: int, block: int) -> list[str]:
 
 
 def pathfinder_block(seed: int, block: int, side: int) -> list[tuple[bytes, int]]:
-    """The PNG files and the labels of a block of pictures."""
-    pictures, labels = pathfinder.pictures(seed, block, side=side)
-    return [(pathfinder.encoded(picture), int(label)) for picture, label in zip(pictures, labels, strict=True)]
+    """The PNG files and the labels of a block of images."""
+    images, labels = pathfinder.images(seed, block, side=side)
+    return [(pathfinder.encoded(image), int(label)) for image, label in zip(images, labels, strict=True)]

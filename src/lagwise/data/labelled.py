@@ -17,7 +17,7 @@ from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.data.tokens import content_key
 from lagwise.progress import progress_bar
-from lagwise.tables import known, whole_number
+from lagwise.tables import check_integer, known
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -184,7 +184,7 @@ def input_columns(
             "task.text must name one column, two for a pair of texts, or more for texts that are joined, other than "
             f"the label's, got {text!r} and label {label!r}"
         )
-    whole_number("data.length", length, 2 * len(columns) - 1)
+    check_integer("data.length", length, 2 * len(columns) - 1)
     if separate and len(columns) != 2:
         raise ValueError(f"task.separate is for a pair of texts, got text {text!r}")
     return columns

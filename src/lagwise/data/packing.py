@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 IGNORED = -100  # the label that losses skip
 NO_DOCUMENT = -1  # the number of padding in seq_idx
@@ -31,7 +31,7 @@ class PackingCollator:
     """
 
     def __init__(self, length: int):
-        self.length = whole_number("length", length)
+        self.length = check_integer("length", length)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         documents = [_document(number, example) for number, example in enumerate(examples)]
@@ -55,7 +55,7 @@ class DocumentPackingCollator:
     """
 
     def __init__(self, length: int):
-        self.length = whole_number("length", length)
+        self.length = check_integer("length", length)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         inputs = input_tensors(examples)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-BLOCK = 256  # pictures that are made of one seed
+BLOCK = 256  # images that are made of one seed
 CONTOUR, DISTRACTOR = 14, 4  # paddles of each of the two contours, and of each distractor
 _PADDING, _SCALE = 1, 2  # border without contours, in pixels; points in a pixel are squares of this side
 _TRIES, _STARTS, _ATTEMPTS = 12, 24, 6  # to place the next paddle, the first one, and a distractor
-_TOGETHER, _PARTS = 512, 16  # pictures that are begun at a time; parts in which a block is rendered
+_TOGETHER, _PARTS = 512, 16  # images that are begun at a time; parts in which a block is rendered
 _OUTSIDE = -99.0  # place of what is not drawn
 
 
@@ -20,7 +20,7 @@ _OUTSIDE = -99.0  # place of what is not drawn
 class Parameters:
     """Of Long Range Arena's generator, in pixels. seeds: distance between the starts of the two contours. continuity:
     successive paddles turn by up to ``90 / continuity`` degrees. margins: half the gap between paddles; one of them is
-    drawn for each picture. length, thickness, brightness: of a paddle, marks having brightness 1."""
+    drawn for each image. length, thickness, brightness: of a paddle, marks having brightness 1."""
 
     distractors: int
     seeds: float
@@ -40,8 +40,8 @@ PARAMETERS = {
 
 @dataclass(frozen=True)
 class _Drawing:
-    """Pictures with the same number of paddles. margins ``(pictures,)``; centres ``(pictures, paddles, 2)``, angles
-    ``(pictures, paddles)``: the two contours, whose paddles alternate, then the distractors."""
+    """Images with the same number of paddles. margins ``(images,)``; centres ``(images, paddles, 2)``, angles
+    ``(images, paddles)``: the two contours, whose paddles alternate, then the distractors."""
 
     side: int
     margins: np.ndarray
@@ -52,7 +52,7 @@ class _Drawing:
         return _Drawing(self.side, self.margins[kept], self.centres[kept], self.angles[kept])
 
     def ends(self) -> np.ndarray:
-        """Where marks may be: start and end of both contours, ``(pictures, 2 contours, 2 ends, 2)``."""
+        """Where marks may be: start and end of both contours, ``(images, 2 contours, 2 ends, 2)``."""
         half = PARAMETERS[self.side].length / 2
         first, last = slice(0, 2), slice(2 * CONTOUR - 2, 2 * CONTOUR)
         start = self.centres[:, first] - half * _direction(self.angles[:, first])
@@ -60,21 +60,21 @@ class _Drawing:
         return np.stack([start, end], axis=2)
 
 
-def pictures(seed: int, block: int, *, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
-    """`BLOCK` pictures ``(BLOCK, side, side)`` of uint8 and their labels, that (seed, block) decide. side: 32 or 128.
+def images(seed: int, block: int, *, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """`BLOCK` images ``(BLOCK, side, side)`` of uint8 and their labels, that (seed, block) decide. side: 32 or 128.
 
     Each has two contours of 14 paddles, up to 5 (128: 8) distractors of 4, and two marks: at the start of a contour,
     and at the end of the same one (label 1) or of the other (label 0). Contours start near the centre, at a fixed
     distance from each other. Neither grey values nor the distance of the marks reveal the label.
 
     Formula: a paddle turns from the previous one by an angle whose density is proportional to cos(continuity angle)^2,
-    so that it is at least two margins away from all others. Pictures without such an angle are drawn again, and a
+    so that it is at least two margins away from all others. Images without such an angle are drawn again, and a
     distractor for which none is found is left out.
 
     Source: Long Range Arena §2.1, and the parameters of its generator (for 128, those of its Pathfinder128, and the
     length of paddles that is the generator's default). We deviate in three points: places are not rounded to pixels,
     marks do not touch each other, and of the allowed angles those with free space ahead are preferred, because
-    otherwise 1 picture in 500 succeeds.
+    otherwise 1 image in 500 succeeds.
     """
     random = np.random.default_rng((seed, block))
     labels = random.permutation(BLOCK) % 2
@@ -89,17 +89,17 @@ def pictures(seed: int, block: int, *, side: int = 32) -> tuple[np.ndarray, np.n
     return np.concatenate([_rendered(drawing.only(part), marks[part]) for part in parts]), labels
 
 
-def encoded(picture: np.ndarray) -> bytes:
-    """A picture as a PNG file."""
+def encoded(image: np.ndarray) -> bytes:
+    """An image as a PNG file."""
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
+    Image.fromarray(image).save(file, "PNG")
     return file.getvalue()
 
 
 def _contours(random: np.random.Generator, side: int) -> _Drawing:
-    """Pictures with both contours; those without enough space are left out."""
+    """Images with both contours; those without enough space are left out."""
     margins = random.choice(PARAMETERS[side].margins, _TOGETHER)
     drawing = _Drawing(side, margins, np.empty((_TOGETHER, 0, 2)), np.empty((_TOGETHER, 0)))
     for place in range(2 * CONTOUR):
@@ -108,7 +108,7 @@ def _contours(random: np.random.Generator, side: int) -> _Drawing:
 
 
 def _with_distractor(drawing: _Drawing, random: np.random.Generator) -> _Drawing:
-    """The pictures with one more distractor, which is outside of those where it has failed several times."""
+    """The images with one more distractor, which is outside of those where it has failed several times."""
     count = len(drawing.margins)
     centres, angles = np.full((count, DISTRACTOR, 2), _OUTSIDE), np.zeros((count, DISTRACTOR))
     missing = np.arange(count)
@@ -128,7 +128,7 @@ def _joined(drawings: list[_Drawing]) -> _Drawing:
 
 
 def _more(drawing: _Drawing, centres: np.ndarray, angles: np.ndarray) -> _Drawing:
-    """The pictures with more paddles."""
+    """The images with more paddles."""
     return replace(
         drawing,
         centres=np.concatenate([drawing.centres, centres], axis=1),
@@ -137,12 +137,12 @@ def _more(drawing: _Drawing, centres: np.ndarray, angles: np.ndarray) -> _Drawin
 
 
 def _grown(drawing: _Drawing, random: np.random.Generator, back: int) -> tuple[_Drawing, np.ndarray]:
-    """The pictures with one more paddle: the first of a contour, or, if ``back`` is positive, the successor of the
-    paddle that many places before the end. Pictures in which no try fits are left out. Also the numbers of the others.
+    """The images with one more paddle: the first of a contour, or, if ``back`` is positive, the successor of the
+    paddle that many places before the end. Images in which no try fits are left out. Also the numbers of the others.
     """
     made = PARAMETERS[drawing.side]
     centres, angles = _successors(drawing, random, back) if back else _starts(drawing, random)
-    points = _points(centres, angles, made.length)  # (pictures, tries, 3, 2)
+    points = _points(centres, angles, made.length)  # (images, tries, 3, 2)
     step = (made.length + 2 * drawing.margins)[:, None, None] * _direction(angles)
     ahead = np.stack([centres + step, centres + 2 * step], axis=2)  # where straight successors would be
     points = np.concatenate([points, ahead], axis=2)
@@ -160,7 +160,7 @@ def _grown(drawing: _Drawing, random: np.random.Generator, back: int) -> tuple[_
 
 
 def _starts(drawing: _Drawing, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Tries of the first paddle of a contour: centres ``(pictures, tries, 2)`` and angles. The first contour starts at
+    """Tries of the first paddle of a contour: centres ``(images, tries, 2)`` and angles. The first contour starts at
     least twice the distance of the seeds from each side, the second at that distance from it, others anywhere."""
     made = PARAMETERS[drawing.side]
     count, paddles = drawing.angles.shape
@@ -185,8 +185,8 @@ def _successors(drawing: _Drawing, random: np.random.Generator, back: int) -> tu
 
 
 def _nearest(points: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Squared distance of every point to the nearest of those known in its picture: ``(pictures, tries, k, 2)`` and
-    ``(pictures, ..., 2)`` to ``(pictures, tries, k)``."""
+    """Squared distance of every point to the nearest of those known in its image: ``(images, tries, k, 2)`` and
+    ``(images, ..., 2)`` to ``(images, tries, k)``."""
     one, other = (each.reshape(len(each), np.prod(each.shape[1:-1]), 2) for each in (points, known))
     products = one @ other.transpose(0, 2, 1)
     squared = np.square(one).sum(-1) + (np.square(other).sum(-1)[:, None] - 2 * products).min(-1)
@@ -204,21 +204,21 @@ def _points(centres: np.ndarray, angles: np.ndarray, length: float) -> np.ndarra
 
 
 def _marks_fit(drawing: _Drawing) -> np.ndarray:
-    """Pictures in which no mark would touch another at the start and the end of contours."""
+    """Images in which no mark would touch another at the start and the end of contours."""
     ends = drawing.ends().reshape(-1, 4, 2)
     between = np.linalg.norm(ends[:, :, None] - ends[:, None], axis=-1) + 99 * np.eye(4)
     return (between >= 2 * PARAMETERS[drawing.side].radius + 1).all((1, 2))
 
 
 def _marks(drawing: _Drawing, labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Two marks in each picture, ``(pictures, 2, 2)``: the start of a contour, and the end of the same or the other."""
+    """Two marks in each image, ``(images, 2, 2)``: the start of a contour, and the end of the same or the other."""
     ends, rows = drawing.ends(), np.arange(len(labels))
     one = random.integers(0, 2, len(labels))
     return np.stack([ends[rows, one, 0], ends[rows, np.where(labels, one, 1 - one), 1]], axis=1)
 
 
 def _rendered(drawing: _Drawing, marks: np.ndarray) -> np.ndarray:
-    """Pictures of uint8: each pixel the mean of its points, each point the share of it that a shape covers."""
+    """Images of uint8: each pixel the mean of its points, each point the share of it that a shape covers."""
     made, count, side = PARAMETERS[drawing.side], len(marks), drawing.side * _SCALE
     points = np.zeros((count, side, side), dtype=np.float32)
     half = made.length / 2 * _direction(drawing.angles)

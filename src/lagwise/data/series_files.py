@@ -38,7 +38,7 @@ def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
     """Sampling rate in Hz and samples ``(length, channels)``, float32, of a .wav file, or of a compressed one
     (`read_compressed`).
 
-    Whole numbers of 8 (unsigned), 16, 24 and 32 bits are scaled to [-1, 1); floating-point numbers stay as they are.
+    Integers of 8 (unsigned), 16, 24 and 32 bits are scaled to [-1, 1); floating-point numbers stay as they are.
     Where the header does not know the sizes, as that of a pipe or of a recorder that lost its power, the samples go on
     to the end of the file. ValueError for a file that is truncated, empty, damaged, or compressed.
     """

@@ -14,7 +14,7 @@ from lagwise.data.arrays import row_arrays
 from lagwise.data.augmentation import CHANGES, changed, stretched
 from lagwise.data.batches import PaddingCollator
 from lagwise.data.packing import IGNORED
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
@@ -147,7 +147,7 @@ class StepCollator:
     """
 
     def __init__(self, stride: int):
-        self.stride = whole_number("stride", stride)
+        self.stride = check_integer("stride", stride)
         self.pad = PaddingCollator(stride=stride)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

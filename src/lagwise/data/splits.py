@@ -28,7 +28,7 @@ def split_shares(held_out: float) -> dict[str, tuple[float, float]]:
 
 def split_sizes(count: int, train: int = 8, valid: int = 1) -> dict[str, int]:
     """How many of some things in order are in each split, of which train and valid get so many tenths: eight and one as
-    of Long Range Arena's pictures, seven and one as of the published series to forecast."""
+    of Long Range Arena's images, seven and one as of the published series to forecast."""
     first, last = count * train // 10, count * (train + valid) // 10
     return {"train": first, "valid": last - first, "test": count - last}
 
@@ -172,7 +172,7 @@ def _hashes(
 
 
 def _encoded(value: Any) -> bytes:
-    """As fast as a file of a picture allows. Made splits depend on the other encoding, so it stays as it is."""
+    """As fast as a file of an image allows. Made splits depend on the other encoding, so it stays as it is."""
     return value if isinstance(value, bytes) else repr(value).encode()
 
 

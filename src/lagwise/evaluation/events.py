@@ -16,17 +16,17 @@ class Events(NamedTuple):
     scores: np.ndarray
 
 
-def expected_events(probabilities: np.ndarray, reach: int) -> np.ndarray:
-    """Expected number of events of each class within ``reach`` steps of each step.
+def expected_events(probabilities: np.ndarray, tolerance: int) -> np.ndarray:
+    """Expected number of events of each class within ``tolerance`` steps of each step.
 
-    Formula: ``E_{t,c} = sum_{|u - t| <= reach} p_{u,c}`` for c >= 1, with the probability ``p_{u,c}`` that step u has
-    an event of class c (class 0: none). An event with an uncertain step counts as one if all of its probability lies
-    within reach.
+    Formula: ``E_{t,c} = sum_{|u - t| <= tolerance} p_{u,c}`` for c >= 1, with the probability ``p_{u,c}`` that step u
+    has an event of class c (class 0: none). An event with an uncertain step counts as one if all of its probability
+    lies within the tolerance.
 
     Shapes: probabilities ``(steps, classes)``, result ``(steps, classes - 1)``.
     """
-    padded = np.pad(probabilities[:, 1:].astype(np.float64), ((reach, reach), (0, 0)))
-    return np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1, axis=0).sum(-1)
+    padded = np.pad(probabilities[:, 1:].astype(np.float64), ((tolerance, tolerance), (0, 0)))
+    return np.lib.stride_tricks.sliding_window_view(padded, 2 * tolerance + 1, axis=0).sum(-1)
 
 
 def find_events(probabilities: np.ndarray, tolerance: int, threshold: float = 0.5) -> Events:

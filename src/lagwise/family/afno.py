@@ -15,7 +15,7 @@ from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.toeplitz import ragged_dft, ragged_irdft
 from lagwise.tables import known
 
-_DEVIATION = 0.02 * math.sqrt(96)  # of the published 0.02 for heads of 96 channels, by the inputs of a layer
+_DEVIATION = 0.02 * math.sqrt(96)  # the published 0.02 for heads of 96 channels, scaled by the inputs of a layer
 
 
 class AFNOMixer(Mixer):
@@ -68,7 +68,7 @@ class AFNO2d(AFNOMixer):
         threshold: size up to which a part of an output becomes 0; at least 0 (published: 0.01).
         activation: of the hidden layer, as in kernel networks (published: ``relu``).
 
-    A picture is transformed over its own height and width: over the smallest rectangle that holds all that its mask
+    An image is transformed over its own height and width: over the smallest rectangle that holds all that its mask
     shows. Two-sided only. Grid and errors as in `GridMixer`.
 
     Source: Guibas et al. 2022, "Adaptive Fourier Neural Operators: Efficient Token Mixers for Transformers", §4.
@@ -119,24 +119,24 @@ class FrequencyNetwork(nn.Module):
 def _mixed(network: FrequencyNetwork, x: Tensor, layout: Layout, grid: tuple[int, int]) -> Tensor:
     """x and what the network makes of its frequencies. Shapes: x ``(batch, height * width, channels)``, zero at
     padding, as is the result."""
-    picture = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(1, grid)
+    image = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(1, grid)
     if layout.mask is None:
-        spectrum = torch.fft.rfft2(picture, dim=(1, 2), norm="ortho")
+        spectrum = torch.fft.rfft2(image, dim=(1, 2), norm="ortho")
         y = torch.fft.irfft2(network(spectrum), s=grid, dim=(1, 2), norm="ortho")
     else:
-        y = _ragged(network, picture, layout.mask.unflatten(1, grid))
+        y = _ragged(network, image, layout.mask.unflatten(1, grid))
     return x + y.flatten(1, 2).to(x.dtype)
 
 
-def _ragged(network: FrequencyNetwork, picture: Tensor, mask: Tensor) -> Tensor:
-    """Every picture transformed over its own rectangle."""
+def _ragged(network: FrequencyNetwork, image: Tensor, mask: Tensor) -> Tensor:
+    """Every image transformed over its own rectangle."""
     _, height, width = mask.shape
     (top, heights), (left, widths) = row_extents(mask.any(2)), row_extents(mask.any(1))
-    area = (heights * widths).to(picture.dtype)[:, None, None, None]
+    area = (heights * widths).to(image.dtype)[:, None, None, None]
     of_rows, of_columns = widths.repeat_interleave(height), heights.repeat_interleave(width)
-    rows = (_moved(picture, -top, -left) / area.sqrt()).to(picture.dtype.to_complex()).flatten(0, 1)
+    rows = (_moved(image, -top, -left) / area.sqrt()).to(image.dtype.to_complex()).flatten(0, 1)
     spectrum = _down(ragged_dft, ragged_dft(rows, of_rows).unflatten(0, (-1, height)), of_columns)
-    down, across = (torch.arange(n, device=picture.device) for n in (height, width))
+    down, across = (torch.arange(n, device=image.device) for n in (height, width))
     inside = (down < heights[:, None])[:, :, None] & (across <= widths[:, None] // 2)[:, None]
     found = network(spectrum).masked_fill(~inside[..., None], 0)
     columns = _down(lambda z, n: ragged_dft(z.conj(), n).conj() / n[:, None, None], found, of_columns)
@@ -144,10 +144,10 @@ def _ragged(network: FrequencyNetwork, picture: Tensor, mask: Tensor) -> Tensor:
     return _moved(area.sqrt() * y, top, left)
 
 
-def _moved(picture: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Every picture moved by its own ``(batch,)`` places."""
-    height, width = picture.shape[1:3]
-    y = move_rows(picture.flatten(2), down, height).unflatten(2, (width, -1))
+def _moved(image: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Every image moved by its own ``(batch,)`` places."""
+    height, width = image.shape[1:3]
+    y = move_rows(image.flatten(2), down, height).unflatten(2, (width, -1))
     return move_rows(y.transpose(1, 2).flatten(2), right, width).unflatten(2, (height, -1)).transpose(1, 2)
 
 

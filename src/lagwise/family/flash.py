@@ -16,7 +16,7 @@ from lagwise.ops.attention import rotary_factors, rotate
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.ops.window import Window, extended, latest, ordered, recent
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class FlashState(NamedTuple):
@@ -65,8 +65,8 @@ class FlashMixer(Derived, Mixer):
         self, channels: int, *, causal: bool = True, chunk: int = 128, expansion: float = 2, query_size: int = 128
     ):
         super().__init__(channels, causal)
-        self.chunk = whole_number("chunk", chunk)
-        if whole_number("query_size", query_size) % 2:
+        self.chunk = check_integer("chunk", chunk)
+        if check_integer("query_size", query_size) % 2:
             raise ValueError(f"query_size must be even, got {query_size}")
         self.width = gated_width(channels, expansion)
         self.input = nn.Linear(channels, 2 * self.width + query_size)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer
 from lagwise.ops import Layout
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class GFNetMixer(Mixer):
@@ -18,8 +18,8 @@ class GFNetMixer(Mixer):
         height: rows of the filter's grid (published: 14 patches).
         width: columns of the filter's grid.
 
-    The published filter is for one grid. Here smaller pictures are filtered on that grid too, with zeros beyond their
-    edges, so that padding has no effect. ValueError for a larger picture, and as in `GridMixer`. Two-sided only.
+    The published filter is for one grid. Here smaller images are filtered on that grid too, with zeros beyond their
+    edges, so that padding has no effect. ValueError for a larger image, and as in `GridMixer`. Two-sided only.
 
     Source: Rao et al. 2021, "Global Filter Networks for Image Classification", §3.2 and code 1.
     """
@@ -29,7 +29,7 @@ class GFNetMixer(Mixer):
 
     def __init__(self, channels: int, *, causal: bool = False, height: int = 14, width: int = 14):
         super().__init__(channels, causal)
-        self.size = (whole_number("height", height), whole_number("width", width))
+        self.size = (check_integer("height", height), check_integer("width", width))
         self.filter = nn.Parameter(torch.empty(height, width // 2 + 1, channels, 2))
         self.reset_parameters()
 
@@ -45,8 +45,8 @@ class GFNetMixer(Mixer):
                 f"the filter's grid is {most_height} x {most_width}, got {height} x {width}; "
                 "set options height and width"
             )
-        picture = x.to(dtype).unflatten(1, (height, width))
-        picture = F.pad(picture, (0, 0, 0, most_width - width, 0, most_height - height))
-        spectrum = torch.fft.rfft2(picture, dim=(1, 2)) * torch.view_as_complex(self.filter.to(dtype).contiguous())
+        image = x.to(dtype).unflatten(1, (height, width))
+        image = F.pad(image, (0, 0, 0, most_width - width, 0, most_height - height))
+        spectrum = torch.fft.rfft2(image, dim=(1, 2)) * torch.view_as_complex(self.filter.to(dtype).contiguous())
         y = torch.fft.irfft2(spectrum, s=self.size, dim=(1, 2))
         return y[:, :height, :width].flatten(1, 2).to(x.dtype)

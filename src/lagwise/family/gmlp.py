@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer, masked
 from lagwise.ops import Layout, toeplitz_product
 from lagwise.ops.packing import from_first_token
-from lagwise.tables import known, whole_number
+from lagwise.tables import check_integer, known
 
 MATRICES = ("toeplitz", "dense")
 
@@ -46,7 +46,7 @@ class GMLPMixer(Mixer):
         half = round(expansion * channels / 2)
         if half < 1:
             raise ValueError(f"expansion must give at least two channels, got {expansion} * {channels}")
-        self.max_length, self.matrix = whole_number("max_length", max_length), known(matrix, MATRICES, "matrix")
+        self.max_length, self.matrix = check_integer("max_length", max_length), known(matrix, MATRICES, "matrix")
         self.input = nn.Linear(channels, 2 * half)
         self.norm = nn.LayerNorm(half)
         columns = max_length if causal or matrix == "dense" else 2 * max_length - 1

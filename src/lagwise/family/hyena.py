@@ -15,7 +15,7 @@ from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.streaming import WindowState
 from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step, tap_reach
 from lagwise.ops.window import Window
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class HyenaState(NamedTuple):
@@ -55,8 +55,8 @@ class HyenaMixer(Derived, Mixer):
         engine: str | Mapping[str, Any] = "auto",
     ):
         super().__init__(channels, causal)
-        centre_tap(whole_number("short", short), causal)
-        self.input = nn.Linear(channels, (whole_number("order", order) + 1) * channels)
+        centre_tap(check_integer("short", short), causal)
+        self.input = nn.Linear(channels, (check_integer("order", order) + 1) * channels)
         self.taps = nn.Parameter(torch.empty((order + 1) * channels, short))
         spec = {"name": "hyena"} if kernel is None else kernel
         self.filters = nn.ModuleList(

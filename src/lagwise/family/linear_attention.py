@@ -13,7 +13,7 @@ from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout, linear_attention
 from lagwise.ops.pieces import documents
 from lagwise.ops.symbolic import symbolic
-from lagwise.tables import known, whole_number
+from lagwise.tables import check_integer, known
 
 FEATURE_MAPS = ("elu", "cosformer", "favor")
 
@@ -63,10 +63,10 @@ class LinearAttentionMixer(Mixer):
         super().__init__(channels, causal)
         check_heads(channels, heads)
         self.heads, self.feature_map = heads, known(feature_map, FEATURE_MAPS, "feature_map")
-        self.max_length = whole_number("span", span) if feature_map == "cosformer" else None
+        self.max_length = check_integer("span", span) if feature_map == "cosformer" else None
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
-        whole_number("count", count)
+        check_integer("count", count)
         self.register_buffer("random", torch.empty(count, channels // heads) if feature_map == "favor" else None)
         self.reset_parameters()
 

@@ -13,7 +13,7 @@ from lagwise.mixers.base import Mixer, check_heads, masked
 from lagwise.ops import Layout
 from lagwise.ops.attention.full import alibi_slopes
 from lagwise.ops.packing import from_first_token
-from lagwise.tables import known, whole_number
+from lagwise.tables import check_integer, known
 
 
 class LongShortMixer(Mixer):
@@ -53,7 +53,7 @@ class LongShortMixer(Mixer):
         super().__init__(channels, causal)
         check_heads(channels, heads)
         self.position = known(position, POSITIONS, "position")
-        self.heads, self.window, self.rank = heads, whole_number("window", window), whole_number("rank", rank)
+        self.heads, self.window, self.rank = heads, check_integer("window", window), check_integer("rank", rank)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.project = nn.Linear(channels, heads * rank, bias=False)  # a bias would cancel in the softmax
         self.near_norm, self.far_norm = nn.LayerNorm(channels), nn.LayerNorm(channels)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.family.recurrence import Recurrence, RecurrentMixer
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class LRUMixer(RecurrentMixer):
@@ -41,7 +41,7 @@ class LRUMixer(RecurrentMixer):
         most_radius: float = 1.0,
         most_angle: float = 2 * math.pi,
     ):
-        n = channels if states is None else whole_number("states", states)
+        n = channels if states is None else check_integer("states", states)
         super().__init__(channels, causal, n)
         if not 0 <= least_radius < most_radius <= 1:
             raise ValueError(f"least_radius < most_radius must be in [0, 1], got {least_radius} and {most_radius}")

@@ -15,7 +15,7 @@ from lagwise.ops import Layout
 from lagwise.ops.streaming import WindowState
 from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.ops.window import Window, extended, latest, ordered, recent
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class Places(NamedTuple):
@@ -50,7 +50,7 @@ class RelativeAttentionMixer(Derived, Mixer):
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, memory: int = 128):
         super().__init__(channels, causal)
         check_heads(channels, heads)
-        self.heads, self.memory = heads, whole_number("memory", memory)
+        self.heads, self.memory = heads, check_integer("memory", memory)
         self.qkv = nn.Linear(channels, 3 * channels)
         self.relative = nn.Linear(channels, channels, bias=False)
         self.content, self.place = (nn.Parameter(torch.empty(heads, channels // heads)) for _ in range(2))

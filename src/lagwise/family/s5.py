@@ -10,9 +10,9 @@ from torch import nn
 from lagwise.family.recurrence import Recurrence, RecurrentMixer
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.ops.recurrence import mean_exponential
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
-_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time per token, at the start
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # initial time per token
 
 
 class S5Mixer(RecurrentMixer):
@@ -35,7 +35,7 @@ class S5Mixer(RecurrentMixer):
     kept_in_float32 = ("log_step", "rate", "angle")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int | None = None):
-        n = max(1, channels // 2) if modes is None else whole_number("modes", modes)
+        n = max(1, channels // 2) if modes is None else check_integer("modes", modes)
         super().__init__(channels, causal, n)
         self.rate, self.angle, self.log_step = (nn.Parameter(torch.empty(n)) for _ in range(3))
         self.reset_parameters()

@@ -11,7 +11,7 @@ from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.streaming import WindowState
 from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step, tap_reach
 from lagwise.ops.window import Window
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class ShortConvMixer(Derived, Mixer):
@@ -31,7 +31,7 @@ class ShortConvMixer(Derived, Mixer):
 
     def __init__(self, channels: int, *, causal: bool = True, kernel_size: int = 3):
         super().__init__(channels, causal)
-        centre_tap(whole_number("kernel_size", kernel_size), causal)
+        centre_tap(check_integer("kernel_size", kernel_size), causal)
         self.input = nn.Linear(channels, 3 * channels, bias=False)
         self.taps = nn.Parameter(torch.empty(channels, kernel_size))
         self.out = nn.Linear(channels, channels, bias=False)

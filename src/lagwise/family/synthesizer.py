@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer, check_heads, masked
 from lagwise.ops import Layout
 from lagwise.ops.packing import from_first_token
-from lagwise.tables import known, whole_number
+from lagwise.tables import check_integer, known
 
 FORMS = ("dense", "random")
 
@@ -36,7 +36,7 @@ class SynthesizerMixer(Mixer):
         super().__init__(channels, causal)
         check_heads(channels, heads)
         self.heads, self.form = heads, known(form, FORMS, "form")
-        self.max_length = whole_number("max_length", max_length)
+        self.max_length = check_integer("max_length", max_length)
         size = channels // heads
         self.hidden = nn.Linear(channels, channels) if form == "dense" else None
         self.scores = nn.Parameter(torch.empty(heads, size if form == "dense" else max_length, max_length))

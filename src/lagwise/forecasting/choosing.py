@@ -16,7 +16,7 @@ from lagwise.forecasting.errors import independent_errors, most_windows, sorted_
 from lagwise.forecasting.estimator import LagForecaster, averaged
 from lagwise.forecasting.gaps import first_observed, scales
 from lagwise.progress import progress_bar
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _LONGEST = 1440  # longest look-back to try, in rows
 _SEPARATE = 20  # series, of which each has a smoothing of its own, or a map of its own with columns
@@ -27,7 +27,7 @@ _MOST_ORIGINS = 10  # rows from which candidates are fitted anew
 _VALUES = 20_000  # values over the number of origins
 _NEAR = 1.15  # times the lowest error: forecasters that are averaged
 _PENALTY = 0.1  # where rows are too few to choose one
-_INNER = 0.2  # of the rows before an origin: they choose penalties
+_INNER = 0.2  # share of the rows before an origin that choose penalties
 BASELINE = "last value"
 
 
@@ -120,7 +120,7 @@ def choose_forecaster(
     x = np.asarray(x, dtype=np.float64)
     x = x[:, None] if (one := x.ndim == 1) else x
     rows = len(x)
-    whole_number("period", period)
+    check_integer("period", period)
     if rows < 2 * horizon + 1:
         raise ValueError(
             f"horizon = {horizon} needs at least {2 * horizon + 1} rows, a horizon to learn from and one to judge by; "

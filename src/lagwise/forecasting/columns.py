@@ -13,7 +13,7 @@ from lagwise.forecasting.moments import level_weights, window_products
 from lagwise.forecasting.unobserved import Stretch, Unobserved
 
 KINDS = ("future", "past", "static")
-_ROUNDS, _CLOSE = 30, 1e-6  # of filling in targets, as in `ridge_path`
+_ROUNDS, _CLOSE = 30, 1e-6  # for filling in targets, as in `ridge_path`
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from lagwise.forecasting.learned import learned_size
 from lagwise.forecasting.moments import LEVELS
 from lagwise.forecasting.smoothing import Smoothing
 from lagwise.forecasting.solving import PENALTIES, parameter_count
-from lagwise.tables import known, shown, whole_number
+from lagwise.tables import check_integer, known, shown
 
 CLOSED_FORM = ("ridge", "toeplitz")
 SIMPLE = ("seasonal", "smoothing")  # fitted without windows; their option is the period, in rows
 LEARNED = ("rpe", "frequency", "modal", "s4d")
-_OPTIONS: dict[str, dict[str, Any]] = {  # of learned kernels, if only the name is given
+_OPTIONS: dict[str, dict[str, Any]] = {  # learned kernels' options, if only the name is given
     "rpe": {"inputs": "sincos", "layers": 1, "decay": 1.0},
     "frequency": {"inputs": "omega", "layers": 3, "grid": 1536},
     "modal": {"modes": 128},
@@ -79,8 +79,8 @@ def make_design(forecaster: Any) -> Design:
         spec = {**_OPTIONS[name], **spec}
         for key in spec:
             known(key, ("name", "period"), f"option of model {name!r}")
-        whole_number("period", plain(spec["period"]))
-    horizon, kernels = (whole_number(option, plain(getattr(forecaster, option))) for option in ("horizon", "kernels"))
+        check_integer("period", plain(spec["period"]))
+    horizon, kernels = (check_integer(option, plain(getattr(forecaster, option))) for option in ("horizon", "kernels"))
     look_back = plain(forecaster.look_back)
     look_backs = [look_back] if isinstance(look_back, int | str) else [plain(each) for each in look_back]
     if not look_backs:
@@ -91,7 +91,7 @@ def make_design(forecaster: Any) -> Design:
         if kernels != 1:
             raise ValueError(f"kernels does not apply to the model 'ridge', got {kernels}")
         kernels = horizon
-    if rank is not None and (name != "ridge" or whole_number("rank", rank) < 1):
+    if rank is not None and (name != "ridge" or check_integer("rank", rank) < 1):
         raise ValueError(f"rank applies to the model 'ridge' only, got {rank}")
     if penalty is not None and not penalty >= 0:
         raise ValueError(f"penalty must be at least 0, got {penalty!r}")
@@ -99,7 +99,7 @@ def make_design(forecaster: Any) -> Design:
         raise ValueError(f"coverage must be in (0, 1), got {forecaster.coverage!r}")
     return Design(
         spec=spec,
-        look_backs=tuple(whole_number("look_back", each) for each in look_backs),
+        look_backs=tuple(check_integer("look_back", each) for each in look_backs),
         horizon=horizon,
         level=known(forecaster.level, LEVELS, "level"),
         normalize=forecaster.normalize,
@@ -122,7 +122,7 @@ def held_out_rows(design: Design, validation: float, rows: int) -> int:
         if not 0 <= validation < 1:
             raise ValueError(f"validation must be a share in [0, 1) or a number of rows, got {validation!r}")
         validation = max(design.horizon, round(validation * rows)) if validation else 0
-    if validation != 0 and whole_number("validation", validation) < design.horizon:
+    if validation != 0 and check_integer("validation", validation) < design.horizon:
         raise ValueError(f"validation must be at least the horizon of {design.horizon} rows, got {validation}")
     if validation == 0 and len(design.penalties) > 1:
         raise ValueError("penalty=None is chosen on held-out rows; give a penalty, or validation above 0")

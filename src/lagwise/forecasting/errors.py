@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.moments import window_count
 
-CRPS_COVERAGES = (0.8, 0.6, 0.4, 0.2)  # of the intervals between the quantiles 0.1 and 0.9, 0.2 and 0.8 ...
+CRPS_COVERAGES = (0.8, 0.6, 0.4, 0.2)  # intervals between the quantiles 0.1 and 0.9, 0.2 and 0.8 ...
 _CHUNK = 2048  # windows to forecast at a time
 _DRAWN = 10  # windows that the share of independent errors is drawn to 1 by
 _MANY = 30  # independent errors, of which each horizon has its own size

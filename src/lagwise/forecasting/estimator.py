@@ -28,7 +28,7 @@ from lagwise.forecasting.fitting import Choice, Fit, fit_maps, held_out_stretche
 from lagwise.forecasting.gaps import aligned, carry_forward, fill, first_observed, scales
 from lagwise.forecasting.moments import window_count
 from lagwise.forecasting.unobserved import Stretch
-from lagwise.tables import shown, whole_number
+from lagwise.tables import check_integer, shown
 
 _FEW = 10  # values before the held-out rows: fewer give no scale of a series among others
 
@@ -418,7 +418,7 @@ class LagForecaster(BaseEstimator):
         fitted = self.maps_.shape[2]
         if horizon is None:
             return fitted
-        if whole_number("horizon", horizon := plain(horizon)) > fitted:
+        if check_integer("horizon", horizon := plain(horizon)) > fitted:
             raise ValueError(f"horizon must be at most the {fitted} rows fitted for, got {horizon}")
         return horizon
 

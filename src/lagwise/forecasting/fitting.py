@@ -25,7 +25,7 @@ from lagwise.forecasting.smoothing import fit_smoothing
 from lagwise.forecasting.solving import Refill, ridge_path
 from lagwise.forecasting.unobserved import Stretch, Unobserved, held_out_windows
 
-_LONGEST_GAP = 0.1  # of the look-back: windows with longer runs of missing rows are not used in training
+_LONGEST_GAP = 0.1  # share of the look-back: windows with longer runs of missing rows are not used in training
 
 #: A map from raw inputs, and the effects of columns if there are any.
 _Made = tuple[np.ndarray, "np.ndarray | None"]

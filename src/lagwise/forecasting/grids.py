@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MOST_ADDED = 10  # rows filled in per existing row; a larger number means that the step is wrong
 _MOST_CLOSED = 200  # times at which nothing ever happens, per existing row
 _MONTHS = (1, 2, 3, 4, 6, 12)  # between rows
-_STILL_MISSING = 0.2  # of the times at which something happens; more means that the rest of the week is not closed
+_STILL_MISSING = 0.2  # share of the other times that may be missing; more means that the rest of the week is not closed
 _DAYS, _WEEKS = 3, 2  # that must pass before an hour, or an hour of the week, without any row counts as closed
 
 

@@ -11,7 +11,7 @@ from lagwise.forecasting.gaps import carry_forward, scales
 if TYPE_CHECKING:
     import pandas as pd
 
-_DEVIATIONS = 4  # of the autocorrelation of noise: a larger one, of changes, is a season
+_DEVIATIONS = 4  # in units of noise's autocorrelation: a larger one, of changes, is a season
 _YEAR = 365.2425  # days
 
 

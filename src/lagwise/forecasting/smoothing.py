@@ -13,7 +13,7 @@ _TREND = (0.0, 0.02, 0.1, 0.3)  # as a share of the weight of the level
 _DAMPING = (0.98, 0.9, 0.8)
 _SEASON = (0.0, 0.05, 0.15, 0.3, 0.6)
 _ROWS = 2000  # at the end, which parameters are found on
-_SERIES = 50  # of many, which parameters are found on
+_SERIES = 50  # a sample, if there are more, from which parameters are found
 _START = 10  # rows that the first level and trend come from, without a season
 _SEASONS = 2  # and with one
 

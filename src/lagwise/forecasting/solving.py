@@ -11,7 +11,7 @@ from lagwise.forecasting.moments import Moments
 
 #: Penalties to try, relative to the variance of a standardised series.
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 1, 15))
-_ROUNDS, _CLOSE = 30, 1e-6  # of filling in targets: most rounds, and the relative change of a map that ends them
+_ROUNDS, _CLOSE = 30, 1e-6  # for filling in targets: most rounds, and the relative change of a map that ends them
 
 #: The cross moments of inputs and targets after a map has filled in missing targets.
 Refill = Callable[[np.ndarray], np.ndarray]

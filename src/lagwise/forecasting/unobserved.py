@@ -13,7 +13,7 @@ from lagwise.forecasting.moments import Moments, window_count, window_moments
 
 _CHUNK = 4096  # missing targets at a time
 _MOST = 500  # held-out windows of each stretch, with columns
-_ROUNDING = 1e-9  # of a sum of squares, in units of the terms whose difference it is: 1e6 times that of float64
+_ROUNDING = 1e-9  # a sum of squares, in units of the terms whose difference it is: 1e6 times float64's rounding
 
 
 class Stretch(NamedTuple):
@@ -45,7 +45,7 @@ class Unobserved:
         for i, (filled, missing, columns) in enumerate(stretches):
             windows = window_count(len(filled), look_back, horizon)
             series = np.flatnonzero(missing[look_back:].any(0))
-            size = len(filled) + horizon - 1  # of a series with zeros before it, for windows that would begin earlier
+            size = len(filled) + horizon - 1  # the series with zeros before it, for windows that would begin earlier
             rows, own = np.nonzero(missing[look_back:, series])
             places.append(count + own * size + self._width + rows)
             values.append(np.pad(filled[:, series], ((horizon - 1, 0), (0, 0))).T.ravel())

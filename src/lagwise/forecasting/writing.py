@@ -47,22 +47,22 @@ def write_forecast(
     if len(quantiles):
         parts |= {f"_{q:g}": each for q, each in zip(quantiles, forecaster.predict_quantiles(quantiles), strict=True)}
     made = _long(table, parts) if table.ids is not None else _wide(table, parts)
-    picture = out.with_suffix(".png")
+    plot = out.with_suffix(".png")
     with saved_whole(out.parent, out.name) as partial:
         made.to_csv(partial / out.name)
     if find_spec("matplotlib") is None:
         return made, "for a plot, pip install 'lagwise[plot]'"
     try:
-        with saved_whole(out.parent, picture.name) as partial:
+        with saved_whole(out.parent, plot.name) as partial:
             last = table.ends == len(table.frame)  # series that end earlier are not drawn
             times = table.next_times(len(values))
             drawn = values[:, last], (lower[:, last], upper[:, last])
             figure = forecast_figure(table.frame.loc[:, last], times, *drawn, forecaster.coverage)
-            figure.savefig(partial / picture.name, dpi=130)
+            figure.savefig(partial / plot.name, dpi=130)
             close(figure)
     except (OSError, ValueError, OverflowError) as error:  # matplotlib cannot draw the largest numbers
         return made, f"no plot ({one_line(error)})"
-    return made, picture
+    return made, plot
 
 
 def _wide(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:

@@ -16,8 +16,8 @@ _NEGLIGIBLE_FLOAT32 = 1e-8
 
 
 class LagKernel(KeepsFloat32):
-    """A parametrisation of k(lag) for each channel. Abstract: subclasses implement `taps` and, if they decay,
-    `horizon`.
+    """A parametrisation of k(lag) for each channel. Abstract: subclasses implement `taps` and, if they end or
+    decay, `support`.
 
     `taps` must not depend on the requested length (taps(n) starts with taps(m) for m < n); otherwise a streamed prompt
     would see another kernel than the whole prompt.
@@ -34,20 +34,25 @@ class LagKernel(KeepsFloat32):
     #: longest signal that `taps` supports; None for any
     max_length: int | None = None
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "horizon" in vars(cls):  # the name of `support` up to version 0.2, then a method
+            cls.support = property(vars(cls)["horizon"])  # type: ignore[method-assign]
+
     def __init__(self, channels: int, causal: bool):
         super().__init__()
         if channels < 1:
             raise ValueError(f"channels must be at least 1, got {channels}")
         self.channels = channels
-        self.first_channel, self.all_channels = 0, channels  # of which `some_channels` takes a part
+        self.first_channel, self.all_channels = 0, channels  # `some_channels` takes a part of them
         self.causal = causal
 
     def taps(self, length: int) -> Tensor:
-        """Taps for a signal of this length, cut at the horizon.
+        """Taps for a signal of this length, cut at the kernel's support.
 
         Returns:
             ``(channels, n)`` for lags 0..n-1 when causal, ``(channels, 2 n - 1)`` for lags -(n-1)..n-1 otherwise, with
-            n = min(length, horizon). In float32 or better, whatever the dtype of the parameters.
+            n = min(length, support). In float32 or better, whatever the dtype of the parameters.
 
         Raises:
             ValueError: for a signal longer than ``max_length``.
@@ -95,20 +100,17 @@ class LagKernel(KeepsFloat32):
         if the kernel is not made as such a spectrum. A product of at most half as many tokens then needs no taps."""
         return None
 
-    def horizon(self) -> int | None:
-        """Taps from this lag on are below rounding in the kernel's precision; None if it never decays that far."""
-        return None
-
     @property
-    def reach(self) -> int | None:
-        """Number of lags on one side, by the horizon or by the longest supported signal; None if it is infinite."""
-        return self.horizon() or self.max_length
+    def support(self) -> int | None:
+        """Number of lags on one side; None if it is infinite. Taps from this lag on are zero, or below rounding in the
+        kernel's precision."""
+        return self.max_length
 
     def lags(self, length: int, device: torch.device) -> Tensor:
         """The integer lags of `taps`, in its order."""
-        horizon = self.horizon()
-        reach = length if horizon is None else min(length, horizon)
-        return torch.arange(0 if self.causal else 1 - reach, reach, device=device)
+        support = self.support
+        n = length if support is None else min(length, support)
+        return torch.arange(0 if self.causal else 1 - n, n, device=device)
 
     def reset_parameters(self) -> None:
         """Draw the parameters that the kernel holds directly; layers of a `KernelNetwork` draw theirs."""

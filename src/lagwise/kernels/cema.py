@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.ops import Modes
 from lagwise.ops.recurrence import modal_poles
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class CEMAKernel(DiagonalKernel):
@@ -35,7 +35,7 @@ class CEMAKernel(DiagonalKernel):
 
     def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16):
         super().__init__(channels, causal)
-        shape = (1 if causal else 2, channels, whole_number("dimension", dimension))
+        shape = (1 if causal else 2, channels, check_integer("dimension", dimension))
         self.alpha, self.delta = (nn.Parameter(torch.empty(shape)) for _ in range(2))
         self.theta = nn.Parameter(torch.empty(*shape[:2], 1))
         self.gamma = nn.Parameter(torch.empty(*shape, 2))

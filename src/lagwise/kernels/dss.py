@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lagwise.kernels.s4d import S4DKernel
 from lagwise.ops.recurrence import mean_exponential
-from lagwise.tables import known, whole_number
+from lagwise.tables import check_integer, known
 
 NORMALIZATIONS = ("exp", "softmax")
 
@@ -42,7 +42,7 @@ class DSSKernel(S4DKernel):
         super().__init__(channels, causal=causal, modes=modes, start=start)
         self.normalization, self.span = (
             known(normalization, NORMALIZATIONS, "normalization"),
-            whole_number("span", span),
+            check_integer("span", span),
         )
 
     def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
 from lagwise.ops.recurrence import ema_parameters, ema_taps
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class EMAKernel(LagKernel):
@@ -33,9 +33,9 @@ class EMAKernel(LagKernel):
 
     def __init__(self, channels: int, *, causal: bool = True, dimension: int = 16, truncation: int | None = None):
         super().__init__(channels, causal)
-        whole_number("dimension", dimension)
+        check_integer("dimension", dimension)
         if truncation is not None:
-            whole_number("truncation", truncation)
+            check_integer("truncation", truncation)
         self.truncation = truncation
         shape = (1 if causal else 2, channels, dimension)
         self.delta, self.alpha, self.beta, self.gamma = (nn.Parameter(torch.empty(shape)) for _ in range(4))
@@ -53,7 +53,8 @@ class EMAKernel(LagKernel):
         signs = 1 - 2 * (torch.arange(beta.shape[2], dtype=dtype, device=beta.device) % 2)
         return ema_parameters(delta, alpha, beta + signs, gamma)
 
-    def horizon(self) -> int | None:
+    @property
+    def support(self) -> int | None:
         return self.truncation
 
     def taps(self, length: int) -> Tensor:

@@ -55,14 +55,15 @@ class FrequencyKernel(LagKernel):
     ):
         super().__init__(channels, causal)
         if not isinstance(grid, int) or grid < 1:
-            raise ValueError(f"grid must be a whole number of at least 1, got {grid!r}")
+            raise ValueError(f"grid must be an integer of at least 1, got {grid!r}")
         self.inputs = known(inputs, INPUTS, "inputs")
         self.grid = grid
         self.network = KernelNetwork(
             1, channels if causal else 2 * channels, hidden=hidden, layers=layers, activation=activation
         )
 
-    def horizon(self) -> int:
+    @property
+    def support(self) -> int:
         return self.grid + 1
 
     def taps(self, length: int) -> Tensor:
@@ -71,9 +72,9 @@ class FrequencyKernel(LagKernel):
         The last layer is linear in the features, so the features are transformed to lags: they are far fewer than the
         channels.
         """
-        if torch.compiler.is_exporting() and length >= self.horizon():
+        if torch.compiler.is_exporting() and length >= self.support:
             return self._real_taps()
-        reach = min(length, self.horizon())
+        n = min(length, self.support)
         with self._full_precision():
             features = self._features()
             matrix = self._matrix()
@@ -86,8 +87,8 @@ class FrequencyKernel(LagKernel):
             weight[0] = 1
             weight[self.grid] /= 2  # lags `grid` and `-grid` are one point of the transform
             time = time * weight
-            after = time[:, :reach]
-            return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - reach + 1 :], after], dim=1))
+            after = time[:, :n]
+            return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - n + 1 :], after], dim=1))
 
     def _real_taps(self) -> Tensor:
         """All taps, by sums of cosines and sines, for graphs without FFTs."""

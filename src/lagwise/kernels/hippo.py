@@ -26,7 +26,7 @@ def hippo_legs(modes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     p, b = np.sqrt(states + 0.5), np.sqrt(2 * states + 1.0)
     matrix = -np.tril(np.outer(b, b), -1) - np.diag(states + 1.0)
     skew = matrix + np.outer(p, p) + 0.5 * np.eye(2 * modes)
-    frequencies, basis = np.linalg.eigh(-1j * skew)  # of a Hermitian matrix: real, in ascending order
+    frequencies, basis = np.linalg.eigh(-1j * skew)  # Hermitian: real values, in ascending order
     half = slice(2 * modes - 1, modes - 1, -1)
     own = basis[:, half].conj().T
     return frequencies[half], own @ p, own @ b

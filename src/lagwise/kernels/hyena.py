@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel, negligible
 from lagwise.kernels.network import KernelLinear
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _FAST, _SLOW, _TARGET = 0.3, 1.5, 0.01  # shares of the span after which the windows have decayed to the target
 
@@ -56,13 +56,13 @@ class HyenaKernel(LagKernel):
         frequency: float = 1.0,
     ):
         super().__init__(channels, causal)
-        if whole_number("span", span) < 2:
+        if check_integer("span", span) < 2:
             raise ValueError(f"span must be at least 2, got {span}")
         if not frequency > 0:
             raise ValueError(f"frequency must be above 0, got {frequency}")
-        self.span, self.bands, self.start = span, whole_number("bands", bands), frequency
-        whole_number("layers", layers, least=0)
-        self.first = _UndecayedLinear(1 + 2 * bands, whole_number("hidden", hidden))
+        self.span, self.bands, self.start = span, check_integer("bands", bands), frequency
+        check_integer("layers", layers, least=0)
+        self.first = _UndecayedLinear(1 + 2 * bands, check_integer("hidden", hidden))
         self.hidden = nn.ModuleList(_UndecayedLinear(hidden, hidden) for _ in range(layers))
         self.last = nn.Parameter(torch.empty(channels, hidden))
         self.frequency = nn.Parameter(torch.empty(hidden))
@@ -78,7 +78,8 @@ class HyenaKernel(LagKernel):
             self.frequency.fill_(self.start)
             self.direct.normal_()
 
-    def horizon(self) -> int:
+    @property
+    def support(self) -> int:
         """The lag at which the slowest window falls below rounding."""
         slowest = math.log(1 / _TARGET) / _SLOW
         return math.ceil(-math.log(negligible(self.precision(self.last))) / slowest * (self.span - 1)) + 1
@@ -89,7 +90,7 @@ class HyenaKernel(LagKernel):
 
     def at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.at`: only the requested lags are computed."""
-        inside = (lags >= (0 if self.causal else 1 - self.horizon())) & (lags < self.horizon())
+        inside = (lags >= (0 if self.causal else 1 - self.support)) & (lags < self.support)
         values = self.smooth_at(lags)
         return values * inside + self.direct.to(values.dtype)[:, None] * (lags == 0)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.ops import Modes
 from lagwise.ops.recurrence import modal_poles
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _SLOWEST = 1000.0  # tokens that the slowest initial modes last
 
@@ -34,7 +34,7 @@ class ModalKernel(DiagonalKernel):
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 16):
         super().__init__(channels, causal)
-        shape = (1 if causal else 2, channels, whole_number("modes", modes))
+        shape = (1 if causal else 2, channels, check_integer("modes", modes))
         self.rate, self.angle = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
         self.amplitude = nn.Parameter(torch.empty(*shape, 2))
         self.direct = nn.Parameter(torch.empty(channels))

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from lagwise.tables import known
 
-# Of the norm, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared with the
-# mean square of features that weight decay has shrunk: the same weights would give different kernels.
+# The norm's epsilon, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared
+# with the mean square of features that weight decay has shrunk: the same weights would give different kernels.
 _EPSILON = 1e-20
 
 ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "tanh": torch.tanh, "none": lambda x: x}

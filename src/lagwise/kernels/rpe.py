@@ -70,7 +70,8 @@ class RPEKernel(LagKernel):
         if self.decay_logit is not None:
             nn.init.constant_(self.decay_logit, math.log(self.decay / (1 - self.decay)))
 
-    def horizon(self) -> int | None:
+    @property
+    def support(self) -> int | None:
         """The lag at which a fixed decay falls below rounding; None for a learned decay, which may take any value."""
         if self.decay_logit is not None:
             return None

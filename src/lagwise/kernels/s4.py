@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.hippo import hippo_legs
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
-_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time per token, at the start
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # initial time per token
 
 
 class S4Kernel(LagKernel):
@@ -42,10 +42,10 @@ class S4Kernel(LagKernel):
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, span: int = 1024):
         super().__init__(channels, causal)
-        if whole_number("span", span) % 2:
+        if check_integer("span", span) % 2:
             raise ValueError(f"span must be even, got {span}")
         self.span = span
-        self.rate, self.angle = (nn.Parameter(torch.empty(whole_number("modes", modes))) for _ in range(2))
+        self.rate, self.angle = (nn.Parameter(torch.empty(check_integer("modes", modes))) for _ in range(2))
         self.low_rank, self.input = (nn.Parameter(torch.empty(modes, 2)) for _ in range(2))
         self.output = nn.Parameter(torch.empty(1 if causal else 2, channels, modes, 2))
         self.log_step, self.direct = (nn.Parameter(torch.empty(channels)) for _ in range(2))
@@ -63,14 +63,15 @@ class S4Kernel(LagKernel):
             self.log_step.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP))
             self.direct.normal_()
 
-    def horizon(self) -> int:
+    @property
+    def support(self) -> int:
         return self.span
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        reach = min(length, self.span)
+        n = min(length, self.span)
         with torch.autocast(self.rate.device.type, enabled=False):
-            sides = torch.fft.irfft(self._generating(), self.span)[..., :reach]
+            sides = torch.fft.irfft(self._generating(), self.span)[..., :n]
             after, *before = sides.to(self.precision(self.rate))
             direct = torch.zeros_like(after)
             direct[:, 0] = self.direct.to(after.dtype)
@@ -82,7 +83,7 @@ class S4Kernel(LagKernel):
     def _generating(self) -> Tensor:
         """K at the roots of unity from angle 0 to pi, ``(directions, channels, span / 2 + 1)``."""
         dtype = torch.float64  # for short steps, the sums below are small differences
-        rate, angle = self.rate.to(dtype).exp(), self.angle.to(dtype)  # of the states -rate + i angle
+        rate, angle = self.rate.to(dtype).exp(), self.angle.to(dtype)  # the states are -rate + i angle
         p, b, c = (torch.view_as_complex(t.to(dtype).contiguous()) for t in (self.low_rank, self.input, self.output))
         # With z = exp(-2 i half), (2 / dt)(1 - z) is exp(-i half) i up and 1 + z is exp(-i half) across. A state and
         # its conjugate together have the real polynomial x - i y in the denominator.

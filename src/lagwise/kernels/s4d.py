@@ -11,10 +11,10 @@ from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.ops import Modes
 from lagwise.ops.recurrence import mean_exponential
-from lagwise.tables import known, whole_number
+from lagwise.tables import check_integer, known
 
 STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")
-_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # of time per token, at the start
+_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # initial time per token
 
 
 class S4DKernel(DiagonalKernel):
@@ -42,7 +42,7 @@ class S4DKernel(DiagonalKernel):
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, start: str = "legs", rule: str = "zoh"):
         super().__init__(channels, causal)
-        whole_number("modes", modes)
+        check_integer("modes", modes)
         self.start, self.rule = known(start, STARTS, "start"), known(rule, RULES, "rule")
         self.log_step = nn.Parameter(torch.empty(channels))
         self.rate, self.angle = (nn.Parameter(torch.empty(channels, modes)) for _ in range(2))

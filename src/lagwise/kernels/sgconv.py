@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class SGConvKernel(LagKernel):
@@ -28,7 +28,7 @@ class SGConvKernel(LagKernel):
 
     def __init__(self, channels: int, *, causal: bool = True, size: int = 32, scales: int = 6):
         super().__init__(channels, causal)
-        shape = (1 if causal else 2, channels, whole_number("scales", scales), whole_number("size", size))
+        shape = (1 if causal else 2, channels, check_integer("scales", scales), check_integer("size", size))
         self.weight = nn.Parameter(torch.empty(shape))
         self.decay = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
@@ -39,26 +39,27 @@ class SGConvKernel(LagKernel):
             self.weight.normal_()
             self.decay.fill_(0.5)
             if not self.weight.is_meta:
-                norm = self.taps(self.horizon()).norm(dim=1)
+                norm = self.taps(self.support).norm(dim=1)
                 self.weight.div_(norm[:, None, None].to(self.weight.dtype))
 
-    def horizon(self) -> int:
+    @property
+    def support(self) -> int:
         scales, size = self.weight.shape[2:]
         return size << (scales - 1)
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        reach, dtype = min(length, self.horizon()), self.precision(self.weight)
+        n, dtype = min(length, self.support), self.precision(self.weight)
         weight, decay = self.weight.to(dtype), self.decay.to(dtype)[:, None]
         parts, done = [], 0
         with torch.autocast(weight.device.type, enabled=False):
             for scale in range(weight.shape[2]):
-                if done >= reach:
+                if done >= n:
                     break
                 part, factor = weight[:, :, scale], 1 << max(0, scale - 1)
                 if factor > 1:
                     part = F.interpolate(part, scale_factor=factor, mode="linear", align_corners=False)
                 parts.append(part * decay**scale)
                 done += part.shape[2]
-        after, *before = torch.cat(parts, dim=2)[..., :reach]
-        return torch.cat([before[0][:, : reach - 1].flip(1), after], dim=1) if before else after
+        after, *before = torch.cat(parts, dim=2)[..., :n]
+        return torch.cat([before[0][:, : n - 1].flip(1), after], dim=1) if before else after

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _LONGEST = 8192
-_STEP = 0.125  # of the sum in place of the integral, which it equals to 1e-30
-_LEAST = 1e-12  # of singular values, relative to the largest
+_STEP = 0.125  # spacing of the sum that replaces the integral, and equals it to 1e-30
+_LEAST = 1e-12  # least singular value, relative to the largest
 
 
 class SpectralKernel(LagKernel):
@@ -39,7 +39,7 @@ class SpectralKernel(LagKernel):
         self, channels: int, *, causal: bool = True, filters: int = 24, span: int = 1024, alternating: bool = True
     ):
         super().__init__(channels, causal)
-        if not 1 <= whole_number("filters", filters) <= whole_number("span", span) <= _LONGEST:
+        if not 1 <= check_integer("filters", filters) <= check_integer("span", span) <= _LONGEST:
             raise ValueError(f"filters must be at most span, and span at most {_LONGEST}, got {filters} and {span}")
         self.span, self.alternating = span, alternating
         # Not a buffer: models are loaded via the meta device, where its values would be lost.
@@ -52,19 +52,20 @@ class SpectralKernel(LagKernel):
         energy = float((self._filters**2).sum()) * self.weight.shape[2] * self.weight.shape[0]
         nn.init.normal_(self.weight, std=energy**-0.5)
 
-    def horizon(self) -> int:
+    @property
+    def support(self) -> int:
         return self.span
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""
-        reach, dtype = min(length, self.span), self.precision(self.weight)
-        filters = torch.from_numpy(self._filters[:, :reach]).to(self.weight.device, dtype)
+        n, dtype = min(length, self.span), self.precision(self.weight)
+        filters = torch.from_numpy(self._filters[:, :n]).to(self.weight.device, dtype)
         if self.alternating:
-            signs = 1 - 2 * (torch.arange(reach, device=filters.device) % 2)
+            signs = 1 - 2 * (torch.arange(n, device=filters.device) % 2)
             filters = torch.cat([filters, filters * signs])
         with torch.autocast(filters.device.type, enabled=False):
             after, *before = self.weight.to(dtype).flatten(2) @ filters
-        return torch.cat([before[0][:, : reach - 1].flip(1), after], dim=1) if before else after
+        return torch.cat([before[0][:, : n - 1].flip(1), after], dim=1) if before else after
 
 
 @functools.lru_cache(maxsize=8)
@@ -78,7 +79,7 @@ def hankel_filters(span: int, filters: int) -> np.ndarray:
     that differs between machines. ValueError for filters that are below the rounding of G.
     """
     place = np.arange(-40, 20 + math.log(span), _STEP)[:, None]
-    log_node, log_rest = -np.log1p(np.exp(-place)), -np.log1p(np.exp(place))  # of a, and of 1 - a
+    log_node, log_rest = -np.log1p(np.exp(-place)), -np.log1p(np.exp(place))  # logarithms of a and 1 - a
     powers = np.arange(span)
     vectors, roots, _ = np.linalg.svd(np.exp(1.5 * log_rest + (0.5 + powers) * log_node).T, full_matrices=False)
     roots = roots * math.sqrt(_STEP)

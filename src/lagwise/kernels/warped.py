@@ -55,7 +55,8 @@ class WarpedKernel(LagKernel):
         if self.filter is not None:
             nn.init.normal_(self.filter, std=self.filter_size**-0.5)
 
-    def horizon(self) -> int | None:
+    @property
+    def support(self) -> int | None:
         """The lag at which the warp falls below rounding, but not before the filter ends."""
         warp = truncation_length(self.decay, negligible(self.precision(self.values))) or 1
         return max(warp, self.filter_size if self.causal else self.filter_size // 2 + 1)

@@ -24,7 +24,7 @@ _OWN: dict[str, type[Mixer]] = {
     "grid": GridMixer,
     "gtu2d": GTU2d,
 }
-# Of other papers: the classes of `lagwise.family`.
+# Mixers of other papers: the classes of `lagwise.family`.
 _FAMILY = {
     "hyena": "HyenaMixer",
     "short_conv": "ShortConvMixer",

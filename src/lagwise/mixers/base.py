@@ -32,7 +32,7 @@ class Mixer(nn.Module):
     table.
     """
 
-    #: whether it mixes over the grid of a picture (`Layout.grid`): it then takes no plain sequences and is never causal
+    #: whether it mixes over the grid of an image (`Layout.grid`): it then takes no plain sequences and is never causal
     needs_grid: ClassVar[bool] = False
     #: the directions that it supports: True is causal, False two-sided
     directions: ClassVar[tuple[bool, ...]] = (True, False)
@@ -50,7 +50,7 @@ class Mixer(nn.Module):
             raise ValueError(f"{type(self).__name__} has no {have} form: build it with causal={not causal}, {other}")
         self.channels = channels
         self.causal = causal
-        self.max_length: int | None = None  # of a document, in tokens; None for any
+        self.max_length: int | None = None  # longest document in tokens; None for any
 
     def forward(
         self,

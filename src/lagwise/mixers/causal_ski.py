@@ -153,9 +153,9 @@ class CausalSKI:
     def choose(self, kernel: LagKernel) -> tuple[SKIPlan, float]:
         """The plan for a causal kernel with its current parameters, and its error as `plan_from_tolerance` estimates
         it."""
-        reach = kernel.reach
-        lags = SAMPLED_LAGS if reach is None else min(reach, SAMPLED_LAGS)
-        taps, ends = kernel.taps(lags), reach == lags
+        support = kernel.support
+        lags = SAMPLED_LAGS if support is None else min(support, SAMPLED_LAGS)
+        taps, ends = kernel.taps(lags), support == lags
         if self.tolerance is None:
             return self.fixed_plan, ski_error(taps, self.fixed_plan, ends=ends)
         return best_plan(taps, self.tolerance, ends=ends)
@@ -290,8 +290,8 @@ class CausalSKI:
 
     def most_nodes(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
         """Coarse taps of the kernel that are not negligible, if it ends."""
-        reach = kernel.reach
-        return None if reach is None else max(plan.short_nodes, -(-reach // plan.spacing) + 1)
+        support = kernel.support
+        return None if support is None else max(plan.short_nodes, -(-support // plan.spacing) + 1)
 
     def _enough_coarse(self, kernel: LagKernel, plan: SKIPlan, coarse: Tensor, nodes: int) -> Tensor:
         """Coarse taps for so many nodes or as many as the kernel reaches: the given ones if they suffice."""

@@ -26,7 +26,7 @@ from lagwise.ops.pieces import Pieces, Span
 from lagwise.ops.ring import ring_tokens
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, common, extended, latest, recent
-from lagwise.tables import known, whole_number
+from lagwise.tables import check_integer, known
 
 POSITIONS = ("none", "rope", "simple", "rotary")
 _INITIAL_STD = 0.02
@@ -80,9 +80,9 @@ class ChunkedAttention(Derived):
     ):
         super().__init__()
         for name, width in (("query_size", query_size), ("heads", heads), ("chunk", chunk)):
-            whole_number(name, width)
+            check_integer(name, width)
         if evaluation_chunk is not None:
-            whole_number("evaluation_chunk", evaluation_chunk)
+            check_integer("evaluation_chunk", evaluation_chunk)
         self.query_size, self.heads, self.causal = query_size, heads, causal
         self.chunk, self.evaluation_chunk = chunk, evaluation_chunk or chunk
         self.function: str = known(function, ATTENTION_FUNCTIONS, "function")

@@ -1,4 +1,4 @@
-"""Mixing over a grid, such as the patches of a picture, along its rows and along its columns."""
+"""Mixing over a grid, such as the patches of an image, along its rows and along its columns."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class GridMixer(Mixer):
         rows, columns: specs of token mixers (default ``toeplitz``).
 
     The grid comes with the layout (`lagwise.ops.Layout.grid`). A mask may be true at any positions, such as those of
-    smaller pictures in a batch of several sizes. ValueError for causal=True, because a grid has no causal order, and in
+    smaller images in a batch of several sizes. ValueError for causal=True, because a grid has no causal order, and in
     the forward pass for tokens without a grid.
 
-    Source: SKI-TNN §5.2 (pictures as sequences in each dimension).
+    Source: SKI-TNN §5.2 (images as sequences in each dimension).
     """
 
     needs_grid = True
@@ -62,7 +62,7 @@ class GTU2d(Mixer):
 
     Each axis has its own kernel, built from the same spec. Grid, masks and errors as in `GridMixer`.
 
-    Source: TNN §3.1 and fig. 2; SKI-TNN §5.2 (pictures as sequences in each dimension).
+    Source: TNN §3.1 and fig. 2; SKI-TNN §5.2 (images as sequences in each dimension).
     """
 
     needs_grid = True

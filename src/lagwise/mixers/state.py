@@ -101,7 +101,7 @@ def fixed_start(state: Any, *, online: bool = False) -> Any:
         seen = near.new_zeros(rows, dtype=torch.long)
         if online:
             return due_state(state)
-        return WindowState(near.new_zeros(rows, int(state.taps.reach or 0), near.shape[1]), seen)
+        return WindowState(near.new_zeros(rows, int(state.taps.support or 0), near.shape[1]), seen)
     if isinstance(state, Window):
         assert state.reach is not None
         tokens = state.tokens

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.ops import Layout
 from lagwise.ops.recurrence import Moments, moments_so_far, normalised, timestep_norm, token_moments
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class TimestepNorm(Mixer):
@@ -28,7 +28,7 @@ class TimestepNorm(Mixer):
 
     def __init__(self, channels: int, *, causal: bool = True, groups: int = 1, epsilon: float = 1e-5):
         super().__init__(channels, causal)
-        if channels % whole_number("groups", groups):
+        if channels % check_integer("groups", groups):
             raise ValueError(f"groups must divide the {channels} channels, got {groups}")
         if not epsilon > 0:
             raise ValueError(f"epsilon must be a positive number, got {epsilon!r}")

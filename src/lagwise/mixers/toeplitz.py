@@ -41,7 +41,7 @@ class ModalState(NamedTuple):
 
 
 class LongTaps(NamedTuple):
-    """All taps of an exact kernel, ``(channels, reach)``, None if it has no end; and those of the smallest block,
+    """All taps of an exact kernel, ``(channels, support)``, None if it has no end; and those of the smallest block,
     ``(block, channels)``, lag 0 first."""
 
     taps: Tensor | None
@@ -115,12 +115,12 @@ class ToeplitzMixer(Derived, Mixer):
         return self._product(x)
 
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
-        """By the tokens within the kernel's reach where these are fewer than all tokens of a share of the channels."""
-        pieces, reach = layout.pieces, self.kernel.horizon()
+        """By the tokens within the kernel's support if these are fewer than all tokens of a share of the channels."""
+        pieces, support = layout.pieces, self.kernel.support
         assert pieces is not None
         most = 2 * pieces.length * (pieces.count - 1) // pieces.count**2  # tokens that two all-to-alls send and receive
-        if self.ski is None and reach is not None and reach - 1 <= most:
-            return pieces.near(self.mix, x, reach - 1, 0 if self.causal else reach - 1)
+        if self.ski is None and support is not None and support - 1 <= most:
+            return pieces.near(self.mix, x, support - 1, 0 if self.causal else support - 1)
         share = some_channels(self, *pieces.share(self.channels))
         if isinstance(self.ski, CausalSKI):  # whose plan depends on all channels
             share.ski = self.ski.planned(self.kernel)
@@ -147,8 +147,8 @@ class ToeplitzMixer(Derived, Mixer):
         """Taps for a signal of this length, or all taps if a graph leaves it open."""
         if self._frozen is LongTaps and (taps := self.derived().taps) is not None:
             return taps if symbolic(length) else taps[:, :length]
-        reach = self.kernel.reach
-        return remembered_taps(self.kernel, reach if symbolic(length) and reach else length)
+        support = self.kernel.support
+        return remembered_taps(self.kernel, support if symbolic(length) and support else length)
 
     def _spectrum(self, length: int) -> Tensor | None:
         """The kernel's own spectrum, if it is one on the circle that a product of this length uses."""
@@ -159,7 +159,7 @@ class ToeplitzMixer(Derived, Mixer):
     @property
     def grows(self) -> bool:  # type: ignore[override]
         """Whether the state grows with the text: that of a kernel without end, unless it is a state space."""
-        return self.causal and self.kernel.reach is None and not self.kernel.recurrent
+        return self.causal and self.kernel.support is None and not self.kernel.recurrent
 
     def require_fixed(self, *, online: bool = False) -> None:
         """See `Mixer.require_fixed`."""
@@ -181,9 +181,9 @@ class ToeplitzMixer(Derived, Mixer):
             exact = modes.poles.to(torch.complex128)
             exponents = torch.stack([exact.abs().clamp(min=LEAST_RADIUS).log(), exact.angle()]).transpose(1, 2)
             return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct, exponents)
-        reach = self.kernel.reach
-        taps = None if reach is None or form == "online" else self.kernel.taps(reach)
-        near = self.kernel.taps(ONLINE_BLOCK if reach is None else min(ONLINE_BLOCK, reach)).t()
+        support = self.kernel.support
+        taps = None if support is None or form == "online" else self.kernel.taps(support)
+        near = self.kernel.taps(ONLINE_BLOCK if support is None else min(ONLINE_BLOCK, support)).t()
         return LongTaps(taps, F.pad(near, (0, 0, 0, ONLINE_BLOCK - len(near))).contiguous())
 
     def init_state(self, batch_size: int) -> Any:
@@ -194,7 +194,7 @@ class ToeplitzMixer(Derived, Mixer):
             poles = self.derived(checked=True).poles
             zeros = poles.new_zeros(batch_size, *poles.shape[1:])
             return ModalState(zeros, zeros.clone())
-        return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, self.kernel.reach))
+        return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, self.kernel.support))
 
     def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         if isinstance(self.ski, CausalSKI):

@@ -12,7 +12,7 @@ from lagwise.ops import ski_product
 from lagwise.ops.packing import row_extents
 from lagwise.ops.ski import ragged_ski_product, row_spacing
 from lagwise.ops.symbolic import symbolic
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _MOST_DEGREE = 7  # above, extrapolation at the ends of a text makes errors larger
 
@@ -39,10 +39,10 @@ class TwoSidedSKI:
     """
 
     def __init__(self, kernel: LagKernel, *, rank: int = 64, spacing: int | None = None, degree: int = 1):
-        self.rank, self.degree = whole_number("rank", rank, 2), whole_number("degree", degree, 0)
+        self.rank, self.degree = check_integer("rank", rank, 2), check_integer("degree", degree, 0)
         if degree > _MOST_DEGREE:
             raise ValueError(f"degree must be at most {_MOST_DEGREE}, got {degree}: polynomials explode at the ends")
-        self.spacing = None if spacing is None else whole_number("spacing", spacing, 1)
+        self.spacing = None if spacing is None else check_integer("spacing", spacing, 1)
         if not kernel.continuous:
             kernel.smooth_at(torch.zeros(0))  # raises, and says why
 

@@ -20,7 +20,7 @@ from lagwise.models.heads import VocabularyHead
 from lagwise.models.inputs import check_prompt_length, check_prompts
 from lagwise.models.step import StreamingStep, tensor_versions
 from lagwise.ops.packing import document_starts
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _LOSS_ELSEWHERE = (
     "packed rows are trained without labels: whatever computes a loss from these logits (label_smoothing_factor or "
@@ -76,7 +76,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         """
         from lagwise.models.compiled import compiled_step
 
-        rows = None if batch_size is None else whole_number("batch_size", batch_size)
+        rows = None if batch_size is None else check_integer("batch_size", batch_size)
         step = compiled_step(self, rows, cached=cached, report=report)
         if step is not None:
             self._steps[batch_size] = step

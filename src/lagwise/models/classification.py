@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.heads import Head
 from lagwise.models.pooling import hidden_layers, pool, pool_pairs
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class LagwiseForSequenceClassification(Head):
@@ -32,7 +32,7 @@ class LagwiseForSequenceClassification(Head):
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
-        self.num_labels = whole_number("num_labels", config.num_labels)
+        self.num_labels = check_integer("num_labels", config.num_labels)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.reads_pairs = config.pooling in PAIRS
         self.hidden, features = hidden_layers(config)

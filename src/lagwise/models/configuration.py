@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from lagwise.models.classes import CLASSES, ModelClass
 from lagwise.models.remote_code import SavedWithCode, auto_map
 from lagwise.schema import typed
-from lagwise.tables import LARGEST_OPTION, known, shown, whole_number
+from lagwise.tables import LARGEST_OPTION, check_integer, known, shown
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MOST_LAYERS = 10_000
@@ -33,7 +33,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     are those of the constructors (`lagwise.blocks`, `lagwise.mixers`, `lagwise.kernels`).
     causal: whether a token sees only those before it. Required for language models; optional for encoders.
     inputs: what the model reads, by name and options: ``tokens`` (input_ids), ``values`` (input_values, with
-    ``features``) or ``patches`` of pictures (pixel_values, with ``channels`` and ``size``).
+    ``features``) or ``patches`` of images (pixel_values, with ``channels`` and ``size``).
     norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``layer``, ``batch``,
     ``timestep`` (Megalodon's, with ``groups``) or ``none``.
     position_embedding: added to the embeddings: ``none``, ``sinusoidal``, ``learned`` (a table), or, for patches,
@@ -116,18 +116,18 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if "num_labels" in kwargs:  # transformers creates a name for each
-            whole_number("num_labels", typed(int, kwargs["num_labels"], "num_labels", most=LARGEST_OPTION))
+            check_integer("num_labels", typed(int, kwargs["num_labels"], "num_labels", most=LARGEST_OPTION))
         super().__post_init__(**kwargs)
         for name, kind in field_types().items():
             sizes = name in ("vocab_size", "hidden_size", "type_vocab_size", "classifier_hidden_size", "ngram_buckets")
             most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
             setattr(self, name, typed(kind, getattr(self, name), name, most=most))
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "ngram_buckets"):
-            whole_number(name, getattr(self, name))
+            check_integer(name, getattr(self, name))
         if self.max_position_embeddings is None:
             del self.max_position_embeddings
         else:
-            whole_number("max_position_embeddings", self.max_position_embeddings)
+            check_integer("max_position_embeddings", self.max_position_embeddings)
         if self.label_std <= 0:
             raise ValueError(f"label_std must be greater than 0, got {self.label_std}")
         if self.initializer_range < 0:
@@ -141,7 +141,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")
         for name in ("type_vocab_size", "classifier_hidden_size"):
-            whole_number(name, getattr(self, name), least=0)
+            check_integer(name, getattr(self, name), least=0)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if (token := getattr(self, name)) is not None and not 0 <= token < self.vocab_size:
                 raise ValueError(f"{name} must be in [0, vocab_size = {self.vocab_size}), got {token}")

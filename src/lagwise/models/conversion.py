@@ -16,7 +16,7 @@ from lagwise.models.offload import require_loaded
 from lagwise.models.sharded import whole_model
 from lagwise.ops import Reduction, reduce_taps
 from lagwise.progress import progress_bar
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 CONVERSION_FILE = "conversion.json"  # marks the folder of a converted run
 _LONG = 1024  # tokens of support: measured, 513 gain no speed and 1,833 a quarter (docs/benchmarks.md)
@@ -53,7 +53,7 @@ def recurrent_form(
     Raises:
         ValueError: If the model is not causal, has no lag kernel to replace, or a kernel cannot be reduced.
     """
-    whole_number("lags", lags)
+    check_integer("lags", lags)
     require_loaded(model, "conversion")
     model = whole_model(model)
     mixers = kernels_to_convert(model)
@@ -100,7 +100,7 @@ def kernels_to_convert(model: Any) -> dict[str, ToeplitzMixer]:
 
 def outlook(model: Any) -> str:
     """When the conversion of a model pays, as far as its kernels tell before it."""
-    supports = [mixer.kernel.reach for mixer in kernels_to_convert(model).values()]
+    supports = [mixer.kernel.support for mixer in kernels_to_convert(model).values()]
     if None in supports:
         return (
             "A kernel of this model has infinite support: the conversion gives it constant time and memory per token, "
@@ -120,7 +120,7 @@ def outlook(model: Any) -> str:
 def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
     """Taps ``(channels, n)`` that a causal mixer applies; ``lags`` of them if its reach is infinite."""
     kernel = mixer.kernel
-    n = kernel.reach or lags
+    n = kernel.support or lags
     if not isinstance(mixer.ski, CausalSKI):
         return kernel.taps(n)
     cell = mixer.ski.plan(kernel).spacing

@@ -1,4 +1,4 @@
-"""Model inputs as one vector per token, from token ids, real values or pictures, and their positions."""
+"""Model inputs as one vector per token, from token ids, real values or images, and their positions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from lagwise.models.inputs import check_vocabulary
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import transformed
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
-_SIDE = 16.0  # radians of the fastest wave along a side of a picture
+_SIDE = 16.0  # radians of the fastest wave along a side of an image
 
 
 class TokenInput(nn.Embedding):
@@ -29,7 +29,7 @@ class TokenInput(nn.Embedding):
     def check(input_ids: Tensor, embedding: nn.Embedding) -> None:
         """ValueError for ids of a wrong type or shape, or outside the vocabulary."""
         if input_ids.is_floating_point():
-            raise ValueError(f"input_ids must be whole numbers, got {input_ids.dtype}")
+            raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
         if input_ids.dim() != 2 or 0 in input_ids.shape:
             raise ValueError(
                 f"input_ids must be (batch >= 1, length >= 1), got {tuple(input_ids.shape)}; begin an empty prompt "
@@ -63,7 +63,7 @@ class ValueInput(nn.Linear):
         mean: list[float] | None = None,
         std: list[float] | None = None,
     ):
-        super().__init__(whole_number("features", features) * whole_number("stride", stride), hidden_size)
+        super().__init__(check_integer("features", features) * check_integer("stride", stride), hidden_size)
         self.features, self.stride = features, stride
         for name, values in (("mean", mean), ("std", std)):
             if values is not None and len(values) != features:
@@ -98,19 +98,19 @@ class ValueInput(nn.Linear):
 
 
 class PatchInput(nn.Conv2d):
-    """Square patches of pictures: pixel_values ``(batch, channels, height, width)`` to ``(batch, height / size * width
+    """Square patches of images: pixel_values ``(batch, channels, height, width)`` to ``(batch, height / size * width
     / size, hidden_size)``, row by row.
 
-    Options: channels of the pictures (3; greyscale pictures have 1); size, the side of a patch in pixels (16). Height
-    and width of the pictures may be any multiples of ``size``.
+    Options: channels of the images (3; greyscale images have 1); size, the side of a patch in pixels (16). Height
+    and width of the images may be any multiples of ``size``.
     """
 
     argument: ClassVar[str] = "pixel_values"
     SIZE: ClassVar[int] = 16
 
     def __init__(self, hidden_size: int, *, channels: int = 3, size: int = SIZE):
-        whole_number("size", size)
-        super().__init__(whole_number("channels", channels), hidden_size, kernel_size=size, stride=size)
+        check_integer("size", size)
+        super().__init__(check_integer("channels", channels), hidden_size, kernel_size=size, stride=size)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         # As a matrix product, whose result lies in memory as all layers need it; a convolution's does not.
@@ -124,11 +124,11 @@ class PatchInput(nn.Conv2d):
 
     @staticmethod
     def check(pixel_values: Tensor, embedding: PatchInput) -> None:
-        """ValueError for pictures of a wrong shape, and for NaN or infinity."""
+        """ValueError for images of a wrong shape, and for NaN or infinity."""
         side = embedding.stride[0]
         if pixel_values.dim() != 4 or 0 in pixel_values.shape or pixel_values.shape[1] != embedding.in_channels:
             colour = pixel_values.dim() == 4 and (embedding.in_channels, pixel_values.shape[1]) == (1, 3)
-            advice = "; this model reads grey pictures, and pipelines give colour: train with task.channels=3 for them"
+            advice = "; this model reads grey images, and pipelines give colour: train with task.channels=3 for them"
             raise ValueError(
                 f"pixel_values must be (batch >= 1, channels={embedding.in_channels}, height, width), "
                 f"got {tuple(pixel_values.shape)}{advice if colour else ''}"
@@ -146,7 +146,7 @@ class PatchInput(nn.Conv2d):
 
 
 def patch_side(config: Any) -> int:
-    """The side in pixels of the patches that a picture model reads, from its configuration."""
+    """The side in pixels of the patches that an image model reads, from its configuration."""
     return config.inputs.get("size", PatchInput.SIZE) if isinstance(config.inputs, dict) else PatchInput.SIZE
 
 
@@ -178,13 +178,13 @@ def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
 
 
 def grid_sinusoids(layout: Layout, like: Tensor, *, rms: float) -> Tensor:
-    """Sinusoidal positions of the patches of pictures: half the channels for the row, the others for the column.
+    """Sinusoidal positions of the patches of images: half the channels for the row, the others for the column.
 
     Formula: ``sinusoids(16 (i + 1/2) / height)`` beside ``sinusoids(16 (j + 1/2) / width)`` for the patch in row i and
     column j, scaled to a root mean square of ``rms``. A model passes the standard deviation that its embeddings of
-    white noise have at initialisation, so that neither hides the other. Positions are relative to a picture's sides, so
-    those of a larger picture interpolate between those of a smaller one. A mask may be true at a part of the grid, as
-    for smaller pictures in a batch.
+    white noise have at initialisation, so that neither hides the other. Positions are relative to an image's sides, so
+    those of a larger image interpolate between those of a smaller one. A mask may be true at a part of the grid, as
+    for smaller images in a batch.
 
     Shapes: like ``(batch, length, channels)``; result ``(batch or 1, length, channels)``. ValueError for tokens without
     a grid, and for packed rows.
@@ -193,7 +193,7 @@ def grid_sinusoids(layout: Layout, like: Tensor, *, rms: float) -> Tensor:
     """
     height, width = layout.require_grid("position_embedding 'sinusoidal_2d'")
     if layout.seq_idx is not None:
-        raise ValueError("position_embedding 'sinusoidal_2d' needs one picture in each row, got packed rows (seq_idx)")
+        raise ValueError("position_embedding 'sinusoidal_2d' needs one image in each row, got packed rows (seq_idx)")
     real = like.new_ones(1, height * width, dtype=torch.bool) if layout.mask is None else layout.mask
     rows, columns = (_shares(real.unflatten(1, (height, width)).any(axis)) for axis in (2, 1))
     half = like.shape[2] // 2

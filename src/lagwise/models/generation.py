@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase, Temperatu
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_prompt_length
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 from lagwise.text import pieces
 
 PREFILL = 4096  # prompt tokens processed at a time, so that memory does not grow with the prompt
@@ -69,7 +69,7 @@ def generate_text(
         ValueError: If an option is out of range, the prompt is too long for the model, or it contains a word that is
             unknown to the tokenizer.
     """
-    whole_number("max_new_tokens", max_new_tokens)
+    check_integer("max_new_tokens", max_new_tokens)
     if not 0 <= temperature < math.inf or not 0 < top_p <= 1:
         raise ValueError(
             f"temperature must be finite and at least 0, and top_p in (0, 1]; got {temperature} and {top_p}"

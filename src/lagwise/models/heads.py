@@ -14,7 +14,7 @@ from lagwise.ops.bilinear import transformed
 from lagwise.ops.vocabulary import chunked_cross_entropy
 
 _LOGITS_AT_ONCE = 512  # tokens whose logits are in a processor's cache
-_MOST_LOGITS = 1 << 27  # of a chunk in half precision: in float32 half a gigabyte
+_MOST_LOGITS = 1 << 27  # logits of a chunk in half precision; in float32 half a gigabyte
 _LARGE_VOCABULARY = 4  # times the hidden size
 
 

@@ -1,4 +1,4 @@
-"""Classification of pictures."""
+"""Classification of images."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from transformers.utils.generic import can_return_tuple
 from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.heads import Head
 from lagwise.models.pooling import hidden_layers, pool
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class LagwiseForImageClassification(Head):
-    """Classifies a picture from the pooled hidden states of its patches (TNN §4.2, table 6).
+    """Classifies an image from the pooled hidden states of its patches (TNN §4.2, table 6).
 
     Takes pixel_values ``(batch, channels, height, width)`` with sides that are multiples of the patch, and labels
     ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. Kernels along the sides extrapolate, so
-    pictures may have other sizes than in training. There is no class token, because it would not fit into a grid:
+    images may have other sizes than in training. There is no class token, because it would not fit into a grid:
     pooling is the mean over patches unless ``config.pooling`` says otherwise.
 
     ValueError for a configuration whose inputs are not ``patches``, or whose pooling is for pairs of texts.
@@ -31,10 +31,10 @@ class LagwiseForImageClassification(Head):
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
         if config.input_name != "patches":
-            raise ValueError(f"a classifier of pictures reads patches, got inputs={config.inputs!r}")
+            raise ValueError(f"a classifier of images reads patches, got inputs={config.inputs!r}")
         if config.pooling in PAIRS:
-            raise ValueError(f"pooling {config.pooling!r} is for pairs of texts, not for pictures")
-        self.num_labels = whole_number("num_labels", config.num_labels)
+            raise ValueError(f"pooling {config.pooling!r} is for pairs of texts, not for images")
+        self.num_labels = check_integer("num_labels", config.num_labels)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.hidden, features = hidden_layers(config)
         self.classifier = nn.Linear(features, self.num_labels)

@@ -87,7 +87,7 @@ def load_model(
     try:
         with quiet():
             model: Any = head.from_pretrained(folder, config=config)
-    except Exception as error:  # of any other file in the folder
+    except Exception as error:  # the folder may hold any other file
         raise ValueError(f"the model in {str(folder)!r} cannot be loaded: {one_line(error)}") from error
     if wrong := [name for name, p in model.named_parameters() if not p.isfinite().all()]:
         raise ValueError(f"the weights in {str(folder)!r} have NaN or infinite values ({wrong[0]})")

@@ -17,7 +17,7 @@ from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.multiple_choice import LagwiseForMultipleChoice
 from lagwise.models.question_answering import LagwiseForQuestionAnswering
 from lagwise.models.token_classification import LagwiseForTokenClassification
-from lagwise.tables import known, shown, whole_number
+from lagwise.tables import check_integer, known, shown
 
 _HEADS: dict[str, type[Head]] = {
     "MegaForCausalLM": LagwiseForCausalLM,
@@ -32,7 +32,7 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
 _FUNCTIONS = {"softmax": "softmax", "laplace": "laplace", "relu2": "relu2"}
 _POSITIONS = {"simple": "simple", "rotary": "rotary"}
 _NORMS = ("layernorm", "scalenorm", "batchnorm", "syncbatchnorm")
-_EPSILON = 1e-5  # of all norms there
+_EPSILON = 1e-5  # transformers' value for all norms
 # transformers' defaults for missing configuration fields.
 _DEFAULTS: dict[str, Any] = {
     "is_decoder": False,
@@ -141,8 +141,8 @@ def _config(values: Mapping[str, Any], head: type[Head]) -> LagwiseConfig:
     for name in _SIZES:
         if name not in values:
             raise ValueError(f"config.json has no {name}")
-        whole_number(name, values[name])
-    whole_number("chunk_size", values["chunk_size"], -1)
+        check_integer(name, values[name])
+    check_integer("chunk_size", values["chunk_size"], -1)
     for name, wanted in (
         ("is_decoder", causal),
         ("add_cross_attention", False),

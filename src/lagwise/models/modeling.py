@@ -331,7 +331,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         return [h.unflatten(0, (batch, length)) for h in apart]
 
     def _embed(self, embeds: Tensor | None, **given: Tensor | None) -> tuple[Tensor, tuple[int, int] | None]:
-        """One vector for each token ``(batch, length, hidden_size)``, and the grid for pictures."""
+        """One vector for each token ``(batch, length, hidden_size)``, and the grid for images."""
         expected = self.input_type.argument
         names = [name for name, value in given.items() if value is not None]
         if (names or ["inputs_embeds"]) != ([expected] if embeds is None else ["inputs_embeds"]):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lagwise.models.inputs import token_positions
 from lagwise.ops import Layout
 from lagwise.ops.packing import document_starts
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _PRIME, _MULTIPLIER = 2**31 - 1, 1_103_515_245  # products of two such numbers fit into 64 bits
 _FOLLOWERS = 2**31
@@ -45,7 +45,7 @@ class NgramEmbedding(nn.Module):
     def __init__(self, hidden_size: int, *, sizes: Sequence[int], buckets: int):
         super().__init__()
         self.sizes = _checked("ngram_sizes", sizes)
-        self.table = nn.Embedding(len(sizes) * whole_number("ngram_buckets", buckets), hidden_size)
+        self.table = nn.Embedding(len(sizes) * check_integer("ngram_buckets", buckets), hidden_size)
         self.buckets, self.reach = buckets, max(sizes) - 1
         self.state_size = self.reach
 

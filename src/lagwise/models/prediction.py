@@ -11,7 +11,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import Head
 from lagwise.models.pooling import pool, pooled_size
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 @dataclass
@@ -53,7 +53,7 @@ class LagwiseForPrediction(Head):
                 f"is observed), got {config.inputs}"
             )
         self.patch = features // 2
-        self.horizon = whole_number("prediction_length", config.prediction_length)
+        self.horizon = check_integer("prediction_length", config.prediction_length)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.head = nn.Linear(pooled_size(config), self.horizon)
         self.post_init()

@@ -60,7 +60,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _AXIS_TCN = {"name": "tcn", "kernel_size": 3, "dilation": 2, "depth": 3, "norm": "rms"}  # 15 patches to either side
 
-#: The same words for pictures, mixed along rows and columns. Attention sees all patches, with positions by row and
+#: The same words for images, mixed along rows and columns. Attention sees all patches, with positions by row and
 #: column. Other words mix over the patches row by row, as over a text.
 GRID_PRESETS: dict[str, dict[str, Any]] = {
     "tnn": _gtu2d({"name": "rpe", "layers": 1, "hidden": 32, "decay": 0.9}),

@@ -12,7 +12,7 @@ from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
 from lagwise.models.offload import require_loaded
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class Prompt:
@@ -51,7 +51,7 @@ class StreamingSession:
             raise ValueError(f"model must be a LagwiseForCausalLM, which is causal, got {type(model).__name__}")
         require_loaded(model, "a streaming session")
         self.model = model
-        self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk)
+        self.prefill_chunk = check_integer("prefill_chunk", prefill_chunk)
         self._require_evaluation()
         self._seen: dict[int, int] = {}  # tokens of each sequence, in the order of rows
         self._next = 0
@@ -174,14 +174,14 @@ class StreamingSession:
         try:
             ids = torch.as_tensor(input_ids)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"input_ids must be whole numbers, got {input_ids!r:.80}") from error
+            raise ValueError(f"input_ids must be integers, got {input_ids!r:.80}") from error
         if ids.dim() != 1 or ids.numel() == 0:
             raise ValueError(
                 f"input_ids must be (length >= 1,), got {tuple(ids.shape)}; begin an empty prompt with the "
                 "end-of-text token"
             )
         if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
-            raise ValueError(f"input_ids must be whole numbers, got {ids.dtype}")
+            raise ValueError(f"input_ids must be integers, got {ids.dtype}")
         check_vocabulary(ids, self.model.config.vocab_size)
         limit = self.model.length_limit
         if limit is not None and len(ids) > limit:

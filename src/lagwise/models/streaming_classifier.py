@@ -11,7 +11,7 @@ from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.offload import require_loaded
 from lagwise.models.token_classification import LagwiseForTokenClassification
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _LINEAR_CHUNK = 64  # samples of a linear model, of which each has ten thousand features
 
@@ -61,7 +61,7 @@ class StreamingClassifier:
         if model.length_limit is not None:
             raise ValueError(f"the model takes at most {model.length_limit} steps, but a stream is unbounded")
         self.model = model
-        self.chunk = whole_number("chunk", chunk)
+        self.chunk = check_integer("chunk", chunk)
         inputs = model.config.inputs if isinstance(model.config.inputs, dict) else {}
         self.features: int = inputs.get("features", 1)
         self.stride: int = inputs.get("stride", 1)

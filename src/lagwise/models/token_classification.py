@@ -10,7 +10,7 @@ from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import Head
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 class LagwiseForTokenClassification(Head):
@@ -23,7 +23,7 @@ class LagwiseForTokenClassification(Head):
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
-        self.num_labels = whole_number("num_labels", config.num_labels)
+        self.num_labels = check_integer("num_labels", config.num_labels)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()

@@ -16,7 +16,7 @@ from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre
 from lagwise.ops.tokens import check_biases, silu_product, with_biases
 
-_MOST_LAGS = 128  # of an axis: beyond, FFTs are faster, and a tile exceeds the second cache
+_MOST_LAGS = 128  # lags along an axis; beyond, FFTs are faster, and a tile exceeds the second cache
 
 
 def gated_grid_product(

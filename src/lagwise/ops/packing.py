@@ -25,7 +25,7 @@ class Layout:
         mask: ``(batch, length)``, true (or nonzero) where a token is real; None if all are.
         seq_idx: ``(batch, length)`` of integers, constant over a document of a packed row; None if every row is one
             document.
-        grid: The (height, width) of rows that are pictures, stored row by row.
+        grid: The (height, width) of rows that are images, stored row by row.
         pieces: A `lagwise.ops.pieces.Pieces`, where these positions are in rows that are split between processes; None
             if rows are whole.
 
@@ -66,7 +66,7 @@ class Layout:
         """The grid. If there is none, a ValueError names ``who`` needs it."""
         if self.grid is None:
             raise ValueError(
-                f"{who} needs a grid, and these tokens have none: give pictures (inputs 'patches'), one in each "
+                f"{who} needs a grid, and these tokens have none: give images (inputs 'patches'), one in each "
                 "row, or a Layout with a grid"
             )
         return self.grid
@@ -91,7 +91,7 @@ class Layout:
         first = starts.nonzero()[:, 0]
         lengths = torch.diff(first, append=first.new_tensor([starts.numel()]))
         real = None if self.mask is None else self.mask.flatten()
-        # the exponent of the next power of two, in whole numbers: not every device has float64
+        # the exponent of the next power of two, in integers: not every device has float64
         power = torch.bucketize(lengths, 2 ** torch.arange(62, device=lengths.device))
         if real is not None:
             document = starts.cumsum(0) - 1

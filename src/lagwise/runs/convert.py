@@ -18,7 +18,7 @@ from lagwise.models.conversion import CONVERSION_FILE, outlook
 from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 from lagwise.training import load_run, make_task
 from lagwise.training.folder import RECIPE_FILE, RUN_FILE, TOKENIZER
 
@@ -49,7 +49,7 @@ def convert_run(
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
     if max_tokens is not None:
-        whole_number("max_tokens", max_tokens, least=2)
+        check_integer("max_tokens", max_tokens, least=2)
     run = Path(run).resolve()
     out = Path(out or run.with_name(run.name + "-recurrent"))
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
@@ -83,7 +83,7 @@ def convert_run(
                 shutil.copyfile(run / RUN_FILE, partial / RUN_FILE)
         made = {file.name for file in partial.iterdir()}
     others = [out / name for name in (RECIPE_FILE, RUN_FILE, TOKENIZER) if name not in made]
-    for stale in (*out.glob("evaluation*.json"), *others):  # of an earlier conversion
+    for stale in (*out.glob("evaluation*.json"), *others):  # left by an earlier conversion
         shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
     for each in (model, converted):
         torch.nn.Module.to(each, default_device())

@@ -43,7 +43,7 @@ def evaluate_run(
     over the model's limit. Errors as `load_model` and the task's `open` and `evaluate`.
     """
     if lengths is not None and (not lengths or min(lengths) < 1):
-        raise ValueError(f"lengths must be whole numbers of at least 1, got {list(lengths)}")
+        raise ValueError(f"lengths must be integers of at least 1, got {list(lengths)}")
     if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}")
     if wrong := [override for override in overrides if not override.startswith("model.")]:
@@ -85,7 +85,7 @@ def evaluate_run(
 
 
 def with_earlier(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with the scores of an earlier one on the same data at other lengths, or sizes of pictures.
+    """A result with the scores of an earlier one on the same data at other lengths, or sizes of images.
 
     Where both have a length, the scores of more tokens stay. The rest is that of the evaluation on more tokens, or of
     the newer one.

@@ -64,7 +64,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
             tokenizer = letters
         else:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # of whatever the folder holds in its place
+    except Exception as error:  # whatever the folder holds in its place
         result["no_tokenizer"] = one_line(error)
     with quiet(), saved_whole(out, "the model", last="config.json") as partial:
         model.save_pretrained(partial)

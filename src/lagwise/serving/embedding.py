@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
 from lagwise.models.pooling import pool
 from lagwise.serving.scheduler import Busy
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
-MOST_TOKENS = 8192  # of a text, as in OpenAI's API
+MOST_TOKENS = 8192  # limit of a text, as in OpenAI's API
 _BATCH = 1 << 14  # tokens with padding in one forward pass
 
 
@@ -42,7 +42,7 @@ class Embedder:
         inner = model.base_model
         assert isinstance(inner, LagwiseModel)
         self.model, self.tokenizer = inner, tokenizer
-        self.queue, self.timeout = whole_number("queue", queue), timeout
+        self.queue, self.timeout = check_integer("queue", queue), timeout
         self.tokens = 0  # read since the start
         self.open = 0
         self._counting, self._computing = threading.Lock(), threading.Lock()

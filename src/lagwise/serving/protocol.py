@@ -24,7 +24,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.co
 _PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would continue with the user's part
 _MOST_LIKELY = 20  # tokens with probabilities, as in OpenAI's API
 _MOST_TEXTS = 2048  # to embed in one request, as in OpenAI's API
-_DEFAULT_TOKENS = 16  # of a completion, as in OpenAI's API
+_DEFAULT_TOKENS = 16  # default length of a completion, as in OpenAI's API
 # Unsupported parameters with the values that have no effect, and parameters that do not affect the text.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),

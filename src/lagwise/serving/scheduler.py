@@ -19,7 +19,7 @@ from lagwise.models.generation import TextWriter
 from lagwise.models.inputs import check_prompt_length
 from lagwise.models.session import Prompt, StreamingSession
 from lagwise.serving.sampling import Sampling, draw
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _CONTEXT = 8  # last tokens of a prompt, on which the decoding of the next ones depends
 _log = logging.getLogger(__name__)
@@ -123,8 +123,8 @@ class Scheduler:
     ):
         self.session = StreamingSession(model, prefill_chunk=prefill_chunk)
         self.tokenizer = tokenizer
-        self.rows, self.queue = whole_number("rows", rows), whole_number("queue", queue, 0)
-        self.max_tokens, self.timeout, self.clock = whole_number("max_tokens", max_tokens), timeout, clock
+        self.rows, self.queue = check_integer("rows", rows), check_integer("queue", queue, 0)
+        self.max_tokens, self.timeout, self.clock = check_integer("max_tokens", max_tokens), timeout, clock
         ends = None if model.generation_config is None else model.generation_config.eos_token_id
         self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         self.tokens = {"prompt": 0, "completion": 0}  # read and generated since the start

@@ -144,7 +144,7 @@ class Task:
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
-        """Pictures by name, drawn when called, from the lines of a run's log and the result of `TaskData.evaluate`."""
+        """Figures by name, drawn when called, from the lines of a run's log and the result of `TaskData.evaluate`."""
         raise NotImplementedError
 
     def sample(self, model: Any, tokenizer: Any) -> str:

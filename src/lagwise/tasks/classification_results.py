@@ -1,4 +1,4 @@
-"""Tables and pictures of the results of classification and regression."""
+"""Tables and figures of the results of classification and regression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lagwise.tasks.scores import METRICS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_CLASSES = 20  # of a confusion matrix that is printed
+_MOST_CLASSES = 20  # a printed confusion matrix has no more
 _SCORED = ("valid", "test", "known_positions")
 
 
@@ -68,7 +68,7 @@ def worst_rows(
 
 
 def _mistakes(evaluation: Mapping[str, Any]) -> list[Table]:
-    """The worst rows, if the evaluation has them (of pictures it has pictures)."""
+    """The worst rows, if the evaluation has them (of images, with the images)."""
     rows = [each for each in evaluation.get("mistakes", ()) if "row" in each]
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""Pictures of what a run has learned, for its task."""
+"""Figures of what a run has learned, for its task."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, m
     return figure
 
 
-def pictures(files: Sequence[bytes], captions: Sequence[str], *, title: str, across: int = 8) -> Figure:
-    """Picture files side by side, each with a caption."""
+def image_gallery(files: Sequence[bytes], captions: Sequence[str], *, title: str, across: int = 8) -> Figure:
+    """Image files side by side, each with a caption."""
     from PIL import Image
 
     rows = -(-len(files) // across)

@@ -27,7 +27,7 @@ from lagwise.tasks.figures import metric_curve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TENTHS = (7, 1)  # of the rows, for train and valid; the rest is for test
+_TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test
 _BATCH = 256  # windows of an evaluation
 
 

@@ -1,4 +1,4 @@
-"""Classes of pictures."""
+"""Classes of images."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data.labelled_pictures import PictureData, pictures_key, prepare_pictures
-from lagwise.data.labels import known_labels
-from lagwise.data.options import DataOptions
-from lagwise.data.picture_files import open_pictures
-from lagwise.data.pictures import (
+from lagwise.data.image_files import open_images
+from lagwise.data.images import (
+    ImageExamples,
+    ImageReader,
     Mixing,
-    PictureExamples,
-    PictureReader,
-    ShuffledPictures,
+    ShuffledImages,
     check_changes,
     check_crop,
-    collate_pictures,
+    collate_images,
     height_and_width,
     thumbnail,
     torchvision_transforms,
 )
+from lagwise.data.labelled_images import ImageData, images_key, prepare_images
+from lagwise.data.labels import known_labels
+from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.schema import Share, Weight
 from lagwise.tasks.base import Table, finite
 from lagwise.tasks.classes import class_columns, class_fields, class_names
-from lagwise.tasks.figures import pictures
+from lagwise.tasks.figures import image_gallery
 from lagwise.tasks.labelled import Labelled, LabelledRows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BATCH = 64  # pictures of an evaluation at a time
-_MISTAKES, _SIDE = 24, 96  # of a report: pictures, and their longer side in pixels
+_BATCH = 64  # images of an evaluation at a time
+_MISTAKES, _SIDE = 24, 96  # a report's images, and their longer side in pixels
 
 
 class ImageClassification(Labelled):
-    """A class for each picture.
+    """A class for each image.
 
-    Data: pictures as in `lagwise.data.labelled_pictures.prepare_pictures`.
+    Data: images as in `lagwise.data.labelled_images.prepare_images`.
 
     Options:
-        image: the column of the pictures, where the data have columns.
+        image: the column of the images, where the data have columns.
         label: the column of the labels.
-        size: the side, or [height, width], to which pictures are resized; by default that of the first picture.
+        size: the side, or [height, width], to which images are resized; by default that of the first image.
         channels: 3 for colour, 1 for grey.
-        crop: share of the shorter side that is kept, between 0 and 1: pictures are resized to task.size / crop on the
+        crop: share of the shorter side that is kept, between 0 and 1: images are resized to task.size / crop on the
             shorter side, and the centre is cut out. By default they are resized to task.size, whatever their shape.
-        augment: random augmentations of training pictures: crop, resized_crop, flip, randaugment, randaugment_deit,
+        augment: random augmentations of training images: crop, resized_crop, flip, randaugment, randaugment_deit,
             erase; needs torchvision.
-        mixup, cutmix: parameters of the Beta distributions by which pictures of a batch are mixed; 0 for none.
+        mixup, cutmix: parameters of the Beta distributions by which images of a batch are mixed; 0 for none.
         label_smoothing: share of the true class's probability that is spread over all classes.
-        mean, std: of the pixels of each channel, between 0 and 1; a run keeps those of its training pictures.
+        mean, std: of the pixels of each channel, between 0 and 1; a run keeps those of its training images.
 
     Metrics: accuracy, the headline, and macro F1.
     """
 
-    needs = "classification needs pictures to learn from; give a folder of them with --data"
+    needs = "classification needs images to learn from; give a folder of them with --data"
     head = "LagwiseForImageClassification"
     linear_head = "LagwiseLinearForImageClassification"
     next_command = "lagwise predict {run} --data folder/"
@@ -120,39 +120,39 @@ class ImageClassification(Labelled):
         if self.size is not None and any(side % patch for side in self.size):
             height, width = self.size
             raise ValueError(
-                f"pictures of {height} x {width} cannot be cut into patches of {patch}: give a task.size of multiples "
+                f"images of {height} x {width} cannot be cut into patches of {patch}: give a task.size of multiples "
                 f"of {patch}, such as {max(patch, height // patch * patch)}, or another model.inputs.size"
             )
 
     def identity(self) -> str:
-        return pictures_key(self.source, self.size, self.channels)
+        return images_key(self.source, self.size, self.channels)
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> LabelledPictures:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> LabelledImages:
         if source is not None:
             assert run is not None
             return self._open_other(run, source)
         if run is None and (self.changes or self.mixup or self.cutmix):
-            torchvision_transforms()  # before the pictures are checked, which takes long
-        pictures = prepare_pictures(self.source, size=self.size, channels=self.channels, progress=progress)
-        return LabelledPictures(self, pictures)
+            torchvision_transforms()  # before the images are checked, which takes long
+        images = prepare_images(self.source, size=self.size, channels=self.channels, progress=progress)
+        return LabelledImages(self, images)
 
-    def _open_other(self, run: Path, source: str) -> LabelledPictures:
-        """Pictures of another source (its test split, or all), with the labels of a run."""
+    def _open_other(self, run: Path, source: str) -> LabelledImages:
+        """Images of another source (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
-        found = LabelledPictures(self)
+        found = LabelledImages(self)
         found.label_names = names = class_names(read_config(run))
         rows: Any = rows_to_evaluate(self.open_rows(source).read(), source)
         if "label" not in rows.column_names:
-            raise ValueError(f"{source!r} has no labelled pictures to evaluate on")
+            raise ValueError(f"{source!r} has no labelled images to evaluate on")
         labels = known_labels(rows["label"][:], names, lambda i: rows["file"][i])
         found.scored = {"test": (rows, labels)}
         return found
 
-    def reader(self, found: PictureData | None = None) -> PictureReader:
-        """Reads pictures for a model, with the options of a trained run or else as these data need."""
+    def reader(self, found: ImageData | None = None) -> ImageReader:
+        """Reads images for a model, with the options of a trained run or else as these data need."""
         given: Any = found or self
-        return PictureReader(tuple(given.size), tuple(self.mean or given.mean), tuple(self.std or given.std), self.crop)
+        return ImageReader(tuple(given.size), tuple(self.mean or given.mean), tuple(self.std or given.std), self.crop)
 
     def kernel_length(self, config: Any) -> int:
         """Patches along the longer side."""
@@ -173,15 +173,15 @@ class ImageClassification(Labelled):
     ) -> dict[str, Callable[[], Figure]]:
         figures = super().figures(metrics, evaluation)
         if evaluation and evaluation["mistakes"]:
-            figures["mistakes"] = lambda: pictures(
-                [base64.b64decode(each["picture"]) for each in evaluation["mistakes"]],
+            figures["mistakes"] = lambda: image_gallery(
+                [base64.b64decode(each["image" if "image" in each else "picture"]) for each in evaluation["mistakes"]],
                 [f"{each['predicted']}, not {each['true']}" for each in evaluation["mistakes"]],
                 title="Most confident mistakes",
             )
         return figures
 
     def open_rows(self, source: str) -> Any:
-        return open_pictures(source, image=self.image, label=self.label)
+        return open_images(source, image=self.image, label=self.label)
 
     def columns(self) -> tuple[str, ...]:
         return ("image",)
@@ -190,14 +190,14 @@ class ImageClassification(Labelled):
         self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
     ) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class, and a column of probabilities for each. A row's ``image`` is the bytes of
-        a picture file."""
+        an image file."""
         return class_columns(self.logits(model, list(rows), self.reader(), progress), class_names(model.config))
 
     @torch.inference_mode()
-    def logits(self, model: Any, rows: Any, read: PictureReader, progress: bool) -> np.ndarray:
-        """Logits ``(pictures, labels)`` in the order of the rows."""
+    def logits(self, model: Any, rows: Any, read: ImageReader, progress: bool) -> np.ndarray:
+        """Logits ``(images, labels)`` in the order of the rows."""
         found = []
-        with progress_bar(desc="predicting", total=len(rows), unit="picture", show=progress) as bar:
+        with progress_bar(desc="predicting", total=len(rows), unit="image", show=progress) as bar:
             for start in range(0, len(rows), _BATCH):
                 batch = [rows[i] for i in range(start, min(start + _BATCH, len(rows)))]
                 pixels = [read(row["image"], row.get("file", f"row {start + i + 1}")) for i, row in enumerate(batch)]
@@ -206,22 +206,22 @@ class ImageClassification(Labelled):
         return finite(np.concatenate(found), "logits")
 
 
-class LabelledPictures(LabelledRows):
-    """Pictures with a class each. pictures: None for other data than the task's own."""
+class LabelledImages(LabelledRows):
+    """Images with a class each. images: None for other data than the task's own."""
 
     task: ImageClassification
     label_names: tuple[str, ...]
-    speed_unit = "pictures"
+    speed_unit = "images"
     unused = ("--tokens",)
     most_mistakes = _MISTAKES
 
-    def __init__(self, task: ImageClassification, pictures: PictureData | None = None):
+    def __init__(self, task: ImageClassification, images: ImageData | None = None):
         super().__init__(task)
-        self.rows: Any = pictures
-        self.reader = task.reader(pictures)
-        if pictures is None:
+        self.rows: Any = images
+        self.reader = task.reader(images)
+        if images is None:
             return
-        self.label_names, splits = pictures.label_names, pictures.splits
+        self.label_names, splits = images.label_names, images.splits
         self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
 
     def fields(self) -> dict[str, Any]:
@@ -230,13 +230,13 @@ class LabelledPictures(LabelledRows):
     def linear_fields(self) -> dict[str, Any]:
         return {
             **self.fields(),
-            "inputs": {"name": "patches", "size": 1, "channels": self.task.channels, "picture": [*self.rows.size]},
+            "inputs": {"name": "patches", "size": 1, "channels": self.task.channels, "image": [*self.rows.size]},
         }
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
-        examples = PictureExamples(self.rows.splits[split], self.reader)
+        examples = ImageExamples(self.rows.splits[split], self.reader)
         for start in range(0, len(examples), _BATCH):
-            yield collate_pictures([examples[i] for i in range(start, min(start + _BATCH, len(examples)))])
+            yield collate_images([examples[i] for i in range(start, min(start + _BATCH, len(examples)))])
 
     def resolved(self) -> dict[str, Any]:
         return {"size": list(self.reader.size), "mean": list(self.reader.mean), "std": list(self.reader.std)}
@@ -247,11 +247,11 @@ class LabelledPictures(LabelledRows):
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         if self.task.mixup or self.task.cutmix:
             self.mixing = Mixing(len(self.label_names), mixup=self.task.mixup, cutmix=self.task.cutmix, seed=seed)
-        examples = PictureExamples(self.rows.splits["train"], self.reader, self.task.changes, seed)
-        return ShuffledPictures(examples, steps * batch_size, seed)
+        examples = ImageExamples(self.rows.splits["train"], self.reader, self.task.changes, seed)
+        return ShuffledImages(examples, steps * batch_size, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return PictureExamples(self.rows.splits["valid"], self.reader)
+        return ImageExamples(self.rows.splits["valid"], self.reader)
 
     def tokens_per_example(self) -> float:
         return 1.0
@@ -263,16 +263,16 @@ class LabelledPictures(LabelledRows):
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         if self.task.mixup or self.task.cutmix:
             return self.mixing(rows)
-        return collate_pictures(rows)
+        return collate_images(rows)
 
     def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return collate_pictures(rows)
+        return collate_images(rows)
 
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Scores of the valid and test pictures; for test also the confusion matrix and scores by class, and the
-        scores with pictures resized to other sizes. lengths: their longer sides in pixels."""
+        """Scores of the valid and test images; for test also the confusion matrix and scores by class, and the
+        scores with images resized to other sizes. lengths: their longer sides in pixels."""
         sizes = [self._resized(side, model.config) for side in lengths or ()]
         result = super().evaluate(model, max_tokens=max_tokens, progress=progress)
         if sizes:
@@ -291,7 +291,7 @@ class LabelledPictures(LabelledRows):
         size = round(height * scale), round(width * scale)
         if any(side % patch or not side for side in size):
             raise ValueError(
-                f"--lengths are longer sides of pictures in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "
+                f"--lengths are longer sides of images in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "
                 f"be cut into patches of {patch}"
             )
         return size
@@ -301,4 +301,4 @@ class LabelledPictures(LabelledRows):
 
     def shown(self, rows: Any, i: int) -> dict[str, Any]:
         """A thumbnail: a PNG file in base64."""
-        return {"picture": thumbnail(rows[i]["image"], self.task.channels, _SIDE)}
+        return {"image": thumbnail(rows[i]["image"], self.task.channels, _SIDE)}

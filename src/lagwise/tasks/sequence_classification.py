@@ -69,7 +69,7 @@ class SequenceClassification(Labelled):
     Options:
         text: the column of the inputs, two names for pairs of texts, or more for texts that are joined (`RowEncoder`).
         label: the column of the labels.
-        kind: ``classification``, ``regression``, or ``auto``: text and few different whole numbers are classes.
+        kind: ``classification``, ``regression``, or ``auto``: text and few different integers are classes.
         metric: the headline, by which checkpoints are compared: ``accuracy``, ``macro_f1``, ``matthews`` (Matthews'
             correlation) or, of two classes, ``f1`` of the second; of numbers ``pearson`` or ``spearman``.
         inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.

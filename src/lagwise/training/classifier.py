@@ -35,7 +35,7 @@ _READS = {"table": "rows of numbers (rows, columns)", "series": "series (n, chan
 _ENOUGH = 2500  # rows of which some are held out to choose by; of fewer, each is left out in turn, or in folds
 _HELD_OUT = 0.1
 _VALUES_A_BATCH = 1 << 18
-_KINDS = "bifuU"  # of numpy, that classes may have
+_KINDS = "bifuU"  # numpy's kinds of dtype that classes may have
 
 
 class LagClassifier(ClassifierMixin, BaseEstimator):
@@ -189,7 +189,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         rows: Any = _texts(X) if kind == "texts" else _series(X)
         y = column_or_1d(y, warn=True)
         check_consistent_length(rows, y)
-        for name in ("feature_names_in_", "n_features_in_"):  # of an earlier fit
+        for name in ("feature_names_in_", "n_features_in_"):  # left by an earlier fit
             if hasattr(self, name):
                 delattr(self, name)
         if kind == "series":

@@ -10,7 +10,7 @@ import numpy as np
 _RIDGE = np.logspace(-3, 5, 17)  # penalties of scaled features
 _SPARSE_RIDGE = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _LOGISTIC = (1.0, 4.0, 16.0, 64.0)  # inverse penalties of rows of length 1
-_LOGISTIC_COLUMNS = (0.003, 0.03, 0.3, 3.0, 30.0)  # of scaled features
+_LOGISTIC_COLUMNS = (0.003, 0.03, 0.3, 3.0, 30.0)  # penalties for scaled features
 _EXACT = 2500  # rows or features for which every row is left out in turn
 _ENOUGH = 300  # held-out rows to choose by
 _FOLDS = 5
@@ -31,7 +31,7 @@ class Fit(NamedTuple):
 def fit_linear(
     x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None, *, columns: bool = False
 ) -> Fit:
-    """Fit labels y ``(rows,)`` to features x ``(rows, features)``: logits of classes, if y are whole numbers, or
+    """Fit labels y ``(rows,)`` to features x ``(rows, features)``: logits of classes, if y are integers, or
     numbers. The penalty is chosen by the training rows, and by the held-out ones where there are enough; then all rows
     are fitted with it.
 

@@ -20,7 +20,7 @@ from lagwise.models.loading import load_model, quiet
 from lagwise.tasks import Task, TaskData
 from lagwise.training.linear_fits import LinearRows, fit_linear_model, labels_of
 
-FOLDER = "first"  # of a run, with the first answer's model
+FOLDER = "first"  # a run's folder for the model of the first answer
 FILE = "first.json"
 _FEATURES = {"tokens": "ngrams", "values": "convolutions", "patches": "patches"}  # by what a task reads
 _HELD_OUT = "held_out.safetensors"
@@ -43,7 +43,7 @@ def require_linear(task: Task) -> Any:
     if task.linear_class is None:
         raise ValueError(
             f"{type(task).__name__} has no first answer (model=linear, training.first_answer, --baseline); tasks of "
-            "labelled rows and pictures have one"
+            "labelled rows and images have one"
         )
     return task.linear_class
 

@@ -18,11 +18,11 @@ from lagwise.training.closed_form import Fit, fit_linear
 
 Batches = Sequence[Mapping[str, Tensor]]  # rows with labels, as the model reads them
 
-_MOST_CHARACTERS = 3_000_000  # of training texts whose n-grams of characters are used too: they take ten times as long
+_MOST_CHARACTERS = 3_000_000  # longer training texts use no n-grams of characters, which take ten times as long
 _MANY_ROWS = 1000  # for which n-grams must occur twice
 _MANY_SERIES = 5000  # for which half of the features do
-_MOST_VALUES = 2 * 10**8  # of dense features, in memory; of more rows a random part is used
-_PICTURES = 2000  # from which patches are drawn
+_MOST_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
+_IMAGES = 2000  # from which patches are drawn
 _GAIN = 0.95  # levels are kept where they make the error so much smaller
 
 
@@ -125,10 +125,10 @@ def _with_levels_if_better(
     return {**options, "levels": 0}, features, simple
 
 
-def _pictures(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
+def _images(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
     batches = data.train
     sample = torch.cat([batch["pixel_values"] for batch in batches])
-    sample = sample[torch.from_numpy(np.random.default_rng(seed).permutation(len(sample))[:_PICTURES])]
+    sample = sample[torch.from_numpy(np.random.default_rng(seed).permutation(len(sample))[:_IMAGES])]
     options = Patches.plan(*sample.shape[2:])
     features = Patches(sample.shape[1], **options)
     features.prepare(sample, seed)
@@ -142,7 +142,7 @@ def _pictures(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
 
 
 #: by the name of the features
-FITTED: dict[str, Any] = {"columns": _table, "convolutions": _series, "ngrams": _texts, "patches": _pictures}
+FITTED: dict[str, Any] = {"columns": _table, "convolutions": _series, "ngrams": _texts, "patches": _images}
 
 
 def labels_of(batches: Batches) -> np.ndarray:

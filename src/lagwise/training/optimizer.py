@@ -14,7 +14,7 @@ from lagwise.training.recipe import TrainingOptions
 
 _MOMENTUM, _ITERATIONS = 0.95, 5
 _adamw_step = getattr(torch.optim.AdamW.step, "__wrapped__", torch.optim.AdamW.step)  # without hooks, which run once
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan et al.: steepest at zero, so that small values grow quickly
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # from Jordan et al.: steepest at zero, so that small values grow quickly
 
 
 def make_optimizer(model: PreTrainedModel, training: TrainingOptions) -> torch.optim.Optimizer:

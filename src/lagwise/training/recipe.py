@@ -28,7 +28,7 @@ LINEAR = "linear"  # the word of a first answer alone, where other words name a 
 DEFAULT_RECIPE = "best-lm"
 MOST_STEPS = 10**8  # the length of each step is drawn beforehand
 MOST_WORKERS = 128  # each is a process with hundreds of megabytes
-_LAST_RATE = 1e-7  # of the polynomial schedule, as in transformers
+_LAST_RATE = 1e-7  # where the polynomial schedule ends, as in transformers
 _LONGEST = 2**20  # bytes of a recipe
 
 
@@ -80,7 +80,7 @@ class TrainingOptions:
     Of language models whose state does not grow with the text. Many steps read fewer different texts. 0 and 1 carry
     none."""
     workers: Annotated[Whole, Field(ge=0, le=MOST_WORKERS)] = 0
-    """Processes that prepare batches, such as augmented pictures; 0 prepares them between the steps."""
+    """Processes that prepare batches, such as augmented images; 0 prepares them between the steps."""
     seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
     """Of weights and of the order of the data."""
     log_every: Count = 10
@@ -135,7 +135,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
     ``model=linear`` trains no model, but fits the first answer alone (``training.first_answer=only``). Two overrides
     replace the recipe's model, except for its dropout: ``model=WORD``, its block by a word of
-    `lagwise.models.presets`, for pictures in two dimensions and with the recipe's expansions, for a chain by as many
+    `lagwise.models.presets`, for images in two dimensions and with the recipe's expansions, for a chain by as many
     layers as it has blocks, and with the fields that the recipe's section ``words`` has for it, such as published
     sizes, and trains it without a first answer (``training.first_answer=none``); and ``model.init_from=RUN``, all of it
     by the model of another run. They are applied first.
@@ -267,11 +267,11 @@ def _use_preset(values: dict[str, Any], word: str) -> None:
         return
     old = values.get("model") or {}
     inputs = old.get("inputs")
-    of_pictures = (inputs.get("name") if isinstance(inputs, dict) else inputs) == "patches"
-    preset = copy.deepcopy((PRESETS | GRID_PRESETS if of_pictures else PRESETS)[word])
+    of_images = (inputs.get("name") if isinstance(inputs, dict) else inputs) == "patches"
+    preset = copy.deepcopy((PRESETS | GRID_PRESETS if of_images else PRESETS)[word])
     own = (values.get("words") or {}).get(word) or {}
     plain = {name: value for name, value in old.items() if name != "norm"}
-    kept = _kept(values, preset["block"] if of_pictures else {})
+    kept = _kept(values, preset["block"] if of_images else {})
     values["model"] = merged(plain, preset, kept, _depth(old), own)
 
 
@@ -360,7 +360,7 @@ def _check_lengths(data: DataOptions) -> None:
     if data.lengths is None:
         return
     if not data.lengths:
-        raise ValueError("data.lengths must be whole numbers of at least 2, got []")
+        raise ValueError("data.lengths must be integers of at least 2, got []")
     if data.length != max(data.lengths):
         raise ValueError(f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}")
 

@@ -61,7 +61,7 @@ class LagwiseTrainer(Trainer):
         self.keep_checkpoints = keep_checkpoints
         self._saving, self._logged_at = False, 0.0
         self._evaluated = 0  # validation batches
-        self._losses: list[torch.Tensor] = []  # of validation batches: the sum, and of how many
+        self._losses: list[torch.Tensor] = []  # for each validation batch the sum, and the number of its terms
         self.remove_callback(PrinterCallback)
 
     @property
@@ -77,7 +77,7 @@ class LagwiseTrainer(Trainer):
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any) -> Any:
         """Leaves out the logits of a language model where only its loss is needed."""
         if not model.training:
-            kwargs.pop("num_items_in_batch", None)  # of all processes: `evaluation_loop` needs the mean of this batch
+            kwargs.pop("num_items_in_batch", None)  # over all processes; `evaluation_loop` needs this batch's mean
         elif self.sharing is not None and kwargs.get("num_items_in_batch") is not None:  # every sharer counted all
             kwargs["num_items_in_batch"] = kwargs["num_items_in_batch"] // self.sharing.count
         loss_only = not return_outputs or type(self.data).reduce is TaskData.reduce
@@ -123,7 +123,7 @@ class LagwiseTrainer(Trainer):
             logs["train_loss"] = _mean_loss(self.state.log_history)  # the Trainer's value leaves out earlier processes
         now = time.monotonic()
         before = next((line["seconds"] for line in reversed(self.state.log_history) if "seconds" in line), 0.0)
-        logs["seconds"] = round(before + now - self._logged_at, 3)  # of training, without the pauses before a resume
+        logs["seconds"] = round(before + now - self._logged_at, 3)  # without the pauses before a resume
         self._logged_at = now
         super().log(logs, *args, **kwargs)
         if self.is_world_process_zero():
@@ -249,7 +249,7 @@ class LagwiseTrainer(Trainer):
 
 
 class Progress(TrainerCallback):
-    """One bar for the whole training: loss, the task's metric on validation data, and tokens or pictures per second."""
+    """One bar for the whole training: loss, the task's metric on validation data, and tokens or images per second."""
 
     def __init__(self, data: TaskData, tokens_per_step: float, show: bool):
         self.data, self.tokens_per_step, self.show = data, tokens_per_step, show

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.models.linear.scaling import standardised
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _LEVELS = 15  # thresholds of each column, where they help
 _MOST = 2000  # thresholds of all columns
@@ -44,7 +44,7 @@ class Columns(nn.Module):
         self, channels: int, *, levels: int = 0, mean: list[float] | None = None, std: list[float] | None = None
     ):
         super().__init__()
-        self.channels, self.levels = whole_number("channels", channels), whole_number("levels", levels, least=0)
+        self.channels, self.levels = check_integer("channels", channels), check_integer("levels", levels, least=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
         self.size = channels * (1 + levels)
         self.register_buffer("biases", torch.zeros(channels, levels))

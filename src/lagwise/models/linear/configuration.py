@@ -16,9 +16,9 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     """Configuration of a linear model of fixed features.
 
     features: the features, by name and options (`lagwise.models.linear.features.FEATURES`): ``columns`` of
-    the rows of a table, ``convolutions`` of series, ``patches`` of pictures, ``ngrams`` of texts.
+    the rows of a table, ``convolutions`` of series, ``patches`` of images, ``ngrams`` of texts.
     inputs: what the model reads, by name and options as in `LagwiseConfig`: ``tokens``, ``values`` (with ``features``,
-    and perhaps ``mean`` and ``std``) or ``patches`` (with ``channels``, and ``picture``, the height and width in
+    and perhaps ``mean`` and ``std``) or ``patches`` (with ``channels``, and ``image``, the height and width in
     training).
     vocab_size: number of token ids.
     pad_token_id, bos_token_id, eos_token_id: ids of special tokens.

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from lagwise.models.linear.scaling import standardised
 from lagwise.ops.bilinear import traced
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _TAPS = 9
 _TRIPLES = tuple(itertools.combinations(range(_TAPS), 3))
 KERNELS = len(_TRIPLES)  # 84
 _MOST_CHANNELS = 9  # that a kernel sums
-_THRESHOLDS = 119  # of each kernel, over all dilations: 9,996 features
+_THRESHOLDS = 119  # per kernel, over all dilations: 9,996 features
 _MOST_DILATIONS = 32
 LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
 _SAMPLED = 4096  # samples whose quantiles are thresholds of levels
@@ -74,10 +74,10 @@ class Convolutions(nn.Module):
         std: list[float] | None = None,
     ):
         super().__init__()
-        self.channels = whole_number("channels", channels)
+        self.channels = check_integer("channels", channels)
         if not dilations or len(dilations) != len(thresholds) or min(*dilations, *thresholds) < 1:
             raise ValueError(f"dilations and thresholds must be as many, and positive, got {dilations}, {thresholds}")
-        self.dilations, self.thresholds, self.levels = dilations, thresholds, whole_number("levels", levels, least=0)
+        self.dilations, self.thresholds, self.levels = dilations, thresholds, check_integer("levels", levels, least=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
         self.reach = (_TAPS - 1) * max(dilations)
         self.size = KERNELS * (sum(thresholds) + levels)
@@ -184,7 +184,7 @@ class Convolutions(nn.Module):
         """``(batch, kernels, length)``: the convolutions with a dilation of samples after the first ``past``, before
         which there are zeros."""
         dilation, length = self.dilations[index], z.shape[1] - past
-        # Of a kernel's taps only those at which it is 2 differ from its neighbours': y = 3 (z_a + z_b + z_c) - sum z.
+        # A kernel's taps are -1, but 2 at three places: y = 3 (z_a + z_b + z_c) - sum z.
         summed = self._sums_of_channels(z, index)
         missing = (_TAPS - 1) * dilation - past
         padded = F.pad(summed, (max(0, missing), 0))[..., max(0, -missing) :]

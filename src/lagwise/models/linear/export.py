@@ -18,7 +18,7 @@ _SIZES = ((1, 40), (3, 131))  # rows and lengths of the inputs that are compared
 
 def export_linear(model: LinearModel, path: Path) -> dict[str, Any]:
     """Write a linear model to a file, .onnx or .pt2, as a function of whole rows. The input is the model's, of any
-    batch size, without padding, and of any length (pictures of the size in training); the output is ``logits`` (batch,
+    batch size, without padding, and of any length (images of the size in training); the output is ``logits`` (batch,
     labels).
 
     Returns ``input``, its name; ``checked_tokens``, the number of random samples, bytes or pixels compared; and
@@ -75,7 +75,7 @@ def _random(model: LinearModel, rows: int, size: int) -> Tensor:
         return torch.randint(min(model.config.vocab_size, 256), (rows, size), generator=random)
     if model.argument == "input_values":
         return torch.randn(rows, size, model.config.inputs["features"], generator=random)
-    return torch.randn(rows, model.config.inputs["channels"], *model.config.inputs["picture"], generator=random)
+    return torch.randn(rows, model.config.inputs["channels"], *model.config.inputs["image"], generator=random)
 
 
 def _runner(path: Path, argument: str) -> Any:

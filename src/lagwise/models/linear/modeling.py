@@ -17,7 +17,7 @@ from lagwise.models.inputs import check_vocabulary
 from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.features import FEATURES
 from lagwise.ops.bilinear import traced
-from lagwise.tables import build, known, whole_number
+from lagwise.tables import build, check_integer, known
 
 _ARGUMENTS = {"tokens": "input_ids", "values": "input_values", "patches": "pixel_values"}
 _IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_attentions", "position_ids")
@@ -32,12 +32,12 @@ class LinearModel(PreTrainedModel):
     config_class = LagwiseLinearConfig
     config: LagwiseLinearConfig
     base_model_prefix = "features"
-    length_limit: int | None = None  #: of an input; none
+    length_limit: int | None = None  #: inputs have no longest length
     answer: Callable[..., Any]
 
     def __init__(self, config: LagwiseLinearConfig):
         super().__init__(config)
-        self.num_labels = whole_number("num_labels", config.num_labels)
+        self.num_labels = check_integer("num_labels", config.num_labels)
         self.argument = _ARGUMENTS[known(config.input_name, _ARGUMENTS, "inputs")]
         inputs = config.inputs
         size = {"tokens": config.vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
@@ -120,7 +120,7 @@ class LagwiseLinearForSequenceClassification(LinearModel):
 
 
 class LagwiseLinearForImageClassification(LinearModel):
-    """A class of a picture: pixel_values ``(batch, channels, height, width)``."""
+    """A class of an image: pixel_values ``(batch, channels, height, width)``."""
 
     main_input_name = "pixel_values"
     answer = ImageClassifierOutput

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _PLANE = 1 << 16  # characters of the basic plane have an entry in the tables
 _IDEOGRAPHS = 0x20000  # planes of letters; the one before has mostly symbols
@@ -64,7 +64,7 @@ class Ngrams(nn.Module):
         pairs: bool = False,
     ):
         super().__init__()
-        self.words, self.characters = whole_number("words", words, least=0), characters or []
+        self.words, self.characters = check_integer("words", words, least=0), characters or []
         self.kept, self.pairs = kept, pairs
         if len(kept) != 2 or min(kept) < 0:
             raise ValueError(f"kept must be the numbers of n-grams of words and of characters, got {kept}")
@@ -72,11 +72,11 @@ class Ngrams(nn.Module):
             raise ValueError(f"characters must be numbers of at least 1, got {characters}")
         self.count = sum(kept) + 1  # the last is for all others
         self.size = 3 * self.count + 2 if pairs else self.count
-        self.register_buffer("spellings", torch.zeros(vocab_size, whole_number("longest", longest), dtype=torch.uint8))
+        self.register_buffer("spellings", torch.zeros(vocab_size, check_integer("longest", longest), dtype=torch.uint8))
         self.register_buffer("spelled", torch.zeros(vocab_size, dtype=torch.uint8))
         self.register_buffer("lower", torch.zeros(_PLANE, dtype=torch.int32))
         self.register_buffer("kinds", torch.zeros(_PLANE, dtype=torch.uint8))
-        self.register_buffer("hashes", torch.zeros(self.count - 1, dtype=torch.long))  # of words, then of characters
+        self.register_buffer("hashes", torch.zeros(self.count - 1, dtype=torch.long))  # words' hashes, then characters'
         self.register_buffer("idf", torch.zeros(self.count))
 
     @classmethod

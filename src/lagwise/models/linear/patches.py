@@ -1,4 +1,4 @@
-"""Features of pictures: how much their patches are like patches of the training pictures, pooled over regions."""
+"""Features of images: how much their patches are like patches of the training images, pooled over regions."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.ops.bilinear import traced
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 _SAMPLED = 20_000  # patches from which whitening is computed
 _CONTRAST = 0.1  # added to the variance of a patch, so that flat ones stay flat; pixels have a variance near 1
 _WHITENING = 0.1  # added to the variances of whitened directions
-_TOGETHER = 16  # pictures at a time
+_TOGETHER = 16  # images at a time
 
 
 class Patches(nn.Module):
-    """Thresholded products of a picture's whitened patches with those of training pictures, pooled over a grid of
+    """Thresholded products of an image's whitened patches with those of training images, pooled over a grid of
     regions.
 
     Formula: ``sqrt(mean_{p in region} max(0, +-f_k . w(p) - t))`` for both signs, where p is a square patch of the
-    picture, ``w(p) = Z (n(p) - m)`` its normalised contrast, whitened over the training patches (ZCA), f_k one of
+    image, ``w(p) = Z (n(p) - m)`` its normalised contrast, whitened over the training patches (ZCA), f_k one of
     ``filters`` random whitened training patches of length 1, and t the mean of ``|f_k . w(p)|``.
 
-    Regions divide a picture evenly, so that pictures may have any size of at least a patch; neighbours share a row of
+    Regions divide an image evenly, so that images may have any size of at least a patch; neighbours share a row of
     patches where the number is not divisible.
 
     Shapes: pixels ``(batch, channels, height, width)``; result ``(batch, size)``.
 
     Args:
-        channels: Of the pictures.
+        channels: Of the images.
         side: Of a patch, in pixels.
         filters: Number of training patches.
         regions: Rows, and columns, of the grid of regions.
@@ -42,30 +42,30 @@ class Patches(nn.Module):
 
     def __init__(self, channels: int, *, side: int, filters: int, regions: int):
         super().__init__()
-        self.side, self.regions = whole_number("side", side), whole_number("regions", regions)
-        pixels = whole_number("channels", channels) * side * side
-        self.size = 2 * whole_number("filters", filters) * regions * regions
+        self.side, self.regions = check_integer("side", side), check_integer("regions", regions)
+        pixels = check_integer("channels", channels) * side * side
+        self.size = 2 * check_integer("filters", filters) * regions * regions
         self.register_buffer("centre", torch.zeros(pixels))
         self.register_buffer("filters", torch.zeros(filters, pixels))  # Z f_k, as Z is symmetric
         self.register_buffer("threshold", torch.zeros(()))
 
     @staticmethod
     def plan(height: int, width: int) -> dict[str, Any]:
-        """Sides of patches and regions for pictures of a size."""
+        """Sides of patches and regions for images of a size."""
         side = min(height, width)
         regions = 3 if side >= 16 else 2
         return {"side": min(side, 6 if side >= 16 else 4), "filters": 256, "regions": regions}
 
     @torch.no_grad()
-    def prepare(self, pictures: Tensor, seed: int) -> None:
-        """Draw filters from training pictures ``(n, channels, height, width)``, and compute the whitening."""
+    def prepare(self, images: Tensor, seed: int) -> None:
+        """Draw filters from training images ``(n, channels, height, width)``, and compute the whitening."""
         random = torch.Generator().manual_seed(seed)
-        height, width = (n - self.side + 1 for n in pictures.shape[2:])
-        picked = torch.randint(len(pictures), (_SAMPLED,), generator=random)
+        height, width = (n - self.side + 1 for n in images.shape[2:])
+        picked = torch.randint(len(images), (_SAMPLED,), generator=random)
         top, left = (torch.randint(n, (_SAMPLED,), generator=random) for n in (height, width))
         corner = zip(picked.tolist(), top.tolist(), left.tolist(), strict=True)
         side = self.side
-        patches = torch.stack([pictures[n, :, i : i + side, j : j + side].flatten() for n, i, j in corner])
+        patches = torch.stack([images[n, :, i : i + side, j : j + side].flatten() for n, i, j in corner])
         varied = patches[patches.var(1) > 1e-3]  # empty ones have no shape
         patches = _normalised(varied if len(varied) >= len(self.filters) else patches)
         centre = patches.mean(0)
@@ -79,7 +79,7 @@ class Patches(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         if min(pixels.shape[2:]) < self.side:
-            raise ValueError(f"pictures must have sides of at least {self.side} pixels, got {tuple(pixels.shape[2:])}")
+            raise ValueError(f"images must have sides of at least {self.side} pixels, got {tuple(pixels.shape[2:])}")
         pixels = pixels.to(self.filters.dtype)
         return self._pooled(pixels) if traced() else torch.cat([self._pooled(part) for part in pixels.split(_TOGETHER)])
 

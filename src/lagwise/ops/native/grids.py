@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lagwise.ops.native.library import filled_biases, ints, longs, loops, pointers
 
-_TASKS_PER_THREAD = 4  # of the gradient
+_TASKS_PER_THREAD = 4  # when computing the gradient
 
 
 def gated_grid(

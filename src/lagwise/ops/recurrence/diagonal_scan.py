@@ -81,7 +81,7 @@ def diagonal_graph_scan(
     n, dtype = u.shape[1], u.dtype
     lags = torch.arange(n + 1, dtype=torch.float64, device=u.device)[:, None]
     size, turn = (log_decay.double() * lags).exp(), angle.double() * lags
-    cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # of powers, (n + 1, states)
+    cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # powers, (n + 1, states)
     if n != 1:
         c, s = cos[:n].t(), sin[:n].t()
         u, v = (

@@ -19,7 +19,7 @@ from lagwise.ops.toeplitz.block import toeplitz_blocks
 _BLOCK = 32
 _LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
 _LONG = 32768
-_FASTEST = -1e3  # of ln q: nothing is left after one token, and powers are not NaN as they would be for ln 0
+_FASTEST = -1e3  # least ln q: nothing is left after one token, and powers are not NaN as they would be for ln 0
 
 
 def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int | None = None) -> Tensor:

@@ -15,9 +15,9 @@ from lagwise.ops.toeplitz.block import toeplitz_blocks
 _BLOCK = 32
 _LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
 _LONG = 8192
-_NEAR, _TERMS = 0.5, 14  # of a series that is exact to float64's last digit up to this radius
-LEAST_RADIUS = 1e-30  # of a pole whose logarithm is taken: powers are then negligible
-_SIGNAL_ELEMENTS = 1 << 20  # of the tokens processed at a time
+_NEAR, _TERMS = 0.5, 14  # the series is exact to float64's last digit up to this radius
+LEAST_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
+_SIGNAL_ELEMENTS = 1 << 20  # elements of the tokens processed at a time
 
 
 class Modes(NamedTuple):
@@ -225,7 +225,7 @@ def modal_graph_prefill(
     log_radius, angle = exponents
     lags = torch.arange(n + 1, dtype=torch.float64, device=x.device)
     size, turn = (log_radius[..., None] * lags).exp(), angle[..., None] * lags
-    cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # of powers, (modes, channels, n + 1)
+    cos, sin = (size * turn.cos()).to(dtype), (size * turn.sin()).to(dtype)  # powers, (modes, channels, n + 1)
     u, v = weights
     taps = (u[..., None] * cos - v[..., None] * sin).sum(0)[:, :n] + direct[:, None] * (lags[:n] == 0)
     old = torch.einsum("bmc,mcn->bnc", u * real - v * imaginary, cos[..., 1:])

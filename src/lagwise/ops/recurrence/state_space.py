@@ -13,14 +13,14 @@ from lagwise.ops.toeplitz.spectral import fast_length
 
 _FIRST_SUBSPACE = 64  # doubled where the singular values outside could matter
 _ROUNDS = 2
-_BASIS_ELEMENTS = 1 << 22  # of one basis of the channels reduced together; four exist at a time: 128 MB
+_BASIS_ELEMENTS = 1 << 22  # elements of one basis of the channels reduced together; four exist at a time: 128 MB
 _FFT_ELEMENTS = 1 << 21  # and of one of the transforms that multiply them by H
-_MARGIN = 0.25  # of the tolerance: what a subspace may leave outside before it is doubled
+_MARGIN = 0.25  # share of the tolerance that a subspace may leave outside before it is doubled
 _FURTHER = 4  # orders to try beyond the expected one
 # No pole is closer to 0: its weight is residue / pole, and at this distance its rounding equals the change from moving
 # it away from 0.
 _SMALLEST_POLE = 2.0**-12
-_ROUNDING = 2.0**-24  # of float32
+_ROUNDING = 2.0**-24  # float32's relative rounding error
 
 
 class Reduction(NamedTuple):

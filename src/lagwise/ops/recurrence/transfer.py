@@ -14,7 +14,7 @@ from lagwise.ops.toeplitz.spectral import fast_length
 _FREQUENCIES = 8  # per tap
 _TIGHTNESS = 0.04  # largest relative gap between the bound and the largest value met
 _TOGETHER = 16
-_SPLIT = 4  # of an interval of frequencies whose bound is too loose
+_SPLIT = 4  # parts of an interval of frequencies whose bound is too loose
 _ELEMENTS = 1 << 20  # intervals times poles at a time
 
 

@@ -150,7 +150,7 @@ class SKIPlan(NamedTuple):
     def check(self) -> SKIPlan:
         """Return the plan itself. ValueError for an invalid plan."""
         if not all(isinstance(value, int) and not isinstance(value, bool) for value in self):
-            raise ValueError(f"spacing, width and degree must be whole numbers, got {tuple(self)}")
+            raise ValueError(f"spacing, width and degree must be integers, got {tuple(self)}")
         if self.spacing < 1 or self.degree < 1 or self.degree % 2 == 0:
             raise ValueError(f"spacing must be at least 1 and degree odd, got {self.spacing} and {self.degree}")
         if self.width <= self.spacing * self.first_node_lag:
@@ -404,7 +404,7 @@ def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:
     w = interpolation_matrix(plan.grid(plan.spacing + plan.width))
     w = F.pad(w, (0, count))
     spread = torch.zeros(count, plan.width, dtype=torch.float64)
-    for token in range(plan.spacing):  # of the first cell; it meets the first degree + 1 nodes
+    for token in range(plan.spacing):  # the first cell's tokens meet the first degree + 1 nodes
         for node in range(plan.degree + 1):
             spread += w[token, node] * w[token : token + plan.width, node : node + count].t()
     return ramp, spread / plan.spacing

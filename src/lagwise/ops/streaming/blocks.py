@@ -19,7 +19,7 @@ GROWTH = 4  # such blocks of one size in a block of the next
 _FIRST_CAPACITY = 2048  # taps at the start of a stream, at most; doubled whenever it outgrows them
 # Real elements of the padded inputs of channels that are transformed together when there is no deadline.
 _GROUP_ELEMENTS = 1 << 19
-_FEWEST_ROWS = 16  # of a transform; fewer take as long, because the transform is planned anew in every call
+_FEWEST_ROWS = 16  # rows that a transform takes; fewer take as long, because it is planned anew in every call
 
 
 class _ByChannel:
@@ -53,18 +53,20 @@ class OnlineTaps:
     decaying kernel costs no more than one without end.
     """
 
-    def __init__(self, make: Callable[[int], Tensor], reach: int | None):
-        self.make, self.reach = make, reach
-        self._taps = make(self._within_reach(_FIRST_CAPACITY))
+    def __init__(self, make: Callable[[int], Tensor], support: int | None):
+        self.make, self.support = make, support
+        self._taps = make(self._within_support(_FIRST_CAPACITY))
         self._without_graph = self._taps  # at least as many, perhaps without gradients
         self._spectra: defaultdict[tuple[int, int], _ByChannel] = defaultdict(_ByChannel)
-        near = self.upto(self._within_reach(ONLINE_BLOCK))
+        near = self.upto(self._within_support(ONLINE_BLOCK))
         self.near = near.t().flip(0).contiguous()  # lag 0 last, aligned with the end of a window
         lags, self.channels = self.near.shape
         #: the last n rows of near, at n, as every token needs them
         self.nearest = [self.near[lags - n :] for n in range(lags + 1)]
         #: tokens of a large block: fewer than usual if neighbours of fewer tokens hold all pairs in reach
-        self.large = FAR_BLOCK if reach is None else min(FAR_BLOCK, max(ONLINE_BLOCK, 1 << (reach - 1).bit_length()))
+        self.large = (
+            FAR_BLOCK if support is None else min(FAR_BLOCK, max(ONLINE_BLOCK, 1 << (support - 1).bit_length()))
+        )
 
     def __deepcopy__(self, memo: dict) -> OnlineTaps:
         return self  # its cached values hold for every copy of a state
@@ -82,24 +84,24 @@ class OnlineTaps:
     def _made_upto(self, lags: int) -> Tensor:
         """At least as many taps, or all until the kernel's end. Those made without gradients never replace those with
         a graph, which other states will need."""
-        within = self._within_reach(lags)
+        within = self._within_support(lags)
         if self.made >= within:
             return self._taps
         looks_ahead = self._taps.requires_grad and not torch.is_grad_enabled()
         if looks_ahead and self._without_graph.shape[1] >= within:
             return self._without_graph
-        made = self.make(self._within_reach(1 << (lags - 1).bit_length()))
+        made = self.make(self._within_support(1 << (lags - 1).bit_length()))
         self._without_graph = made
         if not looks_ahead:
             self._taps = made
         return made
 
-    def _within_reach(self, lags: int) -> int:
-        return lags if self.reach is None else min(lags, self.reach)
+    def _within_support(self, lags: int) -> int:
+        return lags if self.support is None else min(lags, self.support)
 
     def meets(self, size: int, distance: int = 2) -> bool:
         """Whether any tap lies between blocks of this size at this distance."""
-        return self.reach is None or (distance - 1) * size + 1 < self.reach
+        return self.support is None or (distance - 1) * size + 1 < self.support
 
     def spectrum(self, size: int, distance: int, group: slice) -> Tensor:
         """rfft of the ``2 * size`` taps between blocks at a distance, for a group of channels that starts no later than

@@ -47,7 +47,7 @@ class OnlineState(NamedTuple):
     def start(cls, batch_size: int, taps: OnlineTaps) -> OnlineState:
         """The state before the first token."""
         near = taps.near
-        window = Window.empty(batch_size, near.shape[1], taps.reach, like=near)
+        window = Window.empty(batch_size, near.shape[1], taps.support, like=near)
         return cls(taps, window, 0, torch.zeros(batch_size, dtype=torch.long))
 
     @classmethod
@@ -55,7 +55,7 @@ class OnlineState(NamedTuple):
         """The state of rows that have seen ``seen`` tokens ``(batch,)``, from their last tokens ``(batch, n,
         channels)``: as many as the taps reach, or all."""
         longest = int(seen.max())
-        window = Window(tokens[:, max(0, tokens.shape[1] - longest) :], taps.reach)
+        window = Window(tokens[:, max(0, tokens.shape[1] - longest) :], taps.support)
         return cls(taps, window, longest, (longest - seen).cpu(), current=False)
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> OnlineState:
@@ -155,7 +155,7 @@ def _token(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     every stream, so it takes as few operations as possible."""
     taps, window, seen, behind, far, tiles, due, _ = online_block(state)
     place, window = seen % ONLINE_BLOCK, window.append(x)
-    lags = place + 1 if taps.reach is None else min(place + 1, taps.reach)
+    lags = place + 1 if taps.support is None else min(place + 1, taps.support)
     y = (window.latest(lags) * taps.nearest[lags]).sum(1, keepdim=True)
     if due is not None:
         y += due[:, place : place + 1]
@@ -168,10 +168,10 @@ def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     length, place = x.shape[1], seen % ONLINE_BLOCK
     small, large = place + length <= ONLINE_BLOCK, length >= taps.large
     before = place if small else length if large else seen % taps.large
-    before = min(seen, before, (taps.reach or seen + 1) - 1)
+    before = min(seen, before, (taps.support or seen + 1) - 1)
     window = window.append(x)
     past = state.window.tokens[:, state.window.size - before :]
-    lags = before + length if taps.reach is None else min(before + length, taps.reach)
+    lags = before + length if taps.support is None else min(before + length, taps.support)
     y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(lags))[:, before:]
     if small:
         y = y if due is None else y + due.narrow(1, place, length)

@@ -185,7 +185,7 @@ class _Blocks(NamedTuple):
 
     rows: Tensor
     total: int  # blocks of one row of the batch
-    before: int  # of these, neighbours before the tile
+    before: int  # neighbours before the tile, among these
     after: int  # and after it
     reach: int  # block at the first distance before the tile's first
 

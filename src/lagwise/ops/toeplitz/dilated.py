@@ -14,7 +14,7 @@ from lagwise.ops.packing import row_extents
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.direct import direct_product
 from lagwise.ops.window import Window, extended, ordered, spaced
-from lagwise.tables import whole_number
+from lagwise.tables import check_integer
 
 
 def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool = True) -> Tensor:
@@ -142,7 +142,7 @@ def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: i
     """
     sizes = {"kernel_size": kernel_size, "dilation": dilation, "depth": depth, "convolutions": convolutions}
     for name, size in sizes.items():
-        whole_number(name, size)
+        check_integer(name, size)
     if depth * convolutions > 10_000 or depth * math.log2(dilation) > 63:
         raise ValueError(f"depth must be smaller for dilation {dilation} and convolutions {convolutions}, got {depth}")
     return 1 + convolutions * (kernel_size - 1) * sum(dilation**i for i in range(depth))

@@ -1,4 +1,4 @@
-"""Random changes of training pictures, by torchvision."""
+"""Random changes of training images, by torchvision."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from picture_folders import arrays, folder_of
+from image_folders import arrays, folder_of
 from PIL import Image
 
-from lagwise.data.labelled_pictures import prepare_pictures
-from lagwise.data.picture_files import open_pictures
-from lagwise.data.pictures import CHANGES, Mixing, PictureExamples, PictureReader, torchvision_transforms
+from lagwise.data.image_files import open_images
+from lagwise.data.images import CHANGES, ImageExamples, ImageReader, Mixing, torchvision_transforms
+from lagwise.data.labelled_images import prepare_images
 
 
 def prepared(tmp_path: Path, side: int = 6) -> Any:
     root = folder_of(tmp_path / "data", *arrays(side=side))
-    return prepare_pictures(open_pictures(str(root)), cache=tmp_path / "cache", progress=False)
+    return prepare_images(open_images(str(root)), cache=tmp_path / "cache", progress=False)
 
 
 def torchvision() -> None:
@@ -36,9 +36,9 @@ def test_images_are_resized_before_they_are_cropped(tmp_path: Path) -> None:
     torchvision()
     rows = prepared(tmp_path, 10).splits["train"]
     for side in (4, 64):
-        reader = PictureReader((side, side), (0.0,) * 3, (1.0,) * 3)
+        reader = ImageReader((side, side), (0.0,) * 3, (1.0,) * 3)
         for names in (["crop", "flip"], ["resized_crop"]):
-            assert PictureExamples(rows, reader, names)[0]["pixel_values"].shape == (3, side, side)
+            assert ImageExamples(rows, reader, names)[0]["pixel_values"].shape == (3, side, side)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -46,8 +46,8 @@ def test_augmentation_depends_only_on_the_seed_and_the_index(tmp_path: Path, nam
     torchvision()
     data = prepared(tmp_path, 16)
     rows = data.splits["train"]
-    plain = PictureExamples(rows, data.reader)
-    one, other = (PictureExamples(rows, data.reader, [name], seed=5) for _ in range(2))
+    plain = ImageExamples(rows, data.reader)
+    one, other = (ImageExamples(rows, data.reader, [name], seed=5) for _ in range(2))
     state = torch.random.get_rng_state()
     found = [one.example(0, place)["pixel_values"] for place in range(12)]
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -57,7 +57,7 @@ def test_augmentation_depends_only_on_the_seed_and_the_index(tmp_path: Path, nam
     assert all(each.shape == plain[0]["pixel_values"].shape for each in found)
 
 
-def test_deits_randaugment_is_strong_in_three_of_four_pictures() -> None:
+def test_deits_randaugment_is_strong_in_three_of_four_images() -> None:
     """Each of two operations has a probability of a half, and one of 14 operations changes nothing."""
     torchvision()
     v2 = torchvision_transforms()
@@ -85,7 +85,7 @@ def test_erased_rectangles_are_noise() -> None:
 def test_mixed_images_have_mixed_labels(tmp_path: Path) -> None:
     torchvision()
     data = prepared(tmp_path)
-    examples = PictureExamples(data.splits["train"], data.reader)
+    examples = ImageExamples(data.splits["train"], data.reader)
     batch = Mixing(2, mixup=0.8, cutmix=1.0)([examples[i] for i in range(8)])
     assert batch["labels"].shape == (8, 2)
     torch.testing.assert_close(batch["labels"].sum(1), torch.ones(8))
@@ -111,4 +111,4 @@ def test_the_error_without_torchvision_gives_advice(
     monkeypatch.setattr(torch, "__version__", version)
     index = " --index-url https://download.pytorch.org/whl/cpu" if version.endswith("cpu") else ""
     with pytest.raises(ImportError, match=re.escape(f"(pip install torchvision{index}): {error}; or train without")):
-        PictureExamples([], PictureReader((6, 8), (0.0,), (1.0,)), ["flip"])  # type: ignore[arg-type]
+        ImageExamples([], ImageReader((6, 8), (0.0,), (1.0,)), ["flip"])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Labelled pictures in three splits, checked once and kept as encoded files."""
+"""Labelled images in three splits, checked once and kept as encoded files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from lagwise.cache import keep_also
 from lagwise.data.folders import check_names
+from lagwise.data.image_files import ImageSource
+from lagwise.data.images import ImageReader, decode, frames
 from lagwise.data.labelled_rows import split_labelled
 from lagwise.data.labels import read_labels
-from lagwise.data.picture_files import PictureSource
-from lagwise.data.pictures import PictureReader, decode, frames
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.progress import progress_bar
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _FORMAT = 2  # raise when the meaning of the files changes
-_TOGETHER = 500  # pictures that are written at a time
-_MEASURED = 5000  # training pictures whose mean and deviation are used for all
+_TOGETHER = 500  # images that are written at a time
+_MEASURED = 5000  # training images whose mean and deviation are used for all
 
 
 @dataclass(frozen=True)
-class PictureData:
-    """splits: data sets with the columns image (an encoded picture) and label (the id of a class). label_names: names
-    of the classes, by id. size: height and width to which pictures are resized. mean, std: of the training pixels of
-    each channel, between 0 and 1. counts: pictures of each class in each split. notes: what else a reader should
+class ImageData:
+    """splits: data sets with the columns image (an encoded image) and label (the id of a class). label_names: names
+    of the classes, by id. size: height and width to which images are resized. mean, std: of the training pixels of
+    each channel, between 0 and 1. counts: images of each class in each split. notes: what else a reader should
     know."""
 
     folder: Path
@@ -44,42 +44,42 @@ class PictureData:
     notes: tuple[str, ...]
 
     @property
-    def reader(self) -> PictureReader:
-        return PictureReader(self.size, self.mean, self.std)
+    def reader(self) -> ImageReader:
+        return ImageReader(self.size, self.mean, self.std)
 
     def describe(self) -> str:
         """Classes and sizes in one line, then a line for everything unusual."""
         sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
         height, width = self.size
-        return "\n".join([f"{len(self.label_names)} classes of pictures of {height} x {width}: {sizes}", *self.notes])
+        return "\n".join([f"{len(self.label_names)} classes of images of {height} x {width}: {sizes}", *self.notes])
 
 
-def pictures_key(source: PictureSource, size: tuple[int, int] | None, channels: int) -> str:
-    """Hash of the pictures and of everything that affects how they are read."""
+def images_key(source: ImageSource, size: tuple[int, int] | None, channels: int) -> str:
+    """Hash of the images and of everything that affects how they are read."""
     return key_of([_FORMAT, source.key(), source.image, source.label, size, channels])
 
 
-def prepare_pictures(
-    source: PictureSource,
+def prepare_images(
+    source: ImageSource,
     *,
     size: tuple[int, int] | None = None,
     channels: int = 3,
     cache: Path | None = None,
     progress: bool = True,
-) -> PictureData:
-    """Check labelled pictures and split them into train, valid and test, or load the cached result.
+) -> ImageData:
+    """Check labelled images and split them into train, valid and test, or load the cached result.
 
-    size: height and width, by default those of the first picture. channels: 3 or 1, to which pictures are converted.
-    Missing splits are made as in `split_rows`. ValueError, one line, for a picture that cannot be read, pictures
+    size: height and width, by default those of the first image. channels: 3 or 1, to which images are converted.
+    Missing splits are made as in `split_rows`. ValueError, one line, for an image that cannot be read, images
     without labels, and classes too small to split.
     """
-    key = pictures_key(source, size, channels)
+    key = images_key(source, size, channels)
     folder, splits, meta = prepared_rows(
         "pictures", key, lambda folder: _write(source, size, channels, folder, progress), cache
     )
-    if size is None:  # a run keeps the size that was found, and opens its pictures by that
-        keep_also(folder, folder.with_name(pictures_key(source, (meta["size"][0], meta["size"][1]), channels)), meta)
-    return PictureData(
+    if size is None:  # a run keeps the size that was found, and opens its images by that
+        keep_also(folder, folder.with_name(images_key(source, (meta["size"][0], meta["size"][1]), channels)), meta)
+    return ImageData(
         folder=folder,
         splits=splits,
         label_names=tuple(meta["label_names"]),
@@ -92,17 +92,17 @@ def prepare_pictures(
 
 
 def _write(
-    source: PictureSource, size: tuple[int, int] | None, channels: int, folder: Path, progress: bool
+    source: ImageSource, size: tuple[int, int] | None, channels: int, folder: Path, progress: bool
 ) -> dict[str, Any]:
     work = folder / "work"
     work.mkdir()
     tables = source.read(work)
     if "train" not in tables:
-        raise ValueError(f"{source.name!r} has no pictures to train on, only {' and '.join(tables)} by their names")
+        raise ValueError(f"{source.name!r} has no images to train on, only {' and '.join(tables)} by their names")
     for split, rows in tables.items():
         if "label" not in rows.column_names:
             raise ValueError(
-                f"{split} of {source.name!r} has no labels; put the pictures of each class into a folder of its own, "
+                f"{split} of {source.name!r} has no labels; put the images of each class into a folder of its own, "
                 "or name the column with task.label=COLUMN"
             )
     labels = read_labels(
@@ -112,9 +112,9 @@ def _write(
     )
     assert labels.names is not None
     if source.files:
-        check_names(labels.names, "pictures")
+        check_names(labels.names, "images")
     sizes, moving, total = Counter(), [], sum(map(len, tables.values()))
-    with progress_bar(desc="checking pictures", total=total, unit="picture", show=progress) as bar:
+    with progress_bar(desc="checking images", total=total, unit="image", show=progress) as bar:
         for split, rows in tables.items():
             found: Any = rows
             for row, value in zip(found, labels.values[split], strict=True):
@@ -123,7 +123,7 @@ def _write(
                     moving += [row["file"]] * (frames(row["image"]) > 1)
                 bar.update()
     size = size or next(iter(sizes))
-    splits, _, counts, notes = split_labelled(tables, ["image"], labels, label="label", what="picture")
+    splits, _, counts, notes = split_labelled(tables, ["image"], labels, label="label", what="image")
     for split, rows in splits.items():
         batches: Any = rows.with_format("arrow").iter(_TOGETHER)
         with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:
@@ -133,10 +133,10 @@ def _write(
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
     total = sizes.total()
     if other := total - sizes[size]:
-        notes.append(f"{other:,} of {total:,} pictures are of another size and are resized to {size[0]} x {size[1]}")
+        notes.append(f"{other:,} of {total:,} images are of another size and are resized to {size[0]} x {size[1]}")
     if moving:
         notes.append(
-            f"{len(moving):,} of {total:,} pictures have several frames, of which the first is read: {moving[0]}"
+            f"{len(moving):,} of {total:,} images have several frames, of which the first is read: {moving[0]}"
         )
     return {
         "label_names": labels.names,
@@ -149,12 +149,12 @@ def _write(
 
 
 def _statistics(rows: Dataset, size: tuple[int, int], channels: int) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel over some pictures, between 0 and 1."""
-    read = PictureReader(size, (0.0,) * channels, (1.0,) * channels)
+    """Mean and standard deviation of each channel over some images, between 0 and 1."""
+    read = ImageReader(size, (0.0,) * channels, (1.0,) * channels)
     chosen = np.linspace(0, len(rows) - 1, min(len(rows), _MEASURED)).astype(int)
     sums, squares = np.zeros(channels), np.zeros(channels)
     for i in chosen.tolist():
-        pixels = read(rows[i]["image"], f"picture {i + 1}").double()
+        pixels = read(rows[i]["image"], f"image {i + 1}").double()
         sums += pixels.mean((1, 2)).numpy()
         squares += pixels.square().mean((1, 2)).numpy()
     mean = sums / len(chosen)

@@ -43,8 +43,8 @@ def stripes(height: int, width: int) -> tuple[Tensor, Tensor]:
     labels = torch.arange(16) % 2
     wave = [((torch.arange(n) // 2) % 2).float() for n in (height, width)]
     lying, standing = wave[0][:, None].expand(height, width), wave[1].expand(height, width)
-    pictures = torch.where(labels[:, None, None] == 0, lying, standing) + 0.1 * torch.randn(16, height, width)
-    return pictures[:, None], labels
+    images = torch.where(labels[:, None, None] == 0, lying, standing) + 0.1 * torch.randn(16, height, width)
+    return images[:, None], labels
 
 
 @pytest.mark.covers("TNN §4.2")
@@ -77,18 +77,18 @@ def test_images_of_several_sizes_in_one_batch(name: str) -> None:
     model = make(VIT, position_embedding="sinusoidal_2d") if name == "ViT" else make(MIXERS[name])
     model = model.double().eval()
     sizes = ((3, 5), (1, 4), (3, 1), (2, 2))
-    pictures = [torch.randn(1, 1, 2 * height, 2 * width, dtype=torch.float64) for height, width in sizes]
+    images = [torch.randn(1, 1, 2 * height, 2 * width, dtype=torch.float64) for height, width in sizes]
     batch, mask = torch.zeros(4, 1, 6, 10, dtype=torch.float64), torch.zeros(4, 3, 5, dtype=torch.long)
-    for i, (picture, (height, width)) in enumerate(zip(pictures, sizes, strict=True)):
-        batch[i, :, : 2 * height, : 2 * width] = picture[0]
+    for i, (image, (height, width)) in enumerate(zip(images, sizes, strict=True)):
+        batch[i, :, : 2 * height, : 2 * width] = image[0]
         mask[i, :height, :width] = 1
     together = model(pixel_values=batch, attention_mask=mask.flatten(1)).logits
-    alone = torch.cat([model(pixel_values=picture).logits for picture in pictures])
+    alone = torch.cat([model(pixel_values=image).logits for image in images])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
 
 
 def positions(height: int, width: int, **fields: Any) -> Tensor:
-    """What `sinusoidal_2d` adds to black pictures, by row and column."""
+    """What `sinusoidal_2d` adds to black images, by row and column."""
     model = make(VIT, position_embedding="sinusoidal_2d", **fields).model
     first = model(pixel_values=torch.zeros(1, 1, 2 * height, 2 * width), output_hidden_states=True).hidden_states[0]
     return first.detach().unflatten(1, (height, width))[0]
@@ -114,13 +114,13 @@ def test_positions_are_as_large_as_embeddings() -> None:
     assert positions(32, 32, hidden_size=64).square().mean().sqrt() == pytest.approx(embedded.item(), rel=0.1)
 
 
-def test_positions_on_a_grid_need_pictures() -> None:
+def test_positions_on_a_grid_need_images() -> None:
     with pytest.raises(ValueError, match="needs inputs 'patches', got 'tokens'"):
         LagwiseConfig(position_embedding="sinusoidal_2d")
     model = make(VIT, position_embedding="sinusoidal_2d").model
-    with pytest.raises(ValueError, match=r"'sinusoidal_2d' needs a grid.* give pictures"):
+    with pytest.raises(ValueError, match=r"'sinusoidal_2d' needs a grid.* give images"):
         model(inputs_embeds=torch.zeros(1, 4, 8))
-    with pytest.raises(ValueError, match=r"one picture in each row, got packed rows \(seq_idx\)"):
+    with pytest.raises(ValueError, match=r"one image in each row, got packed rows \(seq_idx\)"):
         model(pixel_values=torch.zeros(1, 1, 4, 4), seq_idx=torch.tensor([[0, 0, 1, 1]]))
 
 
@@ -142,7 +142,7 @@ def test_a_kernels_limit_applies_to_each_axis() -> None:
 def test_grids_need_images_and_two_sided_mixers() -> None:
     block = {"name": "prenorm", "token_mixer": {"name": "gtu2d"}}
     model = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block, causal=False))
-    with pytest.raises(ValueError, match="give pictures"):
+    with pytest.raises(ValueError, match="give images"):
         model(torch.zeros(1, 4, dtype=torch.long))
     with pytest.raises(ValueError, match="causal=False"):
         LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block))
@@ -171,7 +171,7 @@ def test_the_published_models_have_the_published_sizes(recipe: str, size: int) -
 
 
 def test_the_words_have_the_documented_sizes() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "pictures.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "images.md").read_text()
     rows = re.findall(r"^\| `(.+)` \| .+ \| (.+)M \| (\d+) \|$", page, re.MULTILINE)
     assert {row[0] for row in rows} == set(PRESETS)
     base = parameters("tnn-cifar", [], 10)

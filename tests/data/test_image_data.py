@@ -12,23 +12,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_folders import ROWS, arrays, folder_of
+from image_folders import ROWS, arrays, folder_of
 from PIL import Image
 
-from lagwise.data.labelled_pictures import pictures_key, prepare_pictures
-from lagwise.data.picture_files import open_pictures
-from lagwise.data.pictures import (
-    PictureExamples,
-    PictureReader,
-    ShuffledPictures,
+from lagwise.data.image_files import open_images
+from lagwise.data.images import (
+    ImageExamples,
+    ImageReader,
+    ShuffledImages,
     check_changes,
     decode,
     encode_array,
 )
+from lagwise.data.labelled_images import images_key, prepare_images
 
 
 def prepared(name: Path | str, tmp_path: Path, **options):
-    return prepare_pictures(open_pictures(str(name)), cache=tmp_path / "cache", progress=False, **options)
+    return prepare_images(open_images(str(name)), cache=tmp_path / "cache", progress=False, **options)
 
 
 def pixels_of(data, split: str) -> dict[int, list[bytes]]:
@@ -53,8 +53,8 @@ def test_one_folder_per_class(tmp_path: Path) -> None:
     assert data.label_names == ("cat", "dog")
     assert data.size == (6, 8)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 8, "valid": 2, "test": 2}
-    assert "2 classes of pictures of 6 x 8" in data.describe()
-    images = arrays()[0][[row["label"] for row in data.splits["train"]]]  # any pictures of the right shape
+    assert "2 classes of images of 6 x 8" in data.describe()
+    images = arrays()[0][[row["label"] for row in data.splits["train"]]]  # any images of the right shape
     assert images.shape[1:] == (6, 8, 3)
     train = np.stack([np.asarray(decode(row["image"], 3, "it")) for row in data.splits["train"]]) / 255
     assert data.mean == pytest.approx(train.mean((0, 1, 2)), abs=1e-5)
@@ -131,27 +131,27 @@ def test_digits(tmp_path: Path) -> None:
 def test_decoding_equals_the_saved_image_processor(tmp_path: Path) -> None:
     images, _ = arrays()
     for channels, mode in ((3, "RGB"), (1, "L")):
-        reader = PictureReader((10, 12), (0.4,) * channels, (0.2,) * channels)
+        reader = ImageReader((10, 12), (0.4,) * channels, (0.2,) * channels)
         reader.processor().save_pretrained(tmp_path)
         from transformers import AutoImageProcessor
 
         processor = AutoImageProcessor.from_pretrained(tmp_path)
         for image in images[:3]:
-            picture = Image.fromarray(image).convert(mode)
+            image = Image.fromarray(image).convert(mode)
             file = io.BytesIO()
-            picture.save(file, "PNG")
-            theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
+            image.save(file, "PNG")
+            theirs = processor(image, return_tensors="pt")["pixel_values"][0]
             torch.testing.assert_close(reader(file.getvalue(), "it"), theirs.float(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("height", "width", "channels"), [(17, 40, 3), (33, 20, 3), (11, 11, 1)])
 def test_cropping_equals_the_saved_image_processor(tmp_path: Path, height: int, width: int, channels: int) -> None:
-    """Pictures that are not square keep their shape; smaller ones than the size are enlarged."""
+    """Images that are not square keep their shape; smaller ones than the size are enlarged."""
     from transformers import ViTImageProcessorPil
 
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
     image = image.convert("RGB" if channels == 3 else "L")
-    reader = PictureReader((14, 14), (0.4,) * channels, (0.2,) * channels, crop=0.875)
+    reader = ImageReader((14, 14), (0.4,) * channels, (0.2,) * channels, crop=0.875)
     file = io.BytesIO()
     image.save(file, "PNG")
     found = reader(file.getvalue(), "it")
@@ -168,10 +168,10 @@ def test_cropping_equals_the_saved_image_processor(tmp_path: Path, height: int, 
 
 def test_images_are_converted_between_grey_and_colour(tmp_path: Path) -> None:
     grey, _ = arrays(1)
-    colour = PictureReader((6, 8), (0.0,) * 3, (1.0,) * 3)(encode_array(grey[0]), "it")
+    colour = ImageReader((6, 8), (0.0,) * 3, (1.0,) * 3)(encode_array(grey[0]), "it")
     assert colour.shape == (3, 6, 8)
     assert torch.equal(colour[0], colour[2])
-    assert PictureReader((6, 8), (0.0,), (1.0,))(encode_array(arrays()[0][0]), "it").shape == (1, 6, 8)
+    assert ImageReader((6, 8), (0.0,), (1.0,))(encode_array(arrays()[0][0]), "it").shape == (1, 6, 8)
 
 
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_images_are_rotated_by_their_exif_orientation() -> None:
 
 def test_an_epoch_has_every_image_once_in_a_new_order(tmp_path: Path) -> None:
     data = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
-    examples = PictureExamples(data.splits["train"], data.reader)
-    shuffled, again = (ShuffledPictures(examples, 20, seed) for seed in (3, 3))
+    examples = ImageExamples(data.splits["train"], data.reader)
+    shuffled, again = (ShuffledImages(examples, 20, seed) for seed in (3, 3))
     epochs = [[shuffled[i]["pixel_values"].sum().item() for i in range(8 * e, 8 * e + 8)] for e in (0, 1)]
     assert sorted(epochs[0]) == sorted(epochs[1])
     assert epochs[0] != epochs[1]
@@ -206,16 +206,16 @@ class TestWrongData:
         root = folder_of(tmp_path / "data", *arrays())
         whole = (root / "cat" / "04.png").read_bytes()
         (root / "cat" / "04.png").write_bytes(whole[: len(whole) // 2])
-        self.check(root, tmp_path, r"cat/04\.png is not a readable picture")
-        (root / "cat" / "04.png").write_text("not a picture")
-        self.check(root, tmp_path, r"cat/04\.png is not a readable picture")
+        self.check(root, tmp_path, r"cat/04\.png is not a readable image")
+        (root / "cat" / "04.png").write_text("not an image")
+        self.check(root, tmp_path, r"cat/04\.png is not a readable image")
         (root / "cat" / "04.png").write_bytes(b"")
         self.check(root, tmp_path, "is empty")
 
     def test_an_empty_class_folder(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())
         (root / "horse").mkdir()
-        self.check(root, tmp_path, r"class folder .*horse' has no pictures")
+        self.check(root, tmp_path, r"class folder .*horse' has no images")
 
     def test_files_beside_the_classes_of_a_split(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data" / "train", *arrays()).parent
@@ -232,7 +232,7 @@ class TestWrongData:
     def test_a_mode_that_cannot_be_converted_is_named(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())
         Image.new("LAB", (8, 6)).save(root / "cat" / "04.tif")
-        self.check(root, tmp_path, r"cat/04\.tif is not a readable picture", channels=1)
+        self.check(root, tmp_path, r"cat/04\.tif is not a readable image", channels=1)
 
     def test_more_than_eight_bits_are_refused(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())
@@ -258,7 +258,7 @@ class TestWrongData:
         root.mkdir()
         for i, image in enumerate(arrays()[0]):
             Image.fromarray(image).save(root / f"{i}.png")
-        self.check(root, tmp_path, "train of .* has no labels; put the pictures of each class into a folder of its own")
+        self.check(root, tmp_path, "train of .* has no labels; put the images of each class into a folder of its own")
 
     def test_files_beside_the_classes(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())
@@ -270,9 +270,9 @@ class TestWrongData:
         [
             (lambda i, y: {"image": i.astype(np.float32), "label": y}, "of uint8, got"),
             (lambda i, y: {"image": np.concatenate([i, i], axis=3), "label": y}, "1 or 3"),
-            (lambda i, y: {"image": i, "label": y[:-1]}, "12 pictures and 11 labels"),
+            (lambda i, y: {"image": i, "label": y[:-1]}, "12 images and 11 labels"),
             (lambda i, y: {"image": i, "other": i, "label": y}, "more than one array"),
-            (lambda i, y: {"label": y}, "no array of pictures"),
+            (lambda i, y: {"label": y}, "no array of images"),
             (lambda i, y: {"image": i}, "has no labels"),
         ],
     )
@@ -280,15 +280,15 @@ class TestWrongData:
         np.savez(tmp_path / "p.npz", **change(*arrays()))
         self.check(tmp_path / "p.npz", tmp_path, message)
 
-    def test_a_folder_of_pictures_in_other_formats(self, tmp_path: Path) -> None:
+    def test_a_folder_of_images_in_other_formats(self, tmp_path: Path) -> None:
         (tmp_path / "cat").mkdir()
         (tmp_path / "cat" / "0.heic").write_bytes(b"ftypheic")
-        with pytest.raises(ValueError, match=r"no picture \(\.png, .*\) or table .*; 1 file is not read: 1 \.heic"):
-            open_pictures(str(tmp_path))
+        with pytest.raises(ValueError, match=r"no image \(\.png, .*\) or table .*; 1 file is not read: 1 \.heic"):
+            open_images(str(tmp_path))
 
     def test_a_table_without_images(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("image,label\ncat.png,1\ndog.png,0\n")
-        self.check(tmp_path / "t.csv", tmp_path, "holds str, not an encoded picture")
+        self.check(tmp_path / "t.csv", tmp_path, "holds str, not an encoded image")
         (tmp_path / "u.csv").write_text("picture,label\ncat.png,1\n")
         self.check(tmp_path / "u.csv", tmp_path, "no column 'image'")
 
@@ -308,27 +308,27 @@ def test_what_a_reader_should_know_is_noted(tmp_path: Path) -> None:
     notes = prepared(root, tmp_path).notes
     assert notes[0] == "1 file is not read: 1 .md (first 'about.md')"
     assert notes[1] == "valid made from 10 % of train"
-    assert notes[4].startswith("4 of 18 pictures have several frames, of which the first is read: ")
+    assert notes[4].startswith("4 of 18 images have several frames, of which the first is read: ")
     assert notes[2].startswith("2 of 2 rows of test are also in train or valid")
-    assert notes[3] == "test has no picture of 'dog'"
+    assert notes[3] == "test has no image of 'dog'"
 
 
 def test_the_cache_key_depends_on_classes_and_size(tmp_path: Path) -> None:
     root = folder_of(tmp_path / "data", *arrays())
-    before = pictures_key(open_pictures(str(root)), None, 3)
-    assert pictures_key(open_pictures(str(root)), (8, 8), 3) != before
+    before = images_key(open_images(str(root)), None, 3)
+    assert images_key(open_images(str(root)), (8, 8), 3) != before
     (root / "dog").rename(root / "fox")
-    assert pictures_key(open_pictures(str(root)), None, 3) != before
+    assert images_key(open_images(str(root)), None, 3) != before
 
 
-def test_arrays_without_pictures_to_train_on_are_refused(tmp_path: Path) -> None:
+def test_arrays_without_images_to_train_on_are_refused(tmp_path: Path) -> None:
     images, labels = arrays()
     np.savez(tmp_path / "data.npz", x_test=images, y_test=labels)
-    with pytest.raises(ValueError, match="no pictures to train on, only test"):
+    with pytest.raises(ValueError, match="no images to train on, only test"):
         prepared(tmp_path / "data.npz", tmp_path)
 
 
-def test_pictures_are_checked_once_whether_their_size_is_given_or_found(tmp_path: Path) -> None:
+def test_images_are_checked_once_whether_their_size_is_given_or_found(tmp_path: Path) -> None:
     found = prepared(folder_of(tmp_path / "data", *arrays()), tmp_path)
     before = sorted(found.folder.parent.iterdir())
     given = prepared(tmp_path / "data", tmp_path, size=found.size)

@@ -1,4 +1,4 @@
-"""Where labelled pictures come from: folders of files, arrays, tables with encoded pictures, the hub."""
+"""Where labelled images come from: folders of files, arrays, tables with encoded images, the hub."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lagwise.data.folders import (
     unread_note,
 )
 from lagwise.data.generated import generated_source
+from lagwise.data.images import SUFFIXES, encode_array
 from lagwise.data.labelled_rows import label_cells
-from lagwise.data.pictures import SUFFIXES, encode_array
 from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.row_files import file_kind, load_arrays
 from lagwise.data.rows import RowSource, open_rows
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 DIGITS = "digits"
 _PATHFINDER_CLASSES = ("apart", "joined")
 _HARD = "curv_contour_length_14"  # the difficulty of Long Range Arena
-_TOGETHER = 500  # picture files that are copied at a time
+_TOGETHER = 500  # image files that are copied at a time
 
 
 @dataclass(frozen=True)
-class PictureSource:
-    """Pictures with labels, and what identifies them. One of: files of each split, and their classes, None for a file
-    in no class folder; arrays, an .npz file; rows, a table with a column of pictures; none of them, scikit-learn's
+class ImageSource:
+    """Images with labels, and what identifies them. One of: files of each split, and their classes, None for a file
+    in no class folder; arrays, an .npz file; rows, a table with a column of images; none of them, scikit-learn's
     digits. notes: what else a reader should know about the files."""
 
     name: str
@@ -67,10 +67,10 @@ class PictureSource:
         return hash_files(self.files, hashlib.sha256(b"pictures" + classes.encode()))
 
     def read(self, work: Path | None = None) -> dict[str, Dataset]:
-        """The rows of every split that is named: ``image``, the bytes of an encoded picture, ``label``, its class by
+        """The rows of every split that is named: ``image``, the bytes of an encoded image, ``label``, its class by
         name (if there are labels), and ``file``, its name in messages. ValueError names the error.
 
-        work: a folder for copies of picture files, which the rows then read as they are needed; without one, and of
+        work: a folder for copies of image files, which the rows then read as they are needed; without one, and of
         arrays, they are in memory.
         """
         if self.rows is not None:
@@ -104,18 +104,18 @@ class PictureSource:
         for split, table in tables.items():
             images, labels = table.get("image"), table.get("label")
             if images is None:
-                raise ValueError(f"{where} has no array of pictures (n, height, width) or (n, height, width, channels)")
+                raise ValueError(f"{where} has no array of images (n, height, width) or (n, height, width, channels)")
             if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
                 raise ValueError(
-                    f"{where}: pictures must be (n, height, width) or (n, height, width, 1 or 3) of uint8, got "
+                    f"{where}: images must be (n, height, width) or (n, height, width, 1 or 3) of uint8, got "
                     f"{images.shape} of {images.dtype}"
                 )
             columns: dict[str, Any] = {"image": [encode_array(image) for image in images]}
             if labels is not None:
                 if labels.reshape(-1).shape != images.shape[:1]:
-                    raise ValueError(f"{where} has {len(images)} pictures and {labels.size} labels")
+                    raise ValueError(f"{where} has {len(images)} images and {labels.size} labels")
                 columns["label"] = labels.reshape(-1).tolist()
-            columns["file"] = [f"picture {i + 1} of {where}" for i in range(len(images))]
+            columns["file"] = [f"image {i + 1} of {where}" for i in range(len(images))]
             read[split or "train"] = Dataset.from_dict(columns)
         return {split: read[split] for split in SPLITS if split in read}
 
@@ -124,7 +124,7 @@ class PictureSource:
 
         if self.image not in rows.column_names:
             raise ValueError(
-                f"{self.name!r} has no column {self.image!r}; name the column of the pictures with task.image=COLUMN "
+                f"{self.name!r} has no column {self.image!r}; name the column of the images with task.image=COLUMN "
                 f"(columns: {', '.join(rows.column_names)})"
             )
         if isinstance(rows.features[self.image], Image):
@@ -144,7 +144,7 @@ class PictureSource:
 
 
 def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: Path | None) -> Dataset:
-    """Picture files as rows with their classes, if any has one, in memory, or in an Arrow file ``copy`` to be read
+    """Image files as rows with their classes, if any has one, in memory, or in an Arrow file ``copy`` to be read
     from."""
     import pyarrow as pa
     from datasets import Dataset
@@ -162,35 +162,35 @@ def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: P
     return rows if any(map(class_of, paths)) or not paths else rows.remove_columns("label")
 
 
-def open_pictures(name: str, *, image: str = "image", label: str = "label") -> PictureSource:
-    """Find labelled pictures by name.
+def open_images(name: str, *, image: str = "image", label: str = "label") -> ImageSource:
+    """Find labelled images by name.
 
-    A folder of picture files: their folders are the classes, which may be in folders of splits (`class_folders`). A
+    A folder of image files: their folders are the classes, which may be in folders of splits (`class_folders`). A
     folder of Long Range Arena's Pathfinder, with ``imgs`` and ``metadata`` in it: the first 80 % are
     train, the last 10 % test. Of the three difficulties of the published folder ``curv_contour_length_14`` is read, as
     in the benchmark. ``lra-pathfinder`` and ``lra-path-x`` generate such folders. An .npz file of uint8
     arrays, of one table or of several with a split in their names. A table as in `lagwise.data.open_rows`, also
-    ``hub:NAME``, whose column ``image`` holds encoded pictures. ``digits``: scikit-learn's 1,797 handwritten digits of
+    ``hub:NAME``, whose column ``image`` holds encoded images. ``digits``: scikit-learn's 1,797 handwritten digits of
     8 x 8.
 
-    Picture files directly in a folder, in no class folder, have no label.
+    Image files directly in a folder, in no class folder, have no label.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
     if name == DIGITS:
-        return PictureSource(name, image, label)
+        return ImageSource(name, image, label)
     path = generated_source(name) or expanded(name)
     if not name.startswith("hub:") and inner_suffix(path) == ".npz" and path.is_file():
         check_file(path)
-        return PictureSource(name, image, label, arrays=path)
+        return ImageSource(name, image, label, arrays=path)
     if name.startswith("hub:") or not path.is_dir():
         return _of_rows(name, image, label)
     found = files_below(path)
     files = [file for file in found if file.suffix.lower() in SUFFIXES]
     if tables := [file for file in found if file.parent.name == "metadata" and file.suffix == ".npy"]:
-        return _pathfinder(PictureSource(name, image, label), tables, files)
+        return _pathfinder(ImageSource(name, image, label), tables, files)
     if not files and not any(map(file_kind, found)):
-        kinds = f"no picture ({', '.join(SUFFIXES)}) or table of pictures in folder {name!r}"
+        kinds = f"no image ({', '.join(SUFFIXES)}) or table of images in folder {name!r}"
         raise ValueError("; ".join((kinds, *unread_note(path, found, ()))))
     if not files:
         return _of_rows(name, image, label)
@@ -199,10 +199,10 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
             f"{name!r} has Pathfinder's folder imgs, but not its folder metadata, which has the labels; copy both"
         )
     places = class_folders(path, files)
-    check_classes(path, places, "pictures")
+    check_classes(path, places, "images")
     for file in files:
         check_file(file)
-    return PictureSource(
+    return ImageSource(
         name,
         image,
         label,
@@ -212,15 +212,15 @@ def open_pictures(name: str, *, image: str = "image", label: str = "label") -> P
     )
 
 
-def _of_rows(name: str, image: str, label: str) -> PictureSource:
+def _of_rows(name: str, image: str, label: str) -> ImageSource:
     rows = open_rows(name)
-    return PictureSource(name, image, label, rows=rows, notes=rows.notes)
+    return ImageSource(name, image, label, rows=rows, notes=rows.notes)
 
 
-def _pathfinder(source: PictureSource, tables: list[Path], files: list[Path]) -> PictureSource:
-    """The pictures that Pathfinder's metadata list, in the order of their numbers, out of ``files``. ValueError for a
-    line without a picture and a label, a picture that is listed twice or never, and an empty table; FileNotFoundError
-    for a picture that is not there.
+def _pathfinder(source: ImageSource, tables: list[Path], files: list[Path]) -> ImageSource:
+    """The images that Pathfinder's metadata list, in the order of their numbers, out of ``files``. ValueError for a
+    line without an image and a label, an image that is listed twice or never, and an empty table; FileNotFoundError
+    for an image that is not there.
 
     Of several folders with metadata `_HARD` is taken, with a warning; ValueError if it is not one of them."""
     folders = sorted({table.parent.parent for table in tables})
@@ -229,8 +229,8 @@ def _pathfinder(source: PictureSource, tables: list[Path], files: list[Path]) ->
         hard = [folder for folder in folders if folder.name == _HARD]
         names = ", ".join(str(folder) for folder in folders)
         if len(hard) != 1:
-            raise ValueError(f"{source.name!r} has several sets of Pathfinder pictures ({names}); name one of them")
-        warnings.warn(f"of several sets of Pathfinder pictures ({names}) only {_HARD} is read", stacklevel=3)
+            raise ValueError(f"{source.name!r} has several sets of Pathfinder images ({names}); name one of them")
+        warnings.warn(f"of several sets of Pathfinder images ({names}) only {_HARD} is read", stacklevel=3)
         folder = hard[0]
         tables = [table for table in tables if table.parent.parent == folder]
     labels: dict[Path, str | None] = {}
@@ -242,28 +242,28 @@ def _pathfinder(source: PictureSource, tables: list[Path], files: list[Path]) ->
                 raise ValueError(
                     f"{table}, line {number}: a folder, a file, a number and a label 0 or 1, got {line!r:.80}"
                 )
-            picture = folder / fields[0] / fields[1]
-            if not picture.is_file():
-                raise FileNotFoundError(f"{table}, line {number}: no picture {str(picture)!r}")
-            if picture in labels:
-                raise ValueError(f"{table}, line {number}: {str(picture)!r} is listed twice")
-            check_file(picture)
-            labels[picture] = _PATHFINDER_CLASSES[int(fields[3])]
+            image = folder / fields[0] / fields[1]
+            if not image.is_file():
+                raise FileNotFoundError(f"{table}, line {number}: no image {str(image)!r}")
+            if image in labels:
+                raise ValueError(f"{table}, line {number}: {str(image)!r} is listed twice")
+            check_file(image)
+            labels[image] = _PATHFINDER_CLASSES[int(fields[3])]
     missing = [file for file in files if file not in labels and folder / "imgs" in file.parents]
     if missing:
         raise ValueError(
-            f"{len(missing):,} pictures of {str(folder)!r} are not in its metadata, first {str(missing[0])!r}; are the "
+            f"{len(missing):,} images of {str(folder)!r} are not in its metadata, first {str(missing[0])!r}; are the "
             "files there complete?"
         )
-    pictures = iter(labels)
-    parts = {split: [*islice(pictures, size)] for split, size in split_sizes(len(labels)).items()}
+    images = iter(labels)
+    parts = {split: [*islice(images, size)] for split, size in split_sizes(len(labels)).items()}
     return replace(source, files=parts, labels=labels)
 
 
 def _bytes(value: Any, where: str) -> bytes:
-    """The bytes of a picture in a table: plain, or beside a path as `datasets` stores them."""
+    """The bytes of an image in a table: plain, or beside a path as `datasets` stores them."""
     if isinstance(value, Mapping):
         value = value["bytes"] if value.get("bytes") is not None else Path(str(value.get("path"))).read_bytes()
     if not isinstance(value, bytes):
-        raise ValueError(f"{where} holds {type(value).__name__}, not an encoded picture")
+        raise ValueError(f"{where} holds {type(value).__name__}, not an encoded image")
     return value

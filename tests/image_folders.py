@@ -1,4 +1,4 @@
-"""Small labelled pictures for tests."""
+"""Small labelled images for tests."""
 
 from __future__ import annotations
 

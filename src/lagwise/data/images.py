@@ -1,4 +1,4 @@
-"""Pictures: decoding, resizing and normalising, and the augmentations of training."""
+"""Images: decoding, resizing and normalising, and the augmentations of training."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MODES = {1: "L", 3: "RGB"}  # PIL's names, by channels
-_ERASED = 0.25  # share of the pictures that have a rectangle replaced by noise, as in DeiT
+_ERASED = 0.25  # share of the images that have a rectangle replaced by noise, as in DeiT
 
 
 def decode(data: bytes, channels: int, where: str) -> Image:
-    """A picture file in grey (one channel) or colour (three), rotated by its EXIF orientation, transparent parts on
+    """An image file in grey (one channel) or colour (three), rotated by its EXIF orientation, transparent parts on
     white; of several frames the first. ValueError if it is damaged, or has more than 8 bits a channel."""
     from PIL import Image, ImageOps
 
@@ -42,21 +42,21 @@ def decode(data: bytes, channels: int, where: str) -> Image:
                 turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned)
             return turned.convert(MODES[channels])
     except Image.UnidentifiedImageError as error:  # its message has the address of the data
-        raise ValueError(f"{where} is not a readable picture (of no known format)") from error
+        raise ValueError(f"{where} is not a readable image (of no known format)") from error
     except Exception as error:  # PIL raises many types of exceptions for damaged files
-        raise ValueError(f"{where} is not a readable picture ({one_line(error)})") from error
+        raise ValueError(f"{where} is not a readable image ({one_line(error)})") from error
     raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
 
 
 def _is_deep(tile: Sequence[Any]) -> bool:
-    """Whether a part of a picture that PIL has opened has 16 bits a channel: of .png and .tif by the name of its layout
+    """Whether a part of an image that PIL has opened has 16 bits a channel: of .png and .tif by the name of its layout
     (RGB;16B), of .ppm by the largest value; a smaller one, such as 1023, is that of white."""
     layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
     return any(f";16{order}" in str(layout[0]) for order in "BLN") or layout[-1] == 65535
 
 
 def frames(data: bytes) -> int:
-    """The number of pictures in a file that can be decoded, as of an animation."""
+    """The number of images in a file that can be decoded, as of an animation."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
@@ -73,16 +73,16 @@ def encode_array(array: np.ndarray) -> bytes:
 
 
 def thumbnail(data: bytes, channels: int, side: int) -> str:
-    """A picture with sides of at most ``side`` pixels, as a PNG file in base64."""
-    image, file = decode(data, channels, "picture"), io.BytesIO()
+    """An image with sides of at most ``side`` pixels, as a PNG file in base64."""
+    image, file = decode(data, channels, "image"), io.BytesIO()
     image.thumbnail((side, side))
     image.save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
 @dataclass(frozen=True)
-class PictureReader:
-    """Converts picture files to pixel values.
+class ImageReader:
+    """Converts image files to pixel values.
 
     Formula: ``(x / 255 - mean) / std`` for each channel, after resizing to ``size`` (height, width) with bilinear
     interpolation. With a ``crop``, for square sizes: after resizing the shorter side to ``size / crop`` with bicubic
@@ -101,7 +101,7 @@ class PictureReader:
     def __call__(
         self, data: bytes, where: str, change: Callable[[Image], Any] | None = None, *, resize: bool = True
     ) -> Tensor:
-        """Pixel values ``(channels, height, width)``. change: applied to the picture when it has been resized, or to
+        """Pixel values ``(channels, height, width)``. change: applied to the image when it has been resized, or to
         the whole one without ``resize``, and then gives the size itself."""
         from PIL import Image
 
@@ -142,7 +142,7 @@ class PictureReader:
 
 
 def check_changes(names: Sequence[str]) -> None:
-    """ValueError for an unknown change, or a crop of the whole picture that is not the first change."""
+    """ValueError for an unknown change, or a crop of the whole image that is not the first change."""
     for name in names:
         known(name, CHANGES, "task.augment")
     if "resized_crop" in names[1:]:
@@ -150,7 +150,7 @@ def check_changes(names: Sequence[str]) -> None:
 
 
 def height_and_width(size: int | list[int]) -> tuple[int, int]:
-    """The sides of pictures, given both or that of a square. ValueError for other numbers of sides, or empty ones."""
+    """The sides of images, given both or that of a square. ValueError for other numbers of sides, or empty ones."""
     size = [size, size] if isinstance(size, int) else size
     if len(size) != 2 or min(size) < 1:
         raise ValueError(f"task.size must be a side or [height, width], got {size!r}")
@@ -180,7 +180,7 @@ def torchvision_transforms() -> Any:
         build = torch.__version__.partition("+")[2]  # its own index has the torchvision for it, such as cpu or cu130
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
         raise ImportError(
-            f"random changes of pictures need a torchvision built for torch {torch.__version__} (pip install "
+            f"random changes of images need a torchvision built for torch {torch.__version__} (pip install "
             f"torchvision{index}): {one_line(error)}; or train without them (task.augment=[] task.mixup=0 "
             "task.cutmix=0)"
         ) from error
@@ -207,13 +207,13 @@ CHANGES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
 }
 
 
-class PictureExamples(Dataset):
-    """Encoded pictures as pixel_values ``(channels, height, width)``, each with its ``label`` if it has one.
+class ImageExamples(Dataset):
+    """Encoded images as pixel_values ``(channels, height, width)``, each with its ``label`` if it has one.
 
-    changes: names in CHANGES, applied in order; their effect on picture i depends only on (seed, i).
+    changes: names in CHANGES, applied in order; their effect on image i depends only on (seed, i).
     """
 
-    def __init__(self, rows: Rows, reader: PictureReader, changes: Sequence[str] = (), seed: int = 0):
+    def __init__(self, rows: Rows, reader: ImageReader, changes: Sequence[str] = (), seed: int = 0):
         self.rows, self.reader, self.seed = rows, reader, seed
         v2 = torchvision_transforms() if changes else None
         made = [CHANGES[name](v2, reader.size) for name in changes if name != "erase"]
@@ -228,39 +228,39 @@ class PictureExamples(Dataset):
         return self.example(index, index)
 
     def example(self, row: int, place: int) -> dict[str, Any]:
-        """Picture ``row``, changed as example ``place`` of a training."""
+        """Image ``row``, changed as example ``place`` of a training."""
         found: Any = self.rows[row]
         label = {"label": int(found["label"])} if "label" in found else {}
         with torch.random.fork_rng(devices=[], enabled=self.changes):
             if self.changes:
                 torch.default_generator.manual_seed(_seed(self.seed, place))  # and no other device's
-            pixels = self.reader(found["image"], f"picture {row + 1}", self.change, resize=self.resize)
+            pixels = self.reader(found["image"], f"image {row + 1}", self.change, resize=self.resize)
             pixels = pixels if self.erase is None else self.erase(pixels)
         return {"pixel_values": pixels, "place": place, **label}
 
 
-class ShuffledPictures(Dataset):
-    """``steps * batch_size`` training examples: every picture once an epoch, in an order that depends on (seed, epoch).
+class ShuffledImages(Dataset):
+    """``steps * batch_size`` training examples: every image once an epoch, in an order that depends on (seed, epoch).
 
-    Example i depends only on (pictures, seed, i), so that a resumed run and any number of processes see the same.
+    Example i depends only on (images, seed, i), so that a resumed run and any number of processes see the same.
     """
 
-    def __init__(self, pictures: PictureExamples, count: int, seed: int):
-        self.pictures, self.count, self.seed = pictures, count, seed
+    def __init__(self, images: ImageExamples, count: int, seed: int):
+        self.images, self.count, self.seed = images, count, seed
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        epoch, place = divmod(index, len(self.pictures))
+        epoch, place = divmod(index, len(self.images))
         if epoch != self._epoch:
-            self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.pictures))
+            self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.images))
             self._epoch = epoch
-        return self.pictures.example(int(self._order[place]), index)
+        return self.images.example(int(self._order[place]), index)
 
 
-def collate_pictures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+def collate_images(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """pixel_values ``(batch, channels, height, width)`` and labels ``(batch,)`` if there are any."""
     batch = {"pixel_values": torch.stack([row["pixel_values"] for row in rows])}
     if "label" in rows[0]:
@@ -269,7 +269,7 @@ def collate_pictures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 class Mixing:
-    """Mixes the pictures of a batch in pairs, and their labels: mixup, or a rectangle of the other (cutmix).
+    """Mixes the images of a batch in pairs, and their labels: mixup, or a rectangle of the other (cutmix).
 
     mixup, cutmix: parameters of their Beta distributions, 0 for none; with both, half the batches get each (DeiT).
     Labels become shares ``(batch, classes)``. The random choices for a batch depend on (seed, its first example).
@@ -282,7 +282,7 @@ class Mixing:
         self.mix = v2.RandomChoice(made)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        batch = collate_pictures(rows)
+        batch = collate_images(rows)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(_seed(self.seed, rows[0]["place"], 1))
             pixels, labels = self.mix(batch["pixel_values"], batch["labels"])
