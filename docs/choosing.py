@@ -133,7 +133,7 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
         (
             "to generate after long contexts",
             "TNN or FD-TNN, converted or not; attention only where texts are short",
-            f"tokens a second after 131,072 tokens: FD-TNN {1 / steps['FD-TNN']:.0f}, TNN {1 / steps['TNN']:.0f}, "
+            f"tokens per second after 131,072 tokens: FD-TNN {1 / steps['FD-TNN']:.0f}, TNN {1 / steps['TNN']:.0f}, "
             f"MEGA {1 / steps['MEGA']:.0f}, Transformer {1 / steps['attention']:.0f}",
         ),
         (
@@ -219,7 +219,7 @@ def _language_advice(models: Models) -> list[tuple[str, str, str]]:
         (
             "little time, and texts that are mostly local",
             f"{quick}, the fastest within 10 % of the best",
-            f"{speeds[quick]:,.0f} tokens a second in training, perplexity {scores[quick]:.1f}; {near[0]} "
+            f"{speeds[quick]:,.0f} tokens per second in training, perplexity {scores[quick]:.1f}; {near[0]} "
             f"{speeds[near[0]]:,.0f} and {scores[near[0]]:.1f}",
         ),
         (

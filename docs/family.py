@@ -139,7 +139,7 @@ the spectral kernel has eigenvectors rounded to 1e-7.
 """
 _SPEED_INTRODUCTION = """\
 A step is a forward and backward pass on one thread. In brackets is how many times as fast as TNN's it is, timed in
-turn with it, in the same direction. Because the machine was not equally fast all the time, steps a second are this
+turn with it, in the same direction. Because the machine was not equally fast all the time, steps per second are this
 ratio times the median of TNN's in all rows. Then the memory of a step. Every mixer was compared with its dense
 reference first.
 """
@@ -213,7 +213,7 @@ def _speed(name: str) -> str:
         parameters = next((f"{row['parameters'] / 1e6:.2f}M" for row in found.values() if "parameters" in row), "")
         cells = (_speed_cell(found.get(length), base.get((direction, length), math.nan)) for length in lengths)
         lines.append((method, direction, parameters, *cells))
-    head = f"\n## Training steps a second: {some['layers']} blocks of {some['channels']} channels{SPEED[name]}\n\n"
+    head = f"\n## Training steps per second: {some['layers']} blocks of {some['channels']} channels{SPEED[name]}\n\n"
     columns = ("method", "direction", "parameters", *(f"{n} tokens" for n in lengths))
     introduction = "" if SPEED[name] else f"{_SPEED_INTRODUCTION}\n"
     return f"{head}{paragraph(made_by(name))}\n\n{introduction}{table(columns, lines)}\n"

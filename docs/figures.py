@@ -37,7 +37,7 @@ def training() -> tuple[list[int], list[float]]:
 
 
 def streaming(method: str) -> tuple[list[int], list[float]]:
-    """Tokens a second of a small model that streams one sequence, by the tokens before."""
+    """Tokens per second of a small model that streams one sequence, by the tokens before."""
     rows = [r for r in results("generate-cpu.json")["results"]["models"] if r["method"] == method and r["batch"] == 1]
     return [row["length"] for row in rows], [1 / row["token"]["median"] for row in rows]
 
@@ -63,7 +63,7 @@ def draw_results() -> None:
         middle.plot(contexts, speeds, color=color, marker="o", markersize=4, label=label)
     gain = streaming("converted TNN")[1][-1] / streaming("attention")[1][-1]
     middle.set_title(f"Streaming a 1.7M model, batch 1\n{gain:.0f}× attention with a cache at {contexts[-1]:,} tokens")
-    middle.set_ylabel("tokens a second")
+    middle.set_ylabel("tokens per second")
     middle.legend(frameon=False)
     lengths, ratios = encoding()
     right.plot(lengths, ratios, color=_OURS, marker="o", markersize=4)

@@ -57,7 +57,7 @@ def speeds() -> str:
 _INTRODUCTION = """### Speed on Long Range Arena's shapes
 
 All models have two layers of 64, as the Transformer of TNN's tables 4 and 5; rows are as long as the task allows.
-Figures are relative to the Transformer: steps a second (more is better), and the memory of a training step (less is
+Figures are relative to the Transformer: steps per second (more is better), and the memory of a training step (less is
 better)."""
 
 _PAPERS = """Two comparisons of the papers: figure 1a of SKI-TNN (over TNN), and the last row of TCNCA's table 2 (over

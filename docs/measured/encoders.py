@@ -115,7 +115,7 @@ def image_classifiers() -> str:
 The recipe tnn-cifar (tnn-2d), TNN over the sequence of patches (tnn), and a vision transformer (vit), all with the same
 augmentation. Each has the number of steps that fits into an hour of one thread, by the CPU time of some steps, with
 `--cifar img/cifar10.npz --minutes 60`. On Fashion-MNIST the recipe had an hour and a half, batches of 64 and no
-cropping. Minutes and images a second are by the clock, beside other work, and include augmentation and validation.
+cropping. Minutes and images per second are by the clock, beside other work, and include augmentation and validation.
 The last columns are for test images enlarged beyond the trained size.
 
 {measured_table(name, columns, rows)}

@@ -20,7 +20,7 @@ def toeplitz() -> str:
         rows.append([default["length"], *speed, *memory])
     return f"""## The causal Toeplitz layer
 
-Forward and backward of one layer with the kernel network of TNN (512 channels, 8,192 tokens a batch), against the
+Forward and backward of one layer with the kernel network of TNN (512 channels, 8,192 tokens per batch), against the
 published algorithm written out literally. The literal algorithm spends much of its time on page faults, which raised
 thresholds of glibc's allocator avoid (`LAGWISE_KEEP_MEMORY`); both cases are shown.
 
@@ -55,7 +55,7 @@ def kernels() -> str:
     columns += ["MiB: SKI-TNN, TNN, as published", "FD-TNN of 256 frequencies over our TNN: causal, two-sided"]
     return f"""## TNN, SKI-TNN and FD-TNN: one layer
 
-Training step of one layer (512 channels, at least 8,192 tokens a batch). Causal SKI stands for TNN's kernel without
+Training step of one layer (512 channels, at least 8,192 tokens per batch). Causal SKI stands for TNN's kernel without
 decay and is within 2e-3 of it; its error can be chosen.
 
 {measured_table(name, columns, rows)}

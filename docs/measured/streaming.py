@@ -25,17 +25,17 @@ def streaming() -> str:
             rows.append([method, *cells, f"{held:,.1f}" if held else "none"])
         columns = ["method", *(f"{n:,}" for n in lengths), "at 16,384 over recomputing", "at 16,384 over a ring buffer"]
         columns += ["at 16,384 over attention's cache", "state at 131,072, MiB"]
-        parts.append(f"Tokens a second of {title}:\n\n{measured_table(name, columns, rows)}")
+        parts.append(f"Tokens per second of {title}:\n\n{measured_table(name, columns, rows)}")
     return """## Streaming
 
-Tokens a second of one sequence after contexts of 1,024 to 131,072 tokens. Each method is first checked to give the
+Tokens per second of one sequence after contexts of 1,024 to 131,072 tokens. Each method is first checked to give the
 outputs of the full forward pass. `TNN without decay` remembers every token; `ring buffer` is a dot product over all of
 them; `recompute` a forward pass over the whole context; `n states` the conversion to one state a tap; `attention` a
 Transformer with a key-value cache.
 
 {}
 
-![Milliseconds a token over the context](../benchmarks/results/generate-cpu.png)""".format("\n\n".join(parts))
+![Milliseconds per token over the context](../benchmarks/results/generate-cpu.png)""".format("\n\n".join(parts))
 
 
 def whole_streams() -> str:
@@ -55,7 +55,7 @@ def whole_streams() -> str:
                 f"{row['memory'] / 2**20:,.0f}",
             ]
         )
-    columns = ["tokens", "method", "µs a token", "over lagwise's", "slowest token, ms", "state, MiB"]
+    columns = ["tokens", "method", "µs per token", "over lagwise's", "slowest token, ms", "state, MiB"]
     return f"""### Exact convolution of a whole text
 
 From the first token to the last, one by one, by 256 kernels as long as the text, which do not decay. lagwise spreads

@@ -237,12 +237,12 @@ class TestWrongData:
     def test_more_than_eight_bits_are_refused(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())
         Image.fromarray(np.full((6, 8), 40_000, dtype=np.uint16)).save(root / "cat" / "04.png")
-        self.check(root, tmp_path, "more than 8 bits a channel")
+        self.check(root, tmp_path, "more than 8 bits per channel")
 
     @pytest.mark.parametrize(("kind", "samples"), [(2, 3), (4, 2), (6, 4)])
     def test_colours_of_sixteen_bits_are_refused(self, kind: int, samples: int) -> None:
         """Of which PIL keeps the upper 8: 1000 of a camera's 1023 would become 3."""
-        with pytest.raises(ValueError, match="it has more than 8 bits a channel"):
+        with pytest.raises(ValueError, match="it has more than 8 bits per channel"):
             decode(png(np.full((4, 4, samples), 1000), 16, kind), 3, "it")
         eight = np.asarray(decode(png(np.full((4, 4, samples), 255), 8, kind), 3, "it"))
         assert (eight == 255).all()
@@ -250,7 +250,7 @@ class TestWrongData:
     def test_the_largest_value_of_a_ppm_file_is_white(self) -> None:
         pixels = np.full((4, 4, 3), 1023, ">u2").tobytes()
         assert (np.asarray(decode(b"P6 4 4 1023\n" + pixels, 3, "it")) == 255).all()
-        with pytest.raises(ValueError, match="it has more than 8 bits a channel"):
+        with pytest.raises(ValueError, match="it has more than 8 bits per channel"):
             decode(b"P6 4 4 65535\n" + pixels, 3, "it")
 
     def test_a_folder_without_classes(self, tmp_path: Path) -> None:

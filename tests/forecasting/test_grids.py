@@ -51,7 +51,7 @@ OPEN: dict[str, tuple[str, int, Any]] = {
     "shorter on Saturdays": ("1h", 40, lambda t: (t.hour >= 9) & (t.hour < np.where(t.dayofweek == 5, 13, 17))),
     "no nights, for five days": ("5min", 5, lambda t: (t.hour >= 7) & (t.hour < 22)),
     "one hour a day": ("1min", 6, lambda t: t.hour == 12),
-    "three times a day": ("1h", 20, lambda t: t.hour.isin([8, 12, 18])),
+    "three times per day": ("1h", 20, lambda t: t.hour.isin([8, 12, 18])),
 }
 
 

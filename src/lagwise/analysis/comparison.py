@@ -106,7 +106,7 @@ def _learning(runs: Mapping[str, RecordedRun]) -> Section:
 
 
 def _merged(tables: Mapping[str, Sequence[Table]]) -> list[Table]:
-    """Tables of results with the same columns as one: with a column for each run if the tables have one value a row,
+    """Tables of results with the same columns as one: with a column for each run if the tables have one value per row,
     and otherwise with the rows of the same name one below the other."""
     groups: dict[tuple[int, tuple[str, ...]], dict[str, Table]] = {}
     for name, each in tables.items():

@@ -20,8 +20,16 @@ REPORT_FILE = "report.html"
 
 @dataclass(frozen=True)
 class Section:
-    """title: also the entry in the contents. notes: paragraphs. code: text as it is, which is ``folded`` away until
-    the reader asks for it. plots: by name. A table without column names lists facts."""
+    """A part of a report.
+
+    Attributes:
+        title: the heading, and the entry in the contents.
+        notes: paragraphs.
+        code: text as it is, which is ``folded`` away until the reader asks for it.
+        plots: figures by name.
+
+    A table without column names lists facts.
+    """
 
     title: str
     notes: Sequence[str] = ()

@@ -17,8 +17,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """about: what run.json says. metrics: the lines of the log. evaluation: the result of `lagwise evaluate`, None
-    before it, and tables: the same for people."""
+    """What a run has recorded.
+
+    Attributes:
+        about: what run.json says.
+        metrics: the lines of the log.
+        evaluation: the result of `lagwise evaluate`, None before it.
+        tables: the same for people.
+    """
 
     folder: Path
     recipe: Recipe

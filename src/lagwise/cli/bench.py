@@ -114,7 +114,7 @@ def stream_signal(
     torch.set_num_threads(threads)
     results = time_signal(model, rate, seconds, wanted)
     head = ("samples", "seconds", "push ms", "99% ms", "worst ms", "with a step", "x real time", "of one core")
-    print_table(f"Pushes at {rate:g} samples a second, {threads} thread(s)", head, table_rows(results, rate))
+    print_table(f"Pushes at {rate:g} samples per second, {threads} thread(s)", head, table_rows(results, rate))
     if out:
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), [asdict(each) for each in results])
         typer.echo(f"written: {out}")

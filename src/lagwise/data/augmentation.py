@@ -6,12 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-#: The kinds of changes, and the largest sensible strength of each. stretch: deviation of the logarithm of a factor on
-#: time. The others are of features in units of their deviation. mix: deviation of the entries of a matrix, around
-#: the identity, that features are multiplied by. filter: deviation of the taps of smooth filters, from every
-#: feature to every feature, whose outputs are added: shapes change, and alike in the whole window, as between two
-#: sensors. wander: of an offset, and of the amplitude of a slow wave, added to each feature. noise: largest deviation
-#: of white noise. drop: probability that one of several features is silenced.
+#: The kinds of changes, and the largest sensible strength of each. All but the first are in units of a feature's
+#: deviation:
+#: - stretch: deviation of the logarithm of a factor on time.
+#: - mix: deviation of the entries of a matrix, around the identity, that features are multiplied by.
+#: - filter: deviation of the taps of smooth filters, from every feature to every feature, whose outputs are added:
+#:   shapes change, and alike in the whole window, as between two sensors.
+#: - wander: deviation of an offset, and of the amplitude of a slow wave, added to each feature.
+#: - noise: largest deviation of white noise.
+#: - drop: probability that one of several features is silenced.
 CHANGES = {"stretch": 1.0, "mix": 10.0, "filter": 10.0, "wander": 100.0, "noise": 100.0, "drop": 1.0}
 _SLOWEST, _FASTEST = 1.0, 16.0  # waves in a window
 _NODES = 5  # between which the taps of a filter are interpolated

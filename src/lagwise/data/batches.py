@@ -96,9 +96,11 @@ class PaddingCollator:
     and optionally ``label`` (tensors, arrays, lists or numbers). Returns them as ``(batch, longest, ...)``, padded with
     ``pad_token_id`` or zero, and labels ``(batch,)``. There is an attention_mask only if something is padded.
 
-    multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur; or a function from a
-    length to its multiple (`length_step`). stride: vectors per step of the model (`ValueInput`); lengths are
-    whole steps, and attention_mask is ``(batch, steps)``.
+    Args:
+        multiple_of: lengths are rounded up to a multiple of it, so that fewer different shapes occur; or a function
+            from a length to its multiple (`length_step`).
+        stride: vectors per step of the model (`ValueInput`); lengths are whole steps, and attention_mask is ``(batch,
+            steps)``.
     """
 
     def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int | Callable[[int], int] = 1, stride: int = 1):

@@ -23,12 +23,14 @@ _ELEMENTS = 1 << 24  # most elements in a batch of full length
 class RowEncoder:
     """Encodes the columns ``columns`` of rows as inputs of at most ``length`` positions.
 
-    tokenizer: encodes a text, or a pair as ``first <end of text> second`` with token_type_ids 0 and 1 (the end of text
-    belongs to the first); the longer of a pair is cut first. Texts of three or more columns are joined by the
-    tokenizer's ``sep_token``, or else the end of text, and cut at the end. Nothing else is added: an empty text is a
-    single end of text. None for series. is_bytes: the tokenizer is ``bytes``, whose ids need no library. features:
-    number of features per position of a series. separate: texts of a pair have no end of text between them, and each is
-    cut to half of the length.
+    Attributes:
+        tokenizer: encodes a text, or a pair as ``first <end of text> second`` with token_type_ids 0 and 1 (the end of
+            text belongs to the first); the longer of a pair is cut first. Texts of three or more columns are joined by
+            the tokenizer's ``sep_token``, or else the end of text, and cut at the end. Nothing else is added: an empty
+            text is a single end of text. None for series.
+        is_bytes: the tokenizer is ``bytes``, whose ids need no library.
+        features: number of features per position of a series.
+        separate: texts of a pair have no end of text between them, and each is cut to half of the length.
     """
 
     columns: tuple[str, ...]

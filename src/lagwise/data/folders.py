@@ -24,9 +24,14 @@ _MOST_NAMED = 4  # most kinds of files in a message
 
 @dataclass(frozen=True)
 class Place:
-    """What the folders above a file say. split: its split, None if they name none. label: its class, the name of a
-    folder, None for a file in no class folder. parent: the folder that has the class folders. inner: the folders
-    between the class folder and the file."""
+    """What the folders above a file say.
+
+    Attributes:
+        split: its split, None if they name none.
+        label: its class, the name of a folder, None for a file in no class folder.
+        parent: the folder that has the class folders.
+        inner: the folders between the class folder and the file.
+    """
 
     split: str | None
     label: str | None

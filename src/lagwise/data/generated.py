@@ -98,9 +98,12 @@ def write_path_x(out: Path, *, rows: int | None, seed: int, progress: bool) -> d
 def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
     """Pairs of passages, from the same text or not, in the layout of Long Range Arena's retrieval task.
 
-    texts: a folder of texts, each a file, in splits by the words train, valid and test in their names, or by a hash of
-    the names; a text of one split is in no pair of another. rows: pairs for training (20,000); the others have a tenth
-    as many. Passages are of 4,000 characters, half the pairs are from one text, and those do not overlap.
+    Args:
+        texts: a folder of texts, each a file, in splits by the words train, valid and test in their names, or by a hash
+            of the names; a text of one split is in no pair of another.
+        rows: pairs for training (20,000); the others have a tenth as many.
+
+    Passages are of 4,000 characters, half the pairs are from one text, and those do not overlap.
 
     ValueError for fewer than two texts of 8,000 characters in a split, and for a text in more than one.
     """

@@ -28,7 +28,7 @@ _ERASED = 0.25  # share of the images that have a rectangle replaced by noise, a
 
 def decode(data: bytes, channels: int, where: str) -> Image:
     """An image file in grey (one channel) or colour (three), rotated by its EXIF orientation, transparent parts on
-    white; of several frames the first. ValueError if it is damaged, or has more than 8 bits a channel."""
+    white; of several frames the first. ValueError if it is damaged, or has more than 8 bits per channel."""
     from PIL import Image, ImageOps
 
     try:
@@ -45,11 +45,11 @@ def decode(data: bytes, channels: int, where: str) -> Image:
         raise ValueError(f"{where} is not a readable image (of no known format)") from error
     except Exception as error:  # PIL raises many types of exceptions for damaged files
         raise ValueError(f"{where} is not a readable image ({one_line(error)})") from error
-    raise ValueError(f"{where} has more than 8 bits a channel (mode {turned.mode}); convert it to 8 bits")
+    raise ValueError(f"{where} has more than 8 bits per channel (mode {turned.mode}); convert it to 8 bits")
 
 
 def _is_deep(tile: Sequence[Any]) -> bool:
-    """Whether a part of an image that PIL has opened has 16 bits a channel: of .png and .tif by the name of its layout
+    """Whether a part of an image that PIL has opened has 16 bits per channel: of .png and .tif by the name of its layout
     (RGB;16B), of .ppm by the largest value; a smaller one, such as 1023, is that of white."""
     layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
     return any(f";16{order}" in str(layout[0]) for order in "BLN") or layout[-1] == 65535

@@ -31,11 +31,15 @@ INPUTS = ("tokens", "values")
 class LabelledData:
     """Encoded rows in three splits.
 
-    splits: data sets with the columns input_ids (lists of token ids; of pairs also token_type_ids) or input_values
-    (lists of ``features`` float32 each), label (the id of a class, or a number) and length (of the inputs).
-    label_names: names of the classes, by id; None in regression. reason: why it is of this kind. cut: number of rows of
-    each split that were longer than the limit. counts: rows of each class in each split; empty in regression. notes:
-    further facts for the reader, one line each. encoder: encodes other rows.
+    Attributes:
+        splits: data sets with the columns input_ids (lists of token ids; of pairs also token_type_ids) or input_values
+            (lists of ``features`` float32 each), label (the id of a class, or a number) and length (of the inputs).
+        label_names: names of the classes, by id; None in regression.
+        reason: why it is of this kind.
+        cut: number of rows of each split that were longer than the limit.
+        counts: rows of each class in each split; empty in regression.
+        notes: further facts for the reader, one line each.
+        encoder: encodes other rows.
     """
 
     folder: Path
@@ -107,12 +111,18 @@ def prepare_labelled(
 ) -> LabelledData:
     """Encode a table of labelled rows, or load the cached result.
 
-    source as in `open_rows`. text: the column of the inputs, two for pairs, or more that are joined; if there is no
-    column ``text``, the only column of text is used. With ``inputs="values"`` it is a column of series,
-    ``input_values`` if not named. label: the column of the labels; kind as in `read_labels`. tokenizer and vocab_size
-    as in `load_tokenizer`. length: rows are cut to so many tokens or vectors; separate: of a pair, each text to half of
-    them (`RowEncoder`). Missing splits are made as in `split_rows`. In valid and test, rows without a label are left
-    out, and so is a split without any label; notes of the result state this.
+    Args:
+        source: as in `open_rows`.
+        text: the column of the inputs, two for pairs, or more that are joined; if there is no column ``text``, the only
+            column of text is used. With ``inputs="values"`` it is a column of series, ``input_values`` if not named.
+        label: the column of the labels.
+        kind: as in `read_labels`.
+        tokenizer, vocab_size: as in `load_tokenizer`.
+        length: rows are cut to so many tokens or vectors.
+        separate: each text of a pair is cut to half of them (`RowEncoder`).
+
+    Missing splits are made as in `split_rows`. In valid and test, rows without a label are left out, and so is a split
+    without any label; notes of the result state this.
 
     ValueError, one line, for missing columns, empty tables, empty texts, NaN or inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.

@@ -29,10 +29,16 @@ _MEASURED = 5000  # training images whose mean and deviation are used for all
 
 @dataclass(frozen=True)
 class ImageData:
-    """splits: data sets with the columns image (an encoded image) and label (the id of a class). label_names: names
-    of the classes, by id. size: height and width to which images are resized. mean, std: of the training pixels of
-    each channel, between 0 and 1. counts: images of each class in each split. notes: what else a reader should
-    know."""
+    """Labelled images in three splits.
+
+    Attributes:
+        splits: data sets with the columns image (an encoded image) and label (the id of a class).
+        label_names: names of the classes, by id.
+        size: height and width to which images are resized.
+        mean, std: those of the training pixels of each channel, between 0 and 1.
+        counts: images of each class in each split.
+        notes: further facts for the reader.
+    """
 
     folder: Path
     splits: dict[str, Dataset]
@@ -69,9 +75,12 @@ def prepare_images(
 ) -> ImageData:
     """Check labelled images and split them into train, valid and test, or load the cached result.
 
-    size: height and width, by default those of the first image. channels: 3 or 1, to which images are converted.
-    Missing splits are made as in `split_rows`. ValueError, one line, for an image that cannot be read, images
-    without labels, and classes too small to split.
+    Args:
+        size: height and width, by default those of the first image.
+        channels: 3 or 1, to which images are converted.
+
+    Missing splits are made as in `split_rows`. ValueError, one line, for an image that cannot be read, images without
+    labels, and classes too small to split.
     """
     key = images_key(source, size, channels)
     folder, splits, meta = prepared_rows(

@@ -25,9 +25,15 @@ _SAMPLE = 100  # rows that distinguish a column of text from one of numbers
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """splits: the columns of the inputs, and LABEL. places: where their rows are in the data: a split that these name,
-    and the numbers of its rows. features: number of features per position of a series, None for text. The others as in
-    `LabelledData`."""
+    """Labelled rows in splits.
+
+    Attributes:
+        splits: the columns of the inputs, and LABEL.
+        places: where their rows are in the data: a split that these name, and the numbers of its rows.
+        features: number of features per position of a series, None for text.
+
+    The other fields are as in `LabelledData`.
+    """
 
     name: str
     columns: tuple[str, ...]

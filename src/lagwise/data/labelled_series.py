@@ -30,10 +30,12 @@ _FORMAT = 2  # raise when the meaning of the files changes
 class LabelledSeries:
     """Series in three splits.
 
-    splits: data sets with the columns input_values (lists of ``features`` float32 each), label (a list of as many class
-    ids, -100 where there is none) and length (in samples). label_names: of the classes, by id; of events the first is
-    ``none``, the class of samples without one. mean, std: of each feature over the samples of train. counts: samples,
-    or events, of each class in each split.
+    Attributes:
+        splits: data sets with the columns input_values (lists of ``features`` float32 each), label (a list of as many
+            class ids, -100 where there is none) and length (in samples).
+        label_names: names of the classes, by id; for events the first is ``none``, the class of samples without one.
+        mean, std: those of each feature over the samples of train.
+        counts: samples, or events, of each class in each split.
     """
 
     folder: Path
@@ -64,10 +66,13 @@ def prepare_series(
 ) -> LabelledSeries:
     """Read series with labels inside them, or load the cached result.
 
-    values: the column of the series. label: the column of the labels, of each row a list of as many classes as it has
-    samples (null or an empty string where there is none), or one class for all its samples. events: a column of lists
-    of positions, in samples from 0 and in order; ``label`` then has the class of each. Missing splits are made as in
-    `split_rows`; of one or two series the last two tenths of each are valid and test.
+    Args:
+        values: the column of the series.
+        label: the column of the labels; each row has a list of as many classes as it has samples (null or an empty
+            string where there is none), or one class for all its samples.
+        events: a column of lists of positions, in samples from 0 and in order; ``label`` then has the class of each.
+
+    Missing splits are made as in `split_rows`; of one or two series the last two tenths of each are valid and test.
 
     ValueError, one line, for missing columns, NaN and inf, a number of labels other than that of samples, positions
     that are out of order, occur twice or lie outside the series, labels that are fractions, and as in `read_labels`.

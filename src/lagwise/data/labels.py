@@ -19,8 +19,13 @@ Where = Callable[[str, int], str]  # the name of a row of a split in messages
 
 @dataclass(frozen=True)
 class Labels:
-    """kind: classification or regression, and the reason in words. names: of the classes, in the order of their ids.
-    values: for every split the id or the number of each row, None where the row has no label."""
+    """The labels of rows.
+
+    Attributes:
+        kind: classification or regression, and the reason in words.
+        names: the classes, in the order of their ids.
+        values: for every split the id or the number of each row, None where the row has no label.
+    """
 
     kind: str
     reason: str

@@ -18,8 +18,14 @@ BLOCK = 256  # expressions that are made of one seed
 
 @dataclass(frozen=True)
 class _Level:
-    """The nodes of one depth of many trees, in the order of their parents. tree: the tree of each. parent: its place
-    in the level above. operator: its number, or -1 for a digit. value: of a digit; of operators it is found later."""
+    """The nodes of one depth of many trees, in the order of their parents.
+
+    Attributes:
+        tree: the tree of each.
+        parent: its place in the level above.
+        operator: its number, or -1 for a digit.
+        value: a digit's; an operator's is computed later.
+    """
 
     tree: np.ndarray
     parent: np.ndarray
@@ -33,8 +39,14 @@ class _Level:
 
 @dataclass(frozen=True)
 class Expressions:
-    """codes: the tokens of each expression, 0..9 digits, 10..13 operators by `OPERATORS`, 14 the end of a list.
-    arguments: of the operator at each place, else 0. answers: their values. depths: of their deepest nodes, from 1."""
+    """Expressions, a row each.
+
+    Attributes:
+        codes: the tokens of each expression, 0..9 digits, 10..13 operators by `OPERATORS`, 14 the end of a list.
+        arguments: number of arguments of the operator at each place, else 0.
+        answers: their values.
+        depths: the levels of their deepest nodes, from 1.
+    """
 
     codes: list[np.ndarray]
     arguments: list[np.ndarray]

@@ -28,8 +28,11 @@ class Masking:
     Of the chosen tokens 80 % become the mask token, 10 % a random one and 10 % stay as they are. End of text and other
     special tokens are never chosen.
 
-    rate: share of the tokens. whole_words: choose all tokens of a word or none. span: mean length in words (or tokens)
-    of a chosen span; lengths are geometric, at most 10 (SpanBERT, with a mean of 3.8), and 1 for single ones.
+    Args:
+        rate: share of the tokens.
+        whole_words: choose all tokens of a word or none.
+        span: mean length in words (or tokens) of a chosen span; lengths are geometric, at most 10 (SpanBERT, with a
+            mean of 3.8), and 1 for single ones.
 
     ValueError for a rate outside (0, 1), a span outside [1, 10], or a tokenizer without a mask token.
     """

@@ -21,9 +21,12 @@ class MultiQueryRecall:
     distance from the pairs follows a power law: place g of s has the weight ``(g + 1)**(power - 1)``. What follows it
     is not its value: the value is only the label. All other places are filled with random tokens.
 
-    pairs: the numbers n; training draws one for each sequence among those that fit the length. power: 0.01 is Zoology's
-    and puts most queries near the pairs, 1 spreads them evenly. A hash of each sequence assigns it to train, valid or
-    test. ValueError for numbers that do not fit the vocabulary, or a length.
+    Args:
+        pairs: the numbers n; training draws one for each sequence among those that fit the length.
+        power: 0.01 is Zoology's and puts most queries near the pairs, 1 spreads them evenly.
+
+    A hash of each sequence assigns it to train, valid or test. ValueError for numbers that do not fit the vocabulary,
+    or a length.
     """
 
     def __init__(self, vocab_size: int, *, pairs: Sequence[int] = (4, 8, 16), power: float = 0.01):

@@ -18,9 +18,14 @@ _OUTSIDE = -99.0  # place of what is not drawn
 
 @dataclass(frozen=True)
 class Parameters:
-    """Of Long Range Arena's generator, in pixels. seeds: distance between the starts of the two contours. continuity:
-    successive paddles turn by up to ``90 / continuity`` degrees. margins: half the gap between paddles; one of them is
-    drawn for each image. length, thickness, brightness: of a paddle, marks having brightness 1."""
+    """Parameters of Long Range Arena's generator, in pixels.
+
+    Attributes:
+        seeds: distance between the starts of the two contours.
+        continuity: successive paddles turn by up to ``90 / continuity`` degrees.
+        margins: half the gap between paddles; one of them is drawn for each image.
+        length, thickness, brightness: those of a paddle; marks have brightness 1.
+    """
 
     distractors: int
     seeds: float

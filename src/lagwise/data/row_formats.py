@@ -30,11 +30,17 @@ _SUFFIXES = (".tsv", ".txt", ".csv")
 class RowFormat:
     """The positions of the texts and labels of a task.
 
-    name: of the task. family: its benchmark, for messages. texts: our columns, each with its names in headers. label:
-    the same for the labels. classes: their names, in the order of their numbers in files; None where labels are numbers
-    from 0 to ``best``. fields: the fields of files without a header. parts: names of the training file and of the file
-    that scores are reported on, optionally with the validation file between them; the first complete set is used.
-    broken: at most this number of lines may lack a text, and are left out. clean: applied to every text.
+    Attributes:
+        name: the task's name.
+        family: its benchmark, for messages.
+        texts: our columns, each with its names in headers.
+        label: names of the label's column in headers.
+        classes: their names, in the order of their numbers in files; None where labels are numbers from 0 to ``best``.
+        fields: the fields of files without a header.
+        parts: names of the training file and of the file that scores are reported on, optionally with the validation
+            file between them; the first complete set is used.
+        broken: at most this number of lines may lack a text, and are left out.
+        clean: applied to every text.
     """
 
     name: str
@@ -99,9 +105,11 @@ class FormatSource(RowSource):
 def open_row_format(name: str, format: RowFormat, hub: str | None = None) -> FormatSource:
     """The rows of a task by its format, in the splits train and test, and valid where it has one.
 
-    name: a folder with the task's files (.tsv, .txt or .csv, each also compressed), or with a folder of the task's
-    name; one file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is test where the format has no test
-    set. hub: such a name, for messages.
+    Args:
+        name: a folder with the task's files (.tsv, .txt or .csv, each also compressed), or with a folder of the task's
+            name; one file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is test where the format has
+            no test set.
+        hub: such a name, for messages.
 
     FileNotFoundError or ValueError name what is missing.
     """

@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 class RowSource:
     """The source of rows, and what identifies them.
 
-    files: the files of each split that is named; rows without named splits are all in train. dataset: the splits of a
-    hub data set instead of files. classes: of files that are a row each, by their folders. file_notes: what else a
-    reader should know about the files. rate: the sampling rate that sounds must have, in Hz.
+    Attributes:
+        files: the files of each split that is named; rows without named splits are all in train.
+        dataset: the splits of a hub data set instead of files.
+        classes: classes by their folders, of files that are a row each.
+        file_notes: what else a reader should know about the files.
+        rate: the sampling rate that sounds must have, in Hz.
     """
 
     name: str

@@ -125,9 +125,13 @@ def recording_table(
 ) -> pa.Table:
     """One row: the recording in a .csv or .tsv file, with a line for each sample and a column for each feature.
 
-    features: their columns, in order. wanted: the columns that are returned, None for all. per_sample: the column
-    ``label`` has a label for each sample; otherwise it has one label, that of the recording. Without that column, the
-    name of its ``folder`` is the recording's label, unless other recordings have the column (``labelled``).
+    Args:
+        features: their columns, in order.
+        wanted: the columns that are returned, None for all.
+        per_sample: the column ``label`` has a label for each sample; otherwise it has one label, that of the recording.
+
+    Without that column, the name of its ``folder`` is the recording's label, unless other recordings have the column
+    (``labelled``).
 
     A missing number (`MISSING`) is NaN. ValueError names the line and column of any other field that is not a number, a
     feature without a column, a recording with several labels, and one without the column if it is wanted and others

@@ -195,10 +195,13 @@ def open_series(
     A .csv or .tsv file with a column ``label`` has a series on every line, or with ``per_sample`` a sample. Without
     that column it is a recording with a sample on every line, and the name of its folder is its class.
 
-    features: columns of the numbers, in this order; by default all but ``label``, in the order of the first file.
-    lines: whether every line is a series, if the column ``label`` does not say so: a recording may have a column of its
-    one label, and series may have none. rate: the sampling rate that sound files must have, in Hz. Errors as
-    `open_rows`.
+    Args:
+        features: columns of the numbers, in this order; by default all but ``label``, in the order of the first file.
+        lines: whether every line is a series, if the column ``label`` does not say so: a recording may have a column of
+            its one label, and series may have none.
+        rate: the sampling rate that sound files must have, in Hz.
+
+    Errors as `open_rows`.
     """
     found = open_rows(name)
     return SeriesSource(

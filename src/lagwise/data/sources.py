@@ -48,9 +48,12 @@ _STDLIB_SKIPPED = {
 class Source:
     """Documents by split, and what identifies them.
 
-    files: the files of each split, for hashing. ranges: of a single text file, the share (from, to) of each split;
-    empty when whole files or documents are assigned. dataset: a hub data set instead of files. notes: on files that are
-    not read.
+    Attributes:
+        files: the files of each split, for hashing.
+        ranges: the share (from, to) of a single text file that each split has; empty if whole files or documents are
+            assigned.
+        dataset: a hub data set instead of files.
+        notes: facts about files that are not read.
     """
 
     name: str

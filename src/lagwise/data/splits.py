@@ -101,8 +101,11 @@ def split_places(
 
     Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
     is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
-    the rows does not matter, and added rows move few others, and none from valid to test. label: the column of labels;
-    None if all columns are content. classes: whether labels are classes (``names``, by id, are for messages).
+    the rows does not matter, and added rows move few others, and none from valid to test.
+
+    Args:
+        label: the column of labels; None if all columns are content.
+        classes: whether labels are classes (``names``, by id, are for messages).
 
     ValueError for a class with fewer different rows than the splits that it must be in.
     """

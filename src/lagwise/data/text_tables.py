@@ -34,8 +34,12 @@ Notes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class TextTable:
-    """The cells of a table as they are written. lines: the number of the line where each row begins. notes: on lines
-    that are no rows."""
+    """The cells of a table as they are written.
+
+    Attributes:
+        lines: the number of the line where each row begins.
+        notes: facts about lines that are no rows.
+    """
 
     path: Path
     columns: dict[str, list[str]]

@@ -8,8 +8,13 @@ import numpy as np
 
 
 class Events(NamedTuple):
-    """steps: positions ``(events,)`` in order. classes: ids of at least 1. scores: expected number of events around the
-    step, about 1 for a certain event."""
+    """Events of one series.
+
+    Attributes:
+        steps: positions ``(events,)`` in order.
+        classes: ids of at least 1.
+        scores: expected number of events around the step, about 1 for a certain event.
+    """
 
     steps: np.ndarray
     classes: np.ndarray

@@ -21,8 +21,14 @@ _TOKENS_A_BATCH = 16384
 
 @dataclass(frozen=True)
 class MaskedScore:
-    """length: largest number of tokens in a window. masked: hidden tokens. nats: their total. correct: hidden tokens
-    predicted correctly."""
+    """How well a model predicts hidden tokens.
+
+    Attributes:
+        length: largest number of tokens in a window.
+        masked: hidden tokens.
+        nats: their total.
+        correct: hidden tokens predicted correctly.
+    """
 
     length: int
     masked: int

@@ -30,8 +30,14 @@ _LOGITS_AT_ONCE = 4096  # a window of 14336 logits over 50,000 tokens would need
 
 @dataclass(frozen=True)
 class Score:
-    """length: largest number of tokens of context. tokens: scored tokens. nats: their total. text_bytes: bytes that
-    they encode."""
+    """How well a model predicts a text.
+
+    Attributes:
+        length: largest number of tokens of context.
+        tokens: scored tokens.
+        nats: their total.
+        text_bytes: bytes that they encode.
+    """
 
     length: int
     tokens: int

@@ -160,8 +160,9 @@ class FlashMixer(Derived, Mixer):
         """Results at every token of v and z ``(batch, length, ...)``, the sums before each chunk and at the end, and
         the sums over each chunk.
 
-        start and end ``(batch,)``: where rows start, with the first token of a chunk, and end. sums and done: the sums
-        over earlier chunks, and their numbers of tokens.
+        Args:
+            start, end: where rows start, with the first token of a chunk, and end, ``(batch,)``.
+            sums, done: the sums over earlier chunks, and their numbers of tokens.
         """
         batch, length, _ = inner.shape
         size = self.chunk

@@ -167,7 +167,7 @@ def _numbers(index: pd.Index) -> Grid:
 
 
 def _parts_of_years(values: np.ndarray) -> int | None:
-    """How many numbers a year there are in years with a rounded fraction, such as 1958.21 and 1958.29: 12, or 4."""
+    """How many numbers per year there are in years with a rounded fraction, such as 1958.21 and 1958.29: 12, or 4."""
     if values.dtype.kind != "f" or not 1000 < values[0] <= values[-1] < 3000:
         return None
     for parts in (4, 12, 52, 365):

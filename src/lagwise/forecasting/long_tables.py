@@ -31,7 +31,7 @@ class Places(NamedTuple):
     rows: np.ndarray
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """One value a row as ``(times, series)``: NaN where the table has none, and the mean of several."""
+        """One value per row as ``(times, series)``: NaN where the table has none, and the mean of several."""
         made, counts = (np.zeros((len(self.times.grid.times), len(self.names))) for _ in range(2))
         observed = ~np.isnan(values) & (self.rows >= 0)
         at = self.rows[observed], self.series[observed]

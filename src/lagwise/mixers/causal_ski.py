@@ -28,13 +28,15 @@ _FIRST_NODES = 64
 class SKIState(NamedTuple):
     """The state of causal SKI.
 
-    tail: the last ``width`` inputs, a window.
-    nodes: inputs restricted to the nodes before each row's current cell, a ring ``(batch, capacity, channels)``: one
-    for every ``spacing`` tokens. The capacity grows with the text, up to ``most``.
-    cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, to which tokens still add.
-    far: contribution of the long part at these nodes, ``(batch, degree + 1, channels)``: constant within a cell.
-    seen: tokens of each row, ``(batch,)``, from its first real one: rows need not be in step.
-    plan: of the stream. most: nodes that the kernel reaches back, None for a kernel without end.
+    Attributes:
+        tail: the last ``width`` inputs, a window.
+        nodes: inputs restricted to the nodes before each row's current cell, a ring ``(batch, capacity, channels)``:
+            one for every ``spacing`` tokens. The capacity grows with the text, up to ``most``.
+        cell: the same for the nodes of the current cell, ``(batch, degree + 1, channels)``, to which tokens still add.
+        far: contribution of the long part at these nodes, ``(batch, degree + 1, channels)``: constant within a cell.
+        seen: tokens of each row, ``(batch,)``, from its first real one: rows need not be in step.
+        plan: how the kernel is split in this stream.
+        most: nodes that the kernel reaches back, None for a kernel without end.
     """
 
     tail: Window | Tensor

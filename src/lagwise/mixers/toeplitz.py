@@ -50,8 +50,12 @@ class LongTaps(NamedTuple):
 
 class Poles(NamedTuple):
     """A diagonal state space in real numbers: real and imaginary parts of poles and weights, ``(2, modes, channels)``,
-    and the direct part ``(channels,)``. lost: what the poles lose in this precision, like poles; None for nothing.
-    exponents: logarithms of radii above angles, like poles, in float64."""
+    and the direct part ``(channels,)``.
+
+    Attributes:
+        lost: what the poles lose in this precision, like poles; None for nothing.
+        exponents: logarithms of radii above angles, like poles, in float64.
+    """
 
     poles: Tensor
     lost: Tensor | None

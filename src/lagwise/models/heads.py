@@ -84,8 +84,12 @@ class VocabularyHead(Head):
         skip_logits: bool,
         shift_labels: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped. counted: what to
-        divide by, if it is not the number of labels. shift_labels: the targets, where they are not those of labels."""
+        """The mean cross-entropy, None without labels, and the logits, None if they can be skipped.
+
+        Args:
+            counted: what to divide by, if it is not the number of labels.
+            shift_labels: the targets, where they are not those of labels.
+        """
         if labels is None:
             return None, self.to_logits(hidden)
         targets = self.targets(labels) if shift_labels is None else shift_labels

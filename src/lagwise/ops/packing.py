@@ -147,9 +147,12 @@ class Layout:
 class Bucket(NamedTuple):
     """Documents of similar length as a padded batch.
 
-    source: the position in the flattened batch of every position of the padded one, ``(documents, longest)``; at
-    padding that of any token. tokens: the positions of the tokens alone, ``(n,)``. where: their positions in the
-    flattened padded batch, ``(n,)``. mask: which positions are real, like source; None if all are.
+    Attributes:
+        source: the position in the flattened batch of every position of the padded one, ``(documents, longest)``; at
+            padding that of any token.
+        tokens: the positions of the tokens alone, ``(n,)``.
+        where: their positions in the flattened padded batch, ``(n,)``.
+        mask: which positions are real, like source; None if all are.
     """
 
     source: Tensor

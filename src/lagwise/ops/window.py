@@ -166,8 +166,10 @@ pytree.register_pytree_node(
 class Recent(NamedTuple):
     """Which of a window's tokens are among the last few of their row.
 
-    size: how many of the latest tokens to read (`latest`). lags: of these behind the last one, ``(size,)`` or
-    ``(batch, size)``. allowed: ``(batch, size)``, true for those among the last few; None if all of them are.
+    Attributes:
+        size: how many of the latest tokens to read (`latest`).
+        lags: lags of these behind the last one, ``(size,)`` or ``(batch, size)``.
+        allowed: ``(batch, size)``, true for those among the last few; None if all of them are.
     """
 
     size: int

@@ -34,13 +34,17 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Score a run on held-out data, as its task does (`TaskData.evaluate`).
 
-    lengths, max_tokens: as the task defines them. source: test data other than the run's own (which must not have
-    changed). overrides: ``model.key=value`` changes that the weights allow, such as
-    ``model.block.token_mixer.engine=ski``. The result is also written to ``RUN/evaluation.json``, or with overrides to
-    ``RUN/evaluation-CHANGES.json`` (a hash, if there are many). The file keeps the scores at other lengths of earlier
-    evaluations on the same data. baseline: whether to score simple answers on the same rows too
-    (`lagwise.training.simple_answers`), which needs the run's own data. ``left_out`` of the result: lengths that are
-    over the model's limit. Errors as `load_model` and the task's `open` and `evaluate`.
+    Args:
+        lengths, max_tokens: as the task defines them.
+        source: test data other than the run's own (which must not have changed).
+        overrides: ``model.key=value`` changes that the weights allow, such as ``model.block.token_mixer.engine=ski``.
+        baseline: whether to score simple answers on the same rows too (`lagwise.training.simple_answers`), which needs
+            the run's own data.
+
+    The result is also written to ``RUN/evaluation.json``, or with overrides to ``RUN/evaluation-CHANGES.json`` (a hash,
+    if there are many). The file keeps the scores at other lengths of earlier evaluations on the same data.
+    ``left_out`` of the result: lengths that are over the model's limit. Errors as `load_model` and the task's `open`
+    and `evaluate`.
     """
     if lengths is not None and (not lengths or min(lengths) < 1):
         raise ValueError(f"lengths must be integers of at least 1, got {list(lengths)}")

@@ -27,8 +27,11 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     """Write a language model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, with its tokenizer's files beside;
     or a first answer, of which there is no step (`export_first_answer`).
 
-    format: ``onnx`` or ``pt2``; what: ``forward``, of whole texts, or ``step``, of one token (see
-    `lagwise.models.export`). Everything is in float32.
+    Args:
+        format: ``onnx`` or ``pt2``.
+        what: ``forward``, of whole texts, or ``step``, of one token (see `lagwise.models.export`).
+
+    Everything is in float32.
 
     Returns the content of ``out/export.json``. ValueError if the file's logits differ from the model's, and as
     `export_step`; ImportError for a missing package; FileExistsError if ``out`` holds anything but earlier exports, or

@@ -28,9 +28,12 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
     """Write the MEGA model that transformers saved in ``folder``, and its tokenizer, as a lagwise model to ``out``. Of
     a vocabulary of letters, ``vocab.txt``, it makes a tokenizer (`read_vocabulary`).
 
-    A classifier of sequences with a tokenizer is a run, which predicts and is evaluated on other data. text: the
-    columns that it reads, by default ``text``; two are a pair, and three or more are joined by the separator. labels:
-    names of its classes by id, where those in config.json are only numbers.
+    A classifier of sequences with a tokenizer is a run, which predicts and is evaluated on other data.
+
+    Args:
+        text: the columns that it reads, by default ``text``; two are a pair, and three or more are joined by the
+            separator.
+        labels: names of its classes by id, where those in config.json are only numbers.
 
     Returns the name of the head, the number of parameters, and, if there is no tokenizer, the reason as
     ``no_tokenizer``. Only JSON and safetensors are read. FileNotFoundError and ValueError as `load_model` and

@@ -1,4 +1,4 @@
-"""What can be learned, one task a file."""
+"""What can be learned, one per file."""
 
 from lagwise.tasks.associative_recall import AssociativeRecallTask
 from lagwise.tasks.base import Metric, Table, Task, TaskData

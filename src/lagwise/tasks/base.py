@@ -102,8 +102,9 @@ class Task:
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TaskData:
         """Read and encode the data, or load the cached result; ValueError for unsuitable data.
 
-        run: the folder of a trained run, whose tokenizer and labels the data must have. source: other data for
-        evaluation.
+        Args:
+            run: the folder of a trained run, whose tokenizer and labels the data must have.
+            source: other data for evaluation.
         """
         raise NotImplementedError
 

@@ -56,8 +56,10 @@ class Labelled(Task):
 class LabelledRows(TaskData):
     """Rows with a label each. Abstract.
 
-    rows: of the run's own data, in splits. label_names: of the classes, by id; None for numbers. scored: rows to
-    evaluate on and their labels, by split.
+    Attributes:
+        rows: the rows of the run's own data, in splits.
+        label_names: names of the classes, by id; None for numbers.
+        scored: rows to evaluate on and their labels, by split.
     """
 
     rows: Any

@@ -48,8 +48,9 @@ class PlainText(TextData):
     ) -> dict[str, Any]:
         """Validation text at the length of validation, test text at every length, and compressors on the same bytes.
 
-        lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: tokens of each
-        split, from its start, by default DEFAULT_TOKENS.
+        Args:
+            lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out.
+            max_tokens: tokens of each split, from its start, by default DEFAULT_TOKENS.
         """
         count, limit = max_tokens or DEFAULT_TOKENS, model.length_limit
         lengths = usable_lengths(lengths, DEFAULT_LENGTHS, limit)

@@ -64,8 +64,9 @@ class HiddenText(TextData):
     ) -> dict[str, Any]:
         """Perplexity and accuracy on test text, the same tokens hidden at every length.
 
-        lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out. max_tokens: from the start of
-        the test text, by default DEFAULT_TOKENS.
+        Args:
+            lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out.
+            max_tokens: tokens from the start of the test text, by default DEFAULT_TOKENS.
         """
         lengths = usable_lengths(lengths, DEFAULT_LENGTHS, model.length_limit)
         stream = self._hidden_stream(self.text.splits["test"][: max_tokens or DEFAULT_TOKENS])

@@ -81,7 +81,7 @@ class MultiQueryRecallTask(AssociativeRecallTask):
     Data: generated, of ``data.vocab_size`` tokens (Zoology: 8192) and ``data.length``; a source is refused.
 
     Options:
-        pairs: numbers of pairs in a sequence; training draws among those that fit its length, 4 tokens a pair.
+        pairs: numbers of pairs in a sequence; training draws among those that fit its length, 4 tokens per pair.
         power: exponent of the distances of queries; 1 for all distances alike.
     """
 

@@ -16,8 +16,13 @@ _TOKENS_A_BATCH = 16384
 
 @dataclass(frozen=True)
 class Recall:
-    """length: tokens of a sequence, its answer included. sequences: number evaluated. correct: number answered
-    correctly."""
+    """How often a model recalls the answer.
+
+    Attributes:
+        length: tokens of a sequence, its answer included.
+        sequences: number evaluated.
+        correct: number answered correctly.
+    """
 
     length: int
     sequences: int

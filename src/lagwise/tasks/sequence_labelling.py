@@ -183,9 +183,11 @@ class SequenceLabelling(Labelled):
 
 
 class SeriesWithClasses(TaskData):
-    """Series with a class for each sample, or for events in them. rows: None for other data than the task's own.
+    """Series with a class for each sample, or for events in them.
 
-    scored: series and labels to evaluate on, by split.
+    Args:
+        rows: None for other data than the task's own.
+        scored: series and labels to evaluate on, by split.
     """
 
     task: SequenceLabelling

@@ -29,9 +29,14 @@ _SURE = 0.84  # share of resampled rows on which a trained model must be better:
 
 
 class FirstAnswer(NamedTuple):
-    """model: in evaluation mode, fitted to training and held-out rows. about: its ``scores`` on held-out rows when
-    fitted to the others alone, the ``seconds`` that all took, its ``features`` and ``penalty``. held_out: what these
-    scores are of (`TaskData.reduce`)."""
+    """A model in closed form, and what is known of it.
+
+    Attributes:
+        model: the model in evaluation mode, fitted to training and held-out rows.
+        about: its ``scores`` on held-out rows when fitted to the others alone, the ``seconds`` that all took, its
+            ``features`` and ``penalty``.
+        held_out: which rows these scores are of (`TaskData.reduce`).
+    """
 
     model: Any
     about: dict[str, Any]

@@ -218,8 +218,12 @@ class Convolutions(nn.Module):
 
     def _counts(self, z: Tensor, place: Tensor, each: bool = False) -> Tensor:
         """Numbers of samples at which features' thresholds are exceeded, ``(batch, size)``, or whether they are at each
-        sample, ``(batch, length, size)``. z: perhaps with earlier samples; place: of each of the last samples in its
-        series, -1 at padding."""
+        sample, ``(batch, length, size)``.
+
+        Args:
+            z: the samples, perhaps with earlier ones before them.
+            place: the place of each of the last samples in its series, -1 at padding.
+        """
         past, found, start = z.shape[1] - place.shape[1], [], 0
         kernel, place = torch.arange(KERNELS, device=z.device), place[:, None]
         for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):

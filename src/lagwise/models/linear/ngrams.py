@@ -90,8 +90,13 @@ class Ngrams(nn.Module):
         pairs: bool,
         least: int,
     ) -> tuple[dict[str, Any], Ngrams]:
-        """The options and the features for training texts. spellings: the bytes of each token id. batches: input_ids,
-        mask and types. least: rows in which an n-gram must occur."""
+        """The options and the features for training texts.
+
+        Args:
+            spellings: the bytes of each token id.
+            batches: input_ids, mask and types.
+            least: rows in which an n-gram must occur.
+        """
         shape = {"words": words, "characters": list(characters), "longest": max(1, *map(len, spellings))}
         scanner = cls(len(spellings), kept=[0, 0], **shape)
         scanner._spell(spellings)

@@ -36,8 +36,11 @@ _FUNCTIONS = (
 class Loops(NamedTuple):
     """The library, and what its layouts consist of.
 
-    lanes: channels of a group. lags: lags of a group, in `lag_products`. span: groups of a task, and extra_lags: zeros
-    after the taps, in `gated_grid`.
+    Attributes:
+        lanes: channels of a group.
+        lags: lags of a group, in `lag_products`.
+        span: groups of a task, in `gated_grid`.
+        extra_lags: zeros after the taps, in `gated_grid`.
     """
 
     library: ctypes.CDLL

@@ -26,14 +26,17 @@ _ROUNDING = 2.0**-24  # float32's relative rounding error
 class Reduction(NamedTuple):
     """The result of `reduce_taps`. Figures are ``(channels,)`` in float64 and absolute: divide them by gain.
 
-    modes: float64 and complex128. order: real states; a conjugate pair counts as two. gain: largest ``|K(exp(iw))|``.
-    bound: what theory guarantees the error to be below. error: a bound of ``|K - K^|`` over all lags to infinity and at
-    every frequency, at most 4% above the largest value met (`largest_difference`). Both hold for these modes in
-    float64, and for a float32 `ModalKernel` of them, with ``2**-24 (|direct| + sum_i |w_i| / (1 - |p_i|))`` for its
-    arithmetic.
-    l1_error: an upper bound of ``sum_l |k_l - k^_l|``, the largest change of an output for inputs of at most 1.
-    amplification: ``sum_i |w_i| / (1 - |p_i|)`` divided by gain.
-    taps: number of taps.
+    Attributes:
+        modes: float64 and complex128.
+        order: real states; a conjugate pair counts as two.
+        gain: largest ``|K(exp(iw))|``.
+        bound: what theory guarantees the error to be below.
+        error: a bound of ``|K - K^|`` over all lags to infinity and at every frequency, at most 4% above the largest
+            value met (`largest_difference`). Both hold for these modes in float64, and for a float32 `ModalKernel` of
+            them, with ``2**-24 (|direct| + sum_i |w_i| / (1 - |p_i|))`` for its arithmetic.
+        l1_error: an upper bound of ``sum_l |k_l - k^_l|``, the largest change of an output for inputs of at most 1.
+        amplification: ``sum_i |w_i| / (1 - |p_i|)`` divided by gain.
+        taps: number of taps.
     """
 
     modes: Modes

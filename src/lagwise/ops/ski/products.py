@@ -130,7 +130,10 @@ def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor
 class SKIPlan(NamedTuple):
     """How a causal kernel is split.
 
-    spacing: tokens between nodes. width: lags of the short part, where the ramp ends. degree: of interpolation, odd.
+    Attributes:
+        spacing: tokens between nodes.
+        width: lags of the short part, where the ramp ends.
+        degree: the interpolation's, odd.
     """
 
     spacing: int = 8

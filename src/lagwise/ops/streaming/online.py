@@ -27,11 +27,14 @@ class OnlineState(NamedTuple):
     """A stream's inputs ``(batch, n, channels)``, as far back as the taps reach, and their known contributions to later
     tokens.
 
-    seen: tokens of the row that started first. behind: how much later each row started, ``(batch,)``, on the CPU. far:
-    for every size of large blocks, the contributions to the current block and to the next. tiles: those of neighbours
-    to the current block, one a size, the smallest first. due: ``(batch, block, channels)``, the sum of all these for
-    the smallest current block, or None. current: whether these are of the block of the next token; if not, they are
-    computed with it (`online_block`), so that a stream that ends with a block does not wait for the next.
+    Attributes:
+        seen: tokens of the row that started first.
+        behind: how much later each row started, ``(batch,)``, on the CPU.
+        far: for every size of large blocks, the contributions to the current block and to the next.
+        tiles: those of neighbours to the current block, one per size, the smallest first.
+        due: ``(batch, block, channels)``, the sum of all these for the smallest current block, or None.
+        current: whether these are of the block of the next token; if not, they are computed with it (`online_block`),
+            so that a stream that ends with a block does not wait for the next.
     """
 
     taps: OnlineTaps
