@@ -30,11 +30,11 @@ def measure(run: Path, data: str, overrides: list[str]) -> dict[str, Any]:
         recipe.data.source = data
         train(recipe, run)
     scores = evaluate_run(run)
-    recipe, identity = load_recipe(str(run / "recipe.yaml")), json.loads((run / "run.json").read_text())
+    recipe, about = load_recipe(str(run / "recipe.yaml")), json.loads((run / "run.json").read_text())
     lines = read_metrics(run)
     return {
-        "parameters": identity["parameters"],
-        "threads": identity["threads"],
+        "parameters": about["parameters"],
+        "threads": about["threads"],
         "epochs": recipe.training.epochs,
         "steps": recipe.training.steps,
         "seconds": sum(line.get("train_runtime", 0.0) for line in lines),

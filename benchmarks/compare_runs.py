@@ -27,15 +27,15 @@ def gather(run: Path) -> dict[str, Any]:
     metrics = read_metrics(run)
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     recipe["data"]["source"] = Path(recipe["data"]["source"]).name
-    identity = json.loads((run / "run.json").read_text())
+    about = json.loads((run / "run.json").read_text())
     evaluation = json.loads((run / "evaluation.json").read_text())
     evaluation["data"] = Path(evaluation["data"]).name
     summary = next(line for line in reversed(metrics) if "train_runtime" in line)
     seconds = summary["train_runtime"] - sum(line.get("eval_runtime", 0.0) for line in metrics)
     return {
         "recipe": recipe,
-        "parameters": identity["parameters"],
-        "threads": identity["threads"],
+        "parameters": about["parameters"],
+        "threads": about["threads"],
         "steps_per_second": recipe["training"]["steps"] / seconds,
         "validation": [(m["step"], m["eval_bits_per_byte"]) for m in metrics if "eval_bits_per_byte" in m],
         "evaluation": evaluation,

@@ -90,12 +90,12 @@ def first_of(run: Path) -> Path:
 def score(run: Path) -> dict[str, Any]:
     """A run's scores on DS2, its delay, and the cost of training."""
     found = evaluate_run(run)
-    recipe, identity = load_recipe(str(run / "recipe.yaml")), json.loads((run / "run.json").read_text())
+    recipe, about = load_recipe(str(run / "recipe.yaml")), json.loads((run / "run.json").read_text())
     parts = {name: read_metrics(folder) for name, folder in (("first", first_of(run)), ("fine", run))}
     return {
         "causal": recipe.model.get("causal", True),
-        "parameters": identity["parameters"],
-        "threads": identity["threads"],
+        "parameters": about["parameters"],
+        "threads": about["threads"],
         "steps": {name: int(lines[-1]["step"]) for name, lines in parts.items()},
         "seconds": sum(line.get("train_runtime", 0.0) for lines in parts.values() for line in lines),
         "delay_seconds": found["delay"] / RATE,

@@ -135,7 +135,7 @@ def planned(
 
 
 def _content(recipe: str, overrides: Sequence[str]) -> str:
-    """A digest of what determines the costs of a recipe with its overrides."""
+    """A key of what determines the costs of a recipe with its overrides."""
     from lagwise.training import load_recipe
 
     found = dataclasses.asdict(load_recipe(recipe, overrides))

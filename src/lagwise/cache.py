@@ -137,7 +137,7 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
 
 def _digest(folder: Path, meta: dict[str, Any]) -> str:
     """Hash of a folder's files and of the information on it. It is computed whenever the folder is opened, which reads
-    about as many bytes as the fingerprint of the data themselves."""
+    about as many bytes as the key of the data themselves."""
     digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
     for path in sorted(f for f in folder.rglob("*") if f.is_file() and f.name != _META):
         with open(path, "rb") as f:

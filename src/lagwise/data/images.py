@@ -49,8 +49,8 @@ def decode(data: bytes, channels: int, where: str) -> Image:
 
 
 def _is_deep(tile: Sequence[Any]) -> bool:
-    """Whether a part of an image that PIL has opened has 16 bits per channel: of .png and .tif by the name of its layout
-    (RGB;16B), of .ppm by the largest value; a smaller one, such as 1023, is that of white."""
+    """Whether a part of an image that PIL has opened has 16 bits per channel: of .png and .tif by the name of its
+    layout (RGB;16B), of .ppm by the largest value; a smaller one, such as 1023, is that of white."""
     layout = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
     return any(f";16{order}" in str(layout[0]) for order in "BLN") or layout[-1] == 65535
 
