@@ -72,7 +72,7 @@ def typed(kind: Any, value: Any, where: str, *, most: int = 2**63 - 1) -> Any:
     if _is_union(kind) and not place:
         kinds = " or ".join(_KINDS[(typing.get_origin(each) or each).__name__] for each in members)
         raise ValueError(f"{where} must be {kinds}, got {shown(value)}")
-    raise _refused(_place(where, *place), first)
+    raise _as_error(_path(where, *place), first)
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def _strict(kind: Any, most: int) -> Any:
     return functools.reduce(operator.or_, inner) if _is_union(kind) else plain.get(kind, kind)
 
 
-def _place(*parts: Any) -> str:
+def _path(*parts: Any) -> str:
     """``a.b[1]`` of its parts."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
@@ -102,7 +102,7 @@ def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in (UnionType, typing.Union)
 
 
-def _refused(where: str, first: Mapping[str, Any]) -> ValueError:
+def _as_error(where: str, first: Mapping[str, Any]) -> ValueError:
     """What pydantic says about a value, in our words."""
     if first["type"] in _RANGES:
         return ValueError(f"{where} {_RANGES[first['type']].format(**first['ctx'])}, got {shown(first['input'])}")
@@ -129,10 +129,10 @@ def checked(cls: type, values: Any, what: str) -> Any:
             section = section.__pydantic_fields__[part].annotation
         names = list(section.__pydantic_fields__)
         known(first["loc"][-1], names, f"key in {'.'.join(place[:-1])}" if place[1:] else f"section of {what}")
-    name = _place(place[0], *first["loc"][1:])
+    name = _path(place[0], *first["loc"][1:])
     if first["type"] == "invalid_key":
         raise ValueError(f"the keys of {what} must be text, got {shown(first['input'])} in {name!r}")
-    raise _refused(name, first)
+    raise _as_error(name, first)
 
 
 def meanings(cls: Any) -> Iterator[tuple[str, Any, Any, str]]:

@@ -84,7 +84,7 @@ def test_compressed_sounds_are_rows(tmp_path: Path, suffix: str) -> None:
     assert sorted(rows["label"]) == ["high", "low"]
     assert set(rows["sampling_rate"]) == {8000}
     assert all(abs(np.abs(np.asarray(each)).max() - 0.5) < 0.1 for each in rows["input_values"])
-    assert open_series(str(tmp_path / "sounds"), "label").found() == {"rate": 8000}
+    assert open_series(str(tmp_path / "sounds"), "label").reading_options() == {"rate": 8000}
     (tmp_path / "sounds" / "low" / f"1{suffix}").write_bytes(b"no sound")
     with pytest.raises(ValueError, match=f"is not a complete {suffix} file"):
         open_series(str(tmp_path / "sounds"), "label").read()

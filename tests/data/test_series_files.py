@@ -256,7 +256,7 @@ def test_features_may_be_chosen(tmp_path: Path) -> None:
     source = str(tmp_path)
     chosen = open_series(source, "label", per_sample=True, features=["y", "x"])
     assert chosen.read(["input_values"])["train"]["input_values"][:] == [[[2, 1], [4, 3]], [[6, 5], [8, 7]]]
-    assert chosen.found() == {"features": ["y", "x"]}
+    assert chosen.reading_options() == {"features": ["y", "x"]}
     same = [open_series(source, "label", per_sample=True, features=f).key() for f in (None, ["x", "y", "time"])]
     assert same[0] == same[1] != chosen.key()
     with pytest.raises(ValueError, match=r"b\.csv has other columns \(y, x\) than .*a\.csv \(x, y, time\)"):
@@ -271,10 +271,10 @@ def test_lines_that_are_series_have_no_features_to_keep(tmp_path: Path) -> None:
     (tmp_path / "3.csv").write_text("x,y,z,label\n1,2,3,b\n")
     source = open_series(str(tmp_path), "label")
     assert source.read()["train"]["input_values"][:] == [[1, 2], [1, 2], [1, 2, 3]]
-    assert source.found() == {"lines": True}
+    assert source.reading_options() == {"lines": True}
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "1.csv").write_text("x,y\n1,2\n3,4\n")
-    other = open_series(str(tmp_path / "new"), "label", **source.found())
+    other = open_series(str(tmp_path / "new"), "label", **source.reading_options())
     assert other.read()["train"].to_dict() == {"input_values": [[1, 2], [3, 4]]}
     assert not other.has_classes_of_folders("label")
 
@@ -282,7 +282,7 @@ def test_lines_that_are_series_have_no_features_to_keep(tmp_path: Path) -> None:
 def test_features_of_other_files_are_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", input_values=np.zeros((4, 5)), label=np.arange(4))
     with pytest.raises(ValueError, match=r"task\.features and task\.lines are for .* has none"):
-        open_series(str(tmp_path / "a.npz"), "label", features=["x"]).found()
+        open_series(str(tmp_path / "a.npz"), "label", features=["x"]).reading_options()
 
 
 def test_folders_are_classes_even_if_their_names_are_numbers(tmp_path: Path) -> None:
@@ -299,21 +299,21 @@ def test_folders_are_classes_even_if_their_names_are_numbers(tmp_path: Path) -> 
 def test_features_of_lines_are_matched_by_name_and_other_columns_kept(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("label,x,y\na,1,2\nb,3,4\n")
     source = open_series(str(tmp_path), "label")
-    assert source.found() == {"lines": True, "features": ["x", "y"]}
+    assert source.reading_options() == {"lines": True, "features": ["x", "y"]}
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "1.csv").write_text("id,y,x\nfirst,2,1\n")
-    other = open_series(str(tmp_path / "new"), "label", **source.found()).read()["train"]
+    other = open_series(str(tmp_path / "new"), "label", **source.reading_options()).read()["train"]
     assert other.to_dict() == {"id": ["first"], "input_values": [[1, 2]]}
     (tmp_path / "new" / "1.csv").write_text("y\n2\n")
     with pytest.raises(ValueError, match=r"unknown column of .*: 'x'"):
-        open_series(str(tmp_path / "new"), "label", **source.found()).read()
+        open_series(str(tmp_path / "new"), "label", **source.reading_options()).read()
 
 
 def test_a_recording_may_have_a_column_of_its_label(tmp_path: Path) -> None:
     for name in ("yes", "no"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.csv").write_text("x\n1\n2\n")
-    found = open_series(str(tmp_path), "label").found()
+    found = open_series(str(tmp_path), "label").reading_options()
     assert found == {"lines": False, "features": ["x"]}
     path = tmp_path / "new.csv"
     path.write_text("label,x\nyes,3\nyes,4\n")
@@ -371,7 +371,7 @@ def test_the_number_of_a_row_is_no_sample(tmp_path: Path, options: dict[str, Any
     source = open_series(str(wide(tmp_path / "a.csv", **options)), "label")
     expected = np.random.default_rng(0).normal(size=(40, 6)).round(3)
     np.testing.assert_allclose(source.read()["train"]["input_values"][:], expected, atol=1e-6)
-    assert source.found() == {"lines": True, "features": [str(i) for i in range(6)]}
+    assert source.reading_options() == {"lines": True, "features": [str(i) for i in range(6)]}
     assert list(source.notes) == (
         [f"column {left!r} is an index of the rows and is left out (task.features can name it)"] if left else []
     )
@@ -382,7 +382,7 @@ def test_numbers_of_shuffled_rows_are_no_samples(tmp_path: Path) -> None:
     frame["n"] = 7
     frame.sample(frac=1, random_state=0).reset_index().to_csv(tmp_path / "a.csv", index=False)
     source = open_series(str(tmp_path / "a.csv"), "label")
-    assert source.found()["features"] == [*map(str, range(6)), "n"]
+    assert source.reading_options()["features"] == [*map(str, range(6)), "n"]
     assert source.notes == ("column 'index' is an index of the rows and is left out (task.features can name it)",)
 
 
@@ -398,7 +398,7 @@ def test_an_index_is_no_feature_of_a_recording(tmp_path: Path) -> None:
         (tmp_path / name / "s1").mkdir(parents=True)
         pd.DataFrame({"t": range(9), "x": np.arange(9) / 2}).to_csv(tmp_path / name / "s1" / "1.csv")
     source = open_series(str(tmp_path), "label")
-    assert source.found()["features"] == ["t", "x"]
+    assert source.reading_options()["features"] == ["t", "x"]
     assert source.read()["train"]["label"][:] == ["a", "b"]
     assert source.notes == (
         "the folders 'a', 'b' are the classes; the 2 folders in them, such as 'a/s1', are not",

@@ -12,7 +12,7 @@ from lagwise.cli.main import app
 from lagwise.models import LagwiseForCausalLM
 from lagwise.training import Recipe, load_recipe, make_task, memory_plan
 from lagwise.training.model import model_config
-from lagwise.training.plan import _kept
+from lagwise.training.plan import _measured_bytes
 
 
 def planned(recipe: Recipe, processes: int) -> dict[str, int]:
@@ -27,7 +27,7 @@ def test_activations_are_those_of_a_training_step(name: str) -> None:
     recipe.data.vocab_size, recipe.data.tokenizer, recipe.data.length = 258, "bytes", 8192
     recipe.training.precision = "float32"
     config = model_config(recipe, make_task(recipe), {"vocab_size": recipe.data.vocab_size})
-    expected = _kept(LagwiseForCausalLM(config), 8192, low=False)
+    expected = _measured_bytes(LagwiseForCausalLM(config), 8192, low=False)
     assert planned(recipe, 1)["activations"] == pytest.approx(expected, rel=0.1)
     whole = planned(recipe, 1)
     recipe.training.gradient_checkpointing = True

@@ -36,13 +36,13 @@ def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
     out = runs[0].resolve().parent / "comparison" if out is None else out
     if (out / "recipe.yaml").exists():
         raise ValueError(f"out must not be the folder of a run, got {str(out)!r}")
-    recorded = {name: recorded_run(run) for name, run in _named(runs).items()}
+    recorded = {name: recorded_run(run) for name, run in _by_name(runs).items()}
     _require_same("task", {name: run.recipe.task["name"] for name, run in recorded.items()})
     _require_same("headline metric", {name: run.headline[0] for name, run in recorded.items()})
     return write_page(out, f"{len(recorded)} runs: {', '.join(recorded)}", _sections(recorded))
 
 
-def _named(runs: Sequence[Path]) -> dict[str, Path]:
+def _by_name(runs: Sequence[Path]) -> dict[str, Path]:
     """The runs by the names of their folders, or if two are the same, by their paths below a common folder."""
     folders = [run.resolve() for run in runs]
     for run, folder in zip(runs, folders, strict=True):

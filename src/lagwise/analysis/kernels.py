@@ -51,11 +51,13 @@ def learned_kernels(model: nn.Module, length: int) -> list[LayerKernel]:
     for path, kernel in model.named_modules():
         if isinstance(kernel, LagKernel):
             taps = kernel.taps(min(length, kernel.max_length or length)).cpu()
-            result.append(LayerKernel(_place(path), taps.double().numpy(), 0 if kernel.causal else taps.shape[1] // 2))
+            result.append(
+                LayerKernel(_position(path), taps.double().numpy(), 0 if kernel.causal else taps.shape[1] // 2)
+            )
     return result
 
 
-def _place(path: str) -> str:
+def _position(path: str) -> str:
     """A kernel's position in the model, from the numbers and the axis in the module's name."""
     parts = path.split(".")
     numbers = ".".join(part for part in parts if part.isdecimal())

@@ -64,7 +64,7 @@ def choose_tcn(
     machine = {key: value for key, value in describe().items() if key in _MACHINE}
     asked = {"length": length, "channels": channels, "tokens": tokens, "causal": causal, "repeats": repeats}
     path = default_cache() / "tcn-shapes.json"
-    known = _kept(path)
+    known = _earlier_results(path)
     found = next((entry["choices"] for entry in known if entry["of"] == [machine, asked]), None)
     if found is not None and not anew:
         return [Choice(StackShape(*c["shape"]), c["parameters"], Timing(**c["seconds"])) for c in found]
@@ -77,7 +77,7 @@ def choose_tcn(
     return choices
 
 
-def _kept(path: Path) -> list[dict[str, Any]]:
+def _earlier_results(path: Path) -> list[dict[str, Any]]:
     """Results of earlier calls; an empty list if the file is missing or damaged."""
     try:
         return json.loads(path.read_text())

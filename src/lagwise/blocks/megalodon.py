@@ -133,7 +133,7 @@ class MegalodonBlock(Block):
         return self.dropout(self.memory_norm(found))
 
     def _update(self, x: Tensor, memory: Tensor, attended: Tensor, mask: Tensor | None) -> Tensor:
-        gated = self.dropout(F.silu(self.reset(memory)) * _joined(attended))
+        gated = self.dropout(F.silu(self.reset(memory)) * _join_heads(attended))
         y = x + self.dropout(self.candidate(memory) + self.out(gated)).to(x.dtype)
         return self.channels(y, mask, residual=x)
 
@@ -165,6 +165,6 @@ class NormalizedQueryKey(QueryKey):
         return query, key
 
 
-def _joined(x: Tensor) -> Tensor:
+def _join_heads(x: Tensor) -> Tensor:
     """``(batch, length, heads * size)`` of ``(batch, heads, length, size)``."""
     return x.transpose(1, 2).flatten(2)

@@ -60,7 +60,7 @@ def generate(
 
     if prompt and prompt_file is not None:
         raise typer.BadParameter("give --prompt or --prompt-file, not both")
-    text = prompt if prompt_file is None else _read(prompt_file)
+    text = prompt if prompt_file is None else _read_text(prompt_file)
     model, tokenizer = load_language_model(run, device="cpu" if compile else default_device())
     with nullcontext() if compile else suppress(ValueError, RuntimeError, OSError):  # what is there already is used
         model.compile_step(cached=not compile, report=lambda line: typer.echo(line, err=True))
@@ -88,7 +88,7 @@ def generate(
             typer.echo(lines[0], err=True)
 
 
-def _read(file: typer.FileText) -> str:
+def _read_text(file: typer.FileText) -> str:
     try:
         return file.read()
     except UnicodeDecodeError as error:

@@ -160,7 +160,7 @@ def _report_training(folder: Path, done: bool) -> None:
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
     trained = f"\nTrained: {name}"
-    if kept := training.kept_model(recipe, task, metrics):
+    if kept := training.final_model(recipe, task, metrics):
         step, score = kept
         label, last = task.logged_headline(metrics).label, max(int(line["step"]) for line in metrics)
         which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"

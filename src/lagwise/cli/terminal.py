@@ -37,14 +37,14 @@ def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) 
     typer.echo()
     typer.secho(plain(title), bold=True)
     if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
-        lines = [line for row in cells[1:] for line in _listed(cells[0], row)]
+        lines = [line for row in cells[1:] for line in _as_list(cells[0], row)]
     else:
         typer.secho(lines.pop(0).rstrip(), dim=True)
     for line in lines:
         typer.echo(line.rstrip())
 
 
-def _listed(head: Sequence[str], row: Sequence[str]) -> list[str]:
+def _as_list(head: Sequence[str], row: Sequence[str]) -> list[str]:
     width = max(map(len, head[1:]), default=0)
     first = f"{head[0]} {row[0]}".strip()
     return [first, *(f"{_GAP}{name.ljust(width)}{_GAP}{value}" for name, value in zip(head[1:], row[1:], strict=True))]

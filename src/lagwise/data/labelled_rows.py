@@ -139,7 +139,7 @@ def rows_to_score(
     for column in (*columns, label):
         if column not in rows.column_names:
             raise ValueError(
-                f"{source.name!r} has no column {column!r} (it has {_shown(rows.column_names)})"
+                f"{source.name!r} has no column {column!r} (it has {_list_names(rows.column_names)})"
                 f"{_first_line(source.has_headers)}"
             )
     return rows, known_labels(label_cells(rows, label), names, lambda i: f"row {i + 1} of {source.name!r}")
@@ -152,7 +152,7 @@ def _of(split: str, named: Sequence[str]) -> str:
 def _no_column(name: str, what: str, columns: Sequence[str], where: str, headers: bool) -> str:
     near = difflib.get_close_matches(name, columns, n=1)
     hint = f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN"
-    return f"{where} has no column {name!r}; {hint} (columns: {_shown(columns)}){_first_line(headers)}"
+    return f"{where} has no column {name!r}; {hint} (columns: {_list_names(columns)}){_first_line(headers)}"
 
 
 def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
@@ -172,7 +172,7 @@ def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> st
     )
 
 
-def _shown(columns: Sequence[str]) -> str:
+def _list_names(columns: Sequence[str]) -> str:
     """Names of columns, which in files without a header may be whole texts."""
     names = [f"{name:.{_LONG}}..." if len(name) > _LONG else name for name in columns]
     return ", ".join(names[:_MANY]) + (f" and {len(names) - _MANY:,} more" if len(names) > _MANY else "")

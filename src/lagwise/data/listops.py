@@ -73,7 +73,7 @@ def expressions(
         sizes = np.sum(counted, axis=0)
         wanted = np.flatnonzero((sizes > shortest) & (sizes < longest))[: count - len(found.codes)]
         if len(wanted):
-            found = _joined(found, _written(_chosen(levels, wanted), sizes[wanted].astype(np.int64)))
+            found = _concatenate(found, _as_tokens(_select(levels, wanted), sizes[wanted].astype(np.int64)))
     return found
 
 
@@ -108,7 +108,7 @@ def _trees(random: np.random.Generator, depth: int) -> list[_Level]:
     return levels
 
 
-def _chosen(levels: list[_Level], wanted: np.ndarray) -> list[_Level]:
+def _select(levels: list[_Level], wanted: np.ndarray) -> list[_Level]:
     """The levels of some trees, numbered anew."""
     numbers = np.full(_TREES, -1)
     numbers[wanted] = np.arange(len(wanted))
@@ -124,7 +124,7 @@ def _chosen(levels: list[_Level], wanted: np.ndarray) -> list[_Level]:
     return result
 
 
-def _written(levels: list[_Level], sizes: np.ndarray) -> Expressions:
+def _as_tokens(levels: list[_Level], sizes: np.ndarray) -> Expressions:
     """Trees as tokens, with their values: values and sizes from the leaves up, places from the roots down."""
     values, widths = [level.value.copy() for level in levels], []
     counts = [np.zeros(len(level.tree), dtype=np.int64) for level in levels]
@@ -173,7 +173,7 @@ def _evaluate(level: _Level, parent: np.ndarray, values: np.ndarray, out: np.nda
     out[lists] = np.choose(level.operator[lists], (low, high, middle, total))
 
 
-def _joined(one: Expressions, other: Expressions) -> Expressions:
+def _concatenate(one: Expressions, other: Expressions) -> Expressions:
     return Expressions(
         one.codes + other.codes,
         one.arguments + other.arguments,

@@ -86,7 +86,7 @@ def images(seed: int, block: int, *, side: int = 32) -> tuple[np.ndarray, np.nda
     found: list[_Drawing] = []
     while sum(len(drawn.margins) for drawn in found) < BLOCK:
         found.append(_contours(random, side))
-    drawing = _joined(found).only(np.arange(BLOCK))
+    drawing = _concatenate(found).only(np.arange(BLOCK))
     for _ in range(PARAMETERS[side].distractors):
         drawing = _with_distractor(drawing, random)
     marks = _marks(drawing, labels, random)
@@ -127,7 +127,7 @@ def _with_distractor(drawing: _Drawing, random: np.random.Generator) -> _Drawing
     return _more(drawing, centres, angles)
 
 
-def _joined(drawings: list[_Drawing]) -> _Drawing:
+def _concatenate(drawings: list[_Drawing]) -> _Drawing:
     margins, centres, angles = zip(*((each.margins, each.centres, each.angles) for each in drawings), strict=True)
     return _Drawing(drawings[0].side, np.concatenate(margins), np.concatenate(centres), np.concatenate(angles))
 

@@ -74,7 +74,9 @@ def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Ta
     import pyarrow as pa
 
     table = parse_text_table(data, path)
-    return pa.table({name: pa.array(table.cells(name), pa.string()) for name in table.names if _wanted(name, columns)})
+    return pa.table(
+        {name: pa.array(table.cells(name), pa.string()) for name in table.names if _is_wanted(name, columns)}
+    )
 
 
 def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -102,7 +104,7 @@ def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
         {
             name: _json_column(name, [record.get(name) for record in records], lines, path)
             for name in names
-            if _wanted(name, columns)
+            if _is_wanted(name, columns)
         }
     )
 
@@ -136,7 +138,7 @@ def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table
     for i, field in enumerate(table.schema):
         if types.is_dictionary(field.type):  # what pandas calls a category
             table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))
-    return table.select([name for name in table.column_names if _wanted(name, columns)])
+    return table.select([name for name in table.column_names if _is_wanted(name, columns)])
 
 
 def load_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
@@ -169,7 +171,7 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
             f"{path}: the arrays must have the same number of rows (first axis), got "
             + ", ".join(f"{name} {arrays[name].shape}" for name in arrays)
         )
-    return pa.table({name: array_column(array) for name, array in arrays.items() if _wanted(name, columns)})
+    return pa.table({name: array_column(array) for name, array in arrays.items() if _is_wanted(name, columns)})
 
 
 def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -178,10 +180,10 @@ def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
 
     values = decoded(data, path).removeprefix("\ufeff"), folder_name(path), path.name
     row = zip(_TEXT_COLUMNS, values, strict=True)
-    return pa.table({name: [value] for name, value in row if _wanted(name, columns)})
+    return pa.table({name: [value] for name, value in row if _is_wanted(name, columns)})
 
 
-def _wanted(name: str, columns: Sequence[str] | None) -> bool:
+def _is_wanted(name: str, columns: Sequence[str] | None) -> bool:
     return columns is None or name in columns
 
 

@@ -46,7 +46,7 @@ class SeriesSource(RowSource):
                 f"task.features must be different columns without that of the labels, {self.label!r}, got {names!r}"
             )
 
-    def found(self) -> dict[str, Any]:
+    def reading_options(self) -> dict[str, Any]:
         """The options of `open_series` that read other files as these: ``rate`` if there are sounds; if there are
         tables, ``lines``, and ``features`` if all tables have the same. ValueError for options of tables that are given
         without such files."""

@@ -70,7 +70,7 @@ class Source:
             return
         for path in self.files[split]:
             documents = read_documents(path)
-            yield from cut_text(_held(documents, path), self.ranges[split]) if self.ranges else documents
+            yield from cut_text(_checked_list(documents, path), self.ranges[split]) if self.ranges else documents
 
     def key(self) -> str:
         """Hash of the content (and of how it is split)."""
@@ -187,7 +187,7 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _held(documents: Iterator[str], path: Path) -> list[str]:
+def _checked_list(documents: Iterator[str], path: Path) -> list[str]:
     held, size = [], 0
     for document in documents:
         held.append(document)

@@ -38,7 +38,7 @@ def write_text_split(source: Source, folder: Path) -> None:
             parts = [(".jsonl", list(source.documents(split)))] if source.dataset is not None else _texts(source, split)
             parts = [(suffix, documents) for suffix, documents in parts if documents]
             for name, (suffix, documents) in zip(_names(split, len(parts)), parts, strict=True):
-                (partial / f"{name}{suffix}").write_bytes(_written(suffix, documents))
+                (partial / f"{name}{suffix}").write_bytes(_file_bytes(suffix, documents))
 
 
 def write_row_split(source: RowSource, places: Mapping[str, tuple[str, Sequence[int]]], folder: Path) -> None:
@@ -83,7 +83,7 @@ def _texts(source: Source, split: str) -> Iterator[tuple[str, list[str]]]:
         yield suffix if (suffix := inner_suffix(path)) in SUFFIXES else ".txt", kept
 
 
-def _written(suffix: str, documents: list[str]) -> bytes:
+def _file_bytes(suffix: str, documents: list[str]) -> bytes:
     """A file of documents."""
     if suffix == ".jsonl":
         return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents).encode()

@@ -134,17 +134,17 @@ def _ragged(network: FrequencyNetwork, image: Tensor, mask: Tensor) -> Tensor:
     (top, heights), (left, widths) = row_extents(mask.any(2)), row_extents(mask.any(1))
     area = (heights * widths).to(image.dtype)[:, None, None, None]
     of_rows, of_columns = widths.repeat_interleave(height), heights.repeat_interleave(width)
-    rows = (_moved(image, -top, -left) / area.sqrt()).to(image.dtype.to_complex()).flatten(0, 1)
+    rows = (_shift(image, -top, -left) / area.sqrt()).to(image.dtype.to_complex()).flatten(0, 1)
     spectrum = _down(ragged_dft, ragged_dft(rows, of_rows).unflatten(0, (-1, height)), of_columns)
     down, across = (torch.arange(n, device=image.device) for n in (height, width))
     inside = (down < heights[:, None])[:, :, None] & (across <= widths[:, None] // 2)[:, None]
     found = network(spectrum).masked_fill(~inside[..., None], 0)
     columns = _down(lambda z, n: ragged_dft(z.conj(), n).conj() / n[:, None, None], found, of_columns)
     y = ragged_irdft(columns.flatten(0, 1), of_rows).unflatten(0, (-1, height))
-    return _moved(area.sqrt() * y, top, left)
+    return _shift(area.sqrt() * y, top, left)
 
 
-def _moved(image: Tensor, down: Tensor, right: Tensor) -> Tensor:
+def _shift(image: Tensor, down: Tensor, right: Tensor) -> Tensor:
     """Every image moved by its own ``(batch,)`` places."""
     height, width = image.shape[1:3]
     y = move_rows(image.flatten(2), down, height).unflatten(2, (width, -1))

@@ -124,7 +124,7 @@ class LinearAttentionMixer(Mixer):
             last, first = pieces.open_end(backward=backward), pieces.open_end(backward=not backward)
             ending = key if last is None else key * last[:, None, :, None]
             with torch.autocast(x.device.type, enabled=False):
-                more = query @ pieces.carried(ending.mT @ value, backward=backward)
+                more = query @ pieces.state_before(ending.mT @ value, backward=backward)
             y = y + (more if first is None else more * first[:, None, :, None])
         return self._normalised(y, x.dtype)
 

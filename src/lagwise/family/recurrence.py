@@ -103,7 +103,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
                 ending = F.linear(masked(x, last).to(log_decay.dtype), _stacked(into)).unflatten(2, (2, -1))
                 added = torch.complex(*ending.unbind(2))
                 state = torch.einsum("bts,ts->bs", added, powers[:-1] if backward else powers[:-1].flip(0))
-                before = pieces.carried(state, log_pole, backward=backward)
+                before = pieces.state_before(state, log_pole, backward=backward)
                 more = _real_product(before[:, None] * (powers[1:].flip(0) if backward else powers[1:]), output)
                 y = y + masked(more, first).to(x.dtype)
         return y

@@ -363,7 +363,7 @@ class ChunkedAttentionMixer(Mixer):
         self.out = nn.Linear(channels, channels)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self._joined(self.attention.over(*self._project(x), layout))
+        return self._output(self.attention.over(*self._project(x), layout))
 
     mix_pieces = mix  # everything but the attention is per token
 
@@ -375,13 +375,13 @@ class ChunkedAttentionMixer(Mixer):
 
     def mix_next(self, x: Tensor, state: ChunkState, mask: Tensor | None) -> tuple[Tensor, ChunkState]:
         y, state = self.attention.prefill(*self._project(x), state, mask)
-        return self._joined(y), state
+        return self._output(y), state
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).unflatten(2, (3, self.attention.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def _joined(self, y: Tensor) -> Tensor:
+    def _output(self, y: Tensor) -> Tensor:
         return self.out(y.transpose(1, 2).flatten(2))
 
 

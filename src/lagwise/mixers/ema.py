@@ -154,7 +154,7 @@ def _carried_average(pieces: Pieces, x: Tensor, weight: Tensor, log_decay: Tenso
     last, first = pieces.open_end(backward=backward), pieces.open_end(backward=not backward)
     ending = masked(x, last)
     state = ema_last(ending.flip(1) if backward else ending, log_decay).to(weight.dtype)
-    before = pieces.carried(state, log_decay, backward=backward)
+    before = pieces.state_before(state, log_decay, backward=backward)
     weights = (weight * log_decay.exp() * before).flatten(0, 1)
     taps = ema_taps(weights, log_decay.repeat(len(x), 1), x.shape[1]).unflatten(0, x.shape[::2]).transpose(1, 2)
     return masked(taps.flip(1) if backward else taps, first).to(x.dtype)

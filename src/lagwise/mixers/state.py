@@ -41,12 +41,12 @@ def select_rows(state: Any, rows: Tensor) -> Any:
         state: A state of any mixer, block or layer.
         rows: Their indices, ``(n,)``.
     """
-    return _changed(state, lambda t: t.index_select(0, rows.to(t.device)))
+    return _map_rows(state, lambda t: t.index_select(0, rows.to(t.device)))
 
 
 def detached(state: Any) -> Any:
     """The same state as a constant, without gradients."""
-    return _changed(state, lambda t: t.detach())
+    return _map_rows(state, lambda t: t.detach())
 
 
 def renewed(state: Any, like: Any) -> Any:
@@ -71,7 +71,7 @@ def join_states(states: Sequence[Any]) -> Any:
     if isinstance(first, OwnRows):
         return type(first).join(states)
     if isinstance(first, tuple):
-        return _trimmed(_like(first, [join_states(parts) for parts in zip(*states, strict=True)]))
+        return _trim(_like(first, [join_states(parts) for parts in zip(*states, strict=True)]))
     if any(state != first for state in states):
         raise ValueError(f"states to join must be of one mixer, got {first!r} beside others")
     return first
@@ -90,7 +90,7 @@ def fixed_state(state: Any, like: Any) -> tuple[Any, list[OnlineFollower]]:
         long blocks are computed outside the graph, in order.
     """
     followers: list[OnlineFollower] = []
-    return _fixed(state, like, followers, None), followers
+    return _fix(state, like, followers, None), followers
 
 
 def fixed_start(state: Any, *, online: bool = False) -> Any:
@@ -158,17 +158,17 @@ def rebuilt(like: Any, tensors: Iterator[Tensor]) -> Any:
     return tuple(parts) if type(like) is tuple else type(like)(*parts)
 
 
-def _changed(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_rows(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(state, Tensor):
         return change(state)
     if isinstance(state, OwnRows):
         return state.map_batch(change)
     if isinstance(state, tuple):
-        return _trimmed(_like(state, [_changed(part, change) for part in state]))
+        return _trim(_like(state, [_map_rows(part, change) for part in state]))
     return state
 
 
-def _fixed(state: Any, like: Any, followers: list[OnlineFollower], seen: Tensor | None) -> Any:
+def _fix(state: Any, like: Any, followers: list[OnlineFollower], seen: Tensor | None) -> Any:
     if isinstance(like, DueState):
         state = online_block(state)  # once for the fixed state and its follower
         fixed = due_state(state)
@@ -176,15 +176,15 @@ def _fixed(state: Any, like: Any, followers: list[OnlineFollower], seen: Tensor 
         return fixed
     if isinstance(state, OnlineState):
         count = (state.seen - state.behind).to(like.seen.device)
-        return WindowState(_owned(ring_of(state.window.tokens, like.ring.shape[1], count), like.ring), count)
+        return WindowState(_own_copy(ring_of(state.window.tokens, like.ring.shape[1], count), like.ring), count)
     if isinstance(state, Window):
         assert seen is not None
-        return _owned(ring_of(state.tokens, like.shape[1], seen), like)
+        return _own_copy(ring_of(state.tokens, like.shape[1], seen), like)
     if isinstance(state, Tensor):
-        return _owned(state, like)
+        return _own_copy(state, like)
     if isinstance(state, tuple):
         seen = getattr(state, "seen", seen)
-        return _like(state, [_fixed(*parts, followers, seen) for parts in zip(state, like, strict=True)])
+        return _like(state, [_fix(*parts, followers, seen) for parts in zip(state, like, strict=True)])
     return state
 
 
@@ -203,7 +203,7 @@ def _eager(fixed: Any, like: Any, followers: Iterator[OnlineFollower], seen: Ten
     return fixed
 
 
-def _owned(tensor: Tensor, like: Tensor) -> Tensor:
+def _own_copy(tensor: Tensor, like: Tensor) -> Tensor:
     """A contiguous copy of a tensor of the state, which may be modified in place, in the type of another: a prompt read
     under autocast has others than those that steps are made for. An axis that grows is filled up with zeros."""
     missing = [like.shape[axis] - tensor.shape[axis] for axis in range(1, tensor.dim())]
@@ -219,7 +219,7 @@ def _like(state: tuple, parts: Sequence[Any]) -> Any:
     return tuple(parts) if kind is tuple else kind._make(parts)
 
 
-def _trimmed(state: Any) -> Any:
+def _trim(state: Any) -> Any:
     """A state without the positions that lie before the texts of all its rows: they would stay forever in a batch that
     rows join and leave."""
     seen = getattr(state, "seen", None)

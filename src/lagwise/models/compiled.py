@@ -122,7 +122,7 @@ class CompiledStream:
 
     def __init__(self, compiled: CompiledStep, cache: StreamingCache):
         self.compiled, self.cache, self.maker = compiled, cache, compiled.step
-        state, self.followers = self._taken(cache)
+        state, self.followers = self._take(cache)
         self.state = list(state.values())
         self.names = list(state)
         cache.carry_on(self)
@@ -151,7 +151,7 @@ class CompiledStream:
         """
         if self.followers or self.compiled.batch_size is not None:
             return False
-        states = [[*self._taken(each)[0].values()] for each in (*before, *after)]
+        states = [[*self._take(each)[0].values()] for each in (*before, *after)]
         states.insert(len(before), self.state)
         stream = copy.copy(self)
         with torch.inference_mode(False), torch.no_grad():
@@ -160,7 +160,7 @@ class CompiledStream:
         cache.carry_on(stream)
         return True
 
-    def _taken(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
+    def _take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
         with torch.inference_mode(False):  # the tensors outlive the present inference mode
             state, followers = self.maker.take(cache)
         assert all(tensor.is_contiguous() for tensor in state.values())

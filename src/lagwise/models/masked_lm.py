@@ -55,7 +55,7 @@ class LagwiseForMaskedLM(VocabularyHead):
         out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         hidden = out.last_hidden_state
         if labels is not None and num_items_in_batch is None and out.pieces is not None:
-            num_items_in_batch = out.pieces.added((labels != -100).sum())
+            num_items_in_batch = out.pieces.sum((labels != -100).sum())
         if labels is not None and self.config.sparse_prediction:
             hidden, labels = hidden[labels != -100], labels[labels != -100]
         loss, logits = self.loss_and_logits(hidden, labels, num_items_in_batch, skip_logits=skip_logits)

@@ -130,12 +130,12 @@ class StreamingSession:
         missing = [handle for handle in self._seen if handle not in tokens]
         if missing:
             raise ValueError(
-                f"tokens must have one for every live sequence, as all step together; {_named(missing)} has none"
+                f"tokens must have one for every live sequence, as all step together; {_handle_names(missing)} has none"
             )
         limit = self.model.length_limit
         full = [handle for handle, seen in self._seen.items() if seen == limit]
         if full:
-            raise ValueError(f"{_named(full)} has as many tokens as this model takes, {limit}; drop it")
+            raise ValueError(f"{_handle_names(full)} has as many tokens as this model takes, {limit}; drop it")
         ids = [self._token(handle, tokens[handle]) for handle in self._seen]
         if ids:
             cache = self._joined()
@@ -201,13 +201,13 @@ class StreamingSession:
     def _require_live(self, handles: Mapping[int, int] | Sequence[int]) -> None:
         unknown = [handle for handle in handles if handle not in self._seen]
         if unknown:
-            raise ValueError(f"{_named(unknown)} is not in this session: dropped already, or never added")
+            raise ValueError(f"{_handle_names(unknown)} is not in this session: dropped already, or never added")
 
     def _require_evaluation(self) -> None:
         if self.model.training:
             raise ValueError("the model is in training mode; call model.eval() first")
 
 
-def _named(handles: Sequence[int]) -> str:
+def _handle_names(handles: Sequence[int]) -> str:
     """The first of these handles, for messages."""
     return f"sequence {handles[0]!r}" + (f" (and {len(handles) - 1} more)" if len(handles) > 1 else "")

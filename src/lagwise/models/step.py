@@ -71,7 +71,7 @@ class StreamingStep(nn.Module):
         several = tokens.dim() == 2
         ids = tokens if several else tokens[:, None]
         logits = self.model(ids, past_key_values=cache, use_cache=True).logits
-        return logits if several else logits[:, -1], dict(named_tensors(self._read(cache)))
+        return logits if several else logits[:, -1], dict(named_tensors(self._cached_states(cache)))
 
     @torch.no_grad()
     def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
@@ -79,7 +79,7 @@ class StreamingStep(nn.Module):
 
         Returns the state and its followers.
         """
-        state, followers = fixed_state(self._read(cache), self._tree)
+        state, followers = fixed_state(self._cached_states(cache), self._tree)
         return dict(named_tensors(state)), followers
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class StreamingStep(nn.Module):
         for name, (held,) in zip(self.token_attributes, states[layers:], strict=True):
             setattr(cache, name, held)
 
-    def _read(self, cache: StreamingCache) -> tuple[Any, ...]:
+    def _cached_states(self, cache: StreamingCache) -> tuple[Any, ...]:
         states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
         return (*states, *((getattr(cache, name),) for name in self.token_attributes))
 

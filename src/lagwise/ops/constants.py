@@ -21,19 +21,19 @@ def remembered_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tens
     The last of each kind are remembered: they take many small steps on the host, and copies to the device.
     """
     if traced():
-        return _moved(make(*sizes), like)
+        return _move_to(make(*sizes), like)
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # whose tensors have no values
     key, kept = (sizes, like.device, like.dtype, fake), _kept.setdefault(make, {})
     tables = kept.pop(key, None)
     if tables is None:
         with torch.inference_mode(False), torch.no_grad():  # or they could not be saved for a backward pass
-            tables = _moved(make(*sizes), like)
+            tables = _move_to(make(*sizes), like)
         while len(kept) >= _MOST:
             del kept[next(iter(kept))]
     kept[key] = tables  # the last to be forgotten
     return tables
 
 
-def _moved(tables: Any, like: Tensor) -> Any:
+def _move_to(tables: Any, like: Tensor) -> Any:
     moved = [t.to(like.device, like.dtype if t.is_floating_point() else t.dtype) for t in tables]
     return tuple(moved) if type(tables) is tuple else type(tables)(*moved)

@@ -214,7 +214,7 @@ def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
 
     Shapes: x ``(batch, n, channels)`` with n >= 1; shift ``(batch,)``; result ``(batch, length, channels)``.
     """
-    return _moved(x, shift, length) if transformed() else _MoveRows.apply(x, shift, length)
+    return _shift_rows(x, shift, length) if transformed() else _MoveRows.apply(x, shift, length)
 
 
 def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
@@ -246,14 +246,14 @@ class _MoveRows(torch.autograd.Function):
     def forward(ctx, x: Tensor, shift: Tensor, length: int) -> Tensor:
         ctx.save_for_backward(shift)
         ctx.length = x.shape[1]
-        return _moved(x, shift, length)
+        return _shift_rows(x, shift, length)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         return move_rows(grad, -ctx.saved_tensors[0], ctx.length), None, None
 
 
-def _moved(x: Tensor, shift: Tensor, length: int) -> Tensor:
+def _shift_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
     source = torch.arange(length, device=x.device) - shift[:, None]
     outside = (source < 0) | (source >= x.shape[1])
     row = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]

@@ -135,7 +135,7 @@ class Pieces:
         """The share of this process."""
         return self.shares(groups)[self.rank]
 
-    def carried(self, state: Tensor, log_factor: Tensor | None = None, *, backward: bool = False) -> Tensor:
+    def state_before(self, state: Tensor, log_factor: Tensor | None = None, *, backward: bool = False) -> Tensor:
         """The state before this piece, of a recurrence that every process has run on its own piece alone.
 
         Formula: ``sum_s exp(log_factor * gap_s) state_s`` over the earlier pieces s whose last token is of the document
@@ -200,7 +200,7 @@ class Pieces:
         last = torch.full_like(place, -1).scatter_reduce(1, number - 1, place.masked_fill(~mask, -1), "amax")
         return bool((real != last + 1).any())
 
-    def added(self, x: Tensor) -> Tensor:
+    def sum(self, x: Tensor) -> Tensor:
         """The sum of x over the processes."""
         return torch.stack(_swapped([x] * self.count, [x.shape] * self.count, self.group)).sum(0)
 

@@ -22,7 +22,7 @@ def ring_read(ring: Tensor, number: Tensor, lags: Tensor) -> Tensor:
 
     Shapes: ring and number as in `ring_write`; lags ``(n,)`` in tokens, below reach.
     """
-    return _taken(ring, (number[:, None] - lags) % ring.shape[1])
+    return _gather(ring, (number[:, None] - lags) % ring.shape[1])
 
 
 def ring_lags(ring: Tensor, number: Tensor) -> Tensor:
@@ -47,13 +47,13 @@ def ring_of(tokens: Tensor, reach: int, seen: Tensor) -> Tensor:
     """
     tokens = F.pad(tokens, (0, 0, reach - tokens.shape[1], 0))
     places = torch.arange(reach, device=tokens.device)
-    return _taken(tokens, (places - seen[:, None]) % reach)
+    return _gather(tokens, (places - seen[:, None]) % reach)
 
 
 def ring_tokens(ring: Tensor, seen: Tensor) -> Tensor:
     """The inverse of `ring_of`: the last ``reach`` tokens of every row, oldest first, ``(batch, reach, channels)``."""
     places = torch.arange(ring.shape[1], device=ring.device)
-    return _taken(ring, (places + seen[:, None]) % ring.shape[1])
+    return _gather(ring, (places + seen[:, None]) % ring.shape[1])
 
 
 def ring_extend(ring: Tensor, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def ring_extend(ring: Tensor, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     after these. Shapes: as in `ring_tokens`; x ``(batch, n, channels)``, whose length a graph may leave open."""
     reach, n = ring.shape[1], x.shape[1]
     signal = torch.cat([ring_tokens(ring, seen), x.to(ring.dtype)], 1)
-    return signal, _taken(signal[:, n:], (torch.arange(reach, device=ring.device) - (seen + n)[:, None]) % reach)
+    return signal, _gather(signal[:, n:], (torch.arange(reach, device=ring.device) - (seen + n)[:, None]) % reach)
 
 
 def ring_convolve(ring: Tensor, x: Tensor, taps: Tensor, seen: Tensor, dilation: int = 1) -> tuple[Tensor, Tensor]:
@@ -76,5 +76,5 @@ def ring_convolve(ring: Tensor, x: Tensor, taps: Tensor, seen: Tensor, dilation:
     return y.transpose(1, 2), after
 
 
-def _taken(x: Tensor, index: Tensor) -> Tensor:
+def _gather(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device)[:, None], index]

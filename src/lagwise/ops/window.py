@@ -111,10 +111,10 @@ class Window:
             added = x if self.reach is None else x[..., max(0, new - self.reach) :, :]
             if torch.is_grad_enabled():
                 return Window(torch.cat([past, added.to(past.dtype)], dim=-2), self.reach)
-            return self._moved(past, added)
+            return self._grow(past, added)
         storage.narrow(-2, end, new).copy_(x)
         buffer.written = end + new
-        return self._seen(buffer, end + new, kept + new)
+        return self._view(buffer, end + new, kept + new)
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> Window:
         """The window of other rows: ``change`` is applied to the tokens."""
@@ -133,7 +133,7 @@ class Window:
             raise ValueError(f"windows to join must have the same reach, got {sorted(map(str, reaches))}")
         return Window(join_rows([window.tokens for window in windows]), reaches.pop())
 
-    def _moved(self, past: Tensor, added: Tensor) -> Window:
+    def _grow(self, past: Tensor, added: Tensor) -> Window:
         size = past.shape[-2] + added.shape[-2]
         capacity = max(_FIRST_CAPACITY, 2 * size)
         if self.reach is not None:
@@ -141,9 +141,9 @@ class Window:
         storage = past.new_empty(*past.shape[:-2], capacity, past.shape[-1])
         storage[..., : past.shape[-2], :] = past
         storage[..., past.shape[-2] : size, :] = added
-        return self._seen(_Buffer(storage, size), size, size)
+        return self._view(_Buffer(storage, size), size, size)
 
-    def _seen(self, buffer: _Buffer, end: int, size: int) -> Window:
+    def _view(self, buffer: _Buffer, end: int, size: int) -> Window:
         window = Window.__new__(Window)
         window.reach, window._buffer, window._end = self.reach, buffer, end
         window._size = size if self.reach is None else min(size, self.reach)

@@ -46,7 +46,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
         raise FileExistsError(f"{str(out)!r} is not empty; choose another --out")
     values = read_json(folder / "config.json")
     if labels:
-        values |= _named(values, labels)
+        values |= _label_fields(values, labels)
     check_weights(folder)
     model: Any = from_mega(values, load_file(folder / "model.safetensors"))
     if model.can_generate():
@@ -91,7 +91,7 @@ def _recipe(folder: Path, model: Any, text: Sequence[str]) -> Recipe:
     )
 
 
-def _named(values: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+def _label_fields(values: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
     """The fields of config.json that name the classes."""
     count = len(values.get("id2label") or (0, 1))
     if len(labels) != count or len(set(labels)) < count:

@@ -240,7 +240,7 @@ class _Reply(Response):
     def _decoded(self, ids: list[int]) -> str:
         return str(self.scheduler.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _named(self, token: int) -> tuple[str, list[int] | None]:
+    def _token_text(self, token: int) -> tuple[str, list[int] | None]:
         """The text of a token and its bytes; for one without a text its name in the vocabulary, and None."""
         text = self._decoded([token])
         if not text or INCOMPLETE in text:
@@ -262,7 +262,7 @@ class _Reply(Response):
         for number, (text, answer) in enumerate(zip(texts, self.answers, strict=True)):
             logprobs = None
             if answer.sampling.logprobs is not None:
-                logprobs = self.bodies.logprobs(answer.logprobs, self._named)
+                logprobs = self.bodies.logprobs(answer.logprobs, self._token_text)
             choices.append(self.bodies.choice(number, text, str(answer.finish), logprobs))
         await _json(self.bodies.whole(choices, self._usage()))(scope, receive, send)
 

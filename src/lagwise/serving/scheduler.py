@@ -203,7 +203,7 @@ class Scheduler:
         """Remove requests that were closed or timed out, process a chunk of prompts, and add a token to every text in
         the batch. Returns whether work remains."""
         self._remove_ended()
-        self._read()
+        self._prefill_next()
         self._step()
         return bool(self._waiting or self._prompts or self._running)
 
@@ -242,7 +242,7 @@ class Scheduler:
             while self._waiting and len(self._prompts) + len(self._running) < self.rows:
                 self._prompts.append(self._waiting.popleft())
 
-    def _read(self) -> None:
+    def _prefill_next(self) -> None:
         """Process a chunk of prompts in turn, so that a short prompt does not wait for a long one."""
         left = self.session.prefill_chunk
         while self._prompts:

@@ -322,7 +322,7 @@ class ClassifiedRows(LabelledRows):
     def resolved(self) -> dict[str, Any]:
         columns, source = self.rows.encoder.columns, self.task.source
         found = {} if columns == self.task.columns() else {"text": columns[0]}  # the only column of text
-        return {**found, **source.found()} if isinstance(source, SeriesSource) else found
+        return {**found, **source.reading_options()} if isinstance(source, SeriesSource) else found
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer = super().saved_tokenizer()

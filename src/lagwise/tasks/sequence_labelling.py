@@ -224,7 +224,7 @@ class SeriesWithClasses(TaskData):
         }
 
     def resolved(self) -> dict[str, Any]:
-        return self.task.source.found()
+        return self.task.source.reading_options()
 
     def notes(self) -> Sequence[str]:
         what = "samples" if self.task.events is None else "events"

@@ -7,7 +7,7 @@ from lagwise._lazy import lazy
 if TYPE_CHECKING:
     from lagwise.training.classifier import LagClassifier
     from lagwise.training.first_answer import simple_answers
-    from lagwise.training.folder import data_unchanged, kept_model, load_run, make_task, read_metrics
+    from lagwise.training.folder import data_unchanged, final_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
     from lagwise.training.plan import memory_plan
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
@@ -19,7 +19,7 @@ __all__ = [
     "check_recipe",
     "check_unused",
     "data_unchanged",
-    "kept_model",
+    "final_model",
     "load_recipe",
     "load_run",
     "make_task",
@@ -43,7 +43,7 @@ __getattr__, __dir__ = lazy(
         "recipe_names": "lagwise.training.recipe",
         "check_recipe": "lagwise.training.run",
         "check_unused": "lagwise.training.run",
-        "kept_model": "lagwise.training.folder",
+        "final_model": "lagwise.training.folder",
         "load_run": "lagwise.training.folder",
         "make_task": "lagwise.training.folder",
         "simple_answers": "lagwise.training.first_answer",

@@ -141,7 +141,7 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
     yield "first answer", found
 
 
-def kept_sentence(about: Mapping[str, Any], label: str) -> str:
+def choice_sentence(about: Mapping[str, Any], label: str) -> str:
     """Which model a run ends with, and why."""
     first, trained = (about[name][about["metric"]] for name in ("scores", "trained"))
     kept, than = ("first answer", "is not clearly better") if about["kept"] else ("trained model", "is better")

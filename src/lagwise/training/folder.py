@@ -34,7 +34,7 @@ def make_task(recipe: Recipe) -> Task:
     return build(TASKS, recipe.task, data, what="task", prefix="task.")
 
 
-def kept_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:
+def final_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:
     """The step of the model that a run ends with, and its headline metric on validation data; None if the log has no
     validation."""
     metric = task.logged_headline(metrics)

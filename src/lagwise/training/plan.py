@@ -52,7 +52,7 @@ def memory_plan(recipe: Recipe, processes: int) -> list[tuple[str, int]]:
         layer = parameters - parameter_count(task.model_class, _with_layers(config, layers - 1)) if layers > 1 else 0
         plan.append(("gathered weights", 4 * (parameters - layer * max(0, layers - 2))))
     low = options.precision == "bfloat16" or (options.precision == "auto" and bfloat16_is_fast())
-    one, two = (_kept_of(task.model_class(_with_layers(config, n)), tokens, low) for n in (1, 2))
+    one, two = (_activation_bytes(task.model_class(_with_layers(config, n)), tokens, low) for n in (1, 2))
     each, rest = two - one, max(0, 2 * one - two)
     if options.gradient_checkpointing:  # the inputs of all layers, and what one keeps
         each, rest = 4 * config.hidden_size * tokens, rest + each
@@ -60,16 +60,16 @@ def memory_plan(recipe: Recipe, processes: int) -> list[tuple[str, int]]:
     return [*plan, ("together", sum(size for _, size in plan))]
 
 
-def _kept_of(model: nn.Module, tokens: int, low: bool) -> int:
-    """`_kept`, without running more than `_MEASURED` tokens."""
+def _activation_bytes(model: nn.Module, tokens: int, low: bool) -> int:
+    """`_measured_bytes`, without running more than `_MEASURED` tokens."""
     few = min(tokens, _MEASURED)
-    most = _kept(model, few, low)
+    most = _measured_bytes(model, few, low)
     if tokens == few:
         return most
-    return most + (tokens - few) * (most - _kept(model, few // 2, low)) // (few - few // 2)
+    return most + (tokens - few) * (most - _measured_bytes(model, few // 2, low)) // (few - few // 2)
 
 
-def _kept(model: nn.Module, tokens: int, low: bool) -> int:
+def _measured_bytes(model: nn.Module, tokens: int, low: bool) -> int:
     """Bytes of tensors, other than weights, that one row of tokens keeps for the backward pass."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     sizes: dict[int, int] = {}

@@ -203,7 +203,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         _use_preset(values, text)
         return
     if key == "model.init_from" and separator:
-        values["model"] = _kept(values)
+        values["model"] = _task_settings(values)
         values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
     if key == "training.steps" and isinstance(values.get("training"), dict):
         values["training"].pop("epochs", None)
@@ -271,7 +271,7 @@ def _use_preset(values: dict[str, Any], word: str) -> None:
     preset = copy.deepcopy((PRESETS | GRID_PRESETS if of_images else PRESETS)[word])
     own = (values.get("words") or {}).get(word) or {}
     plain = {name: value for name, value in old.items() if name != "norm"}
-    kept = _kept(values, preset["block"] if of_images else {})
+    kept = _task_settings(values, preset["block"] if of_images else {})
     values["model"] = merged(plain, preset, kept, _depth(old), own)
 
 
@@ -316,7 +316,7 @@ def _depth(model: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _kept(values: Mapping[str, Any], widths: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _task_settings(values: Mapping[str, Any], widths: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Dropout, pooling and the layers of the classifier of a recipe's model, which belong to the training and the task:
     another model is trained with them too. widths: a block whose mixers keep the expansion of the recipe's mixers of
     the same name."""

@@ -33,11 +33,11 @@ from lagwise.training.first_answer import (
     FILE,
     FOLDER,
     FirstAnswer,
+    choice_sentence,
     fit_first_answer,
     held_out,
     held_out_of,
     is_better,
-    kept_sentence,
     read_first_answer,
     require_linear,
     save_first_answer,
@@ -461,7 +461,7 @@ def _is_better_than_first(trainer: LagwiseTrainer, data: TaskData, out: Path, pr
     about = {**read_json(out / FILE), "trained": data.metrics(float("nan"), trained, labels), "kept": not kept}
     write_whole(out / FILE, json.dumps(about, indent=1) + "\n")
     if progress:
-        print(kept_sentence(about, data.headline.label), file=sys.stderr)
+        print(choice_sentence(about, data.headline.label), file=sys.stderr)
     return kept
 
 

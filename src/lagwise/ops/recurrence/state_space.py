@@ -112,7 +112,7 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
             least = int((values[i].abs() > limit).sum())
             most = min(int((bounds[i] > limit).sum()), max_order, values.shape[1])
             if least > max_order:
-                raise ValueError(_refused(c, f"needs at least {least} states", max_order, tolerance))
+                raise ValueError(_refusal(c, f"needs at least {least} states", max_order, tolerance))
             system = [t.cpu() for t in (k[c], values[i], shift[i], first[i], bounds[i])]
             found[c] = _smallest(c, system, least, most, max_order, float(gain[c]), tolerance)
     fits = [found[c] for c in range(len(k))]
@@ -141,7 +141,7 @@ def _channels(elements: int) -> int:
     return max(1, _BASIS_ELEMENTS // elements)
 
 
-def _refused(channel: int, why: str, max_order: int, tolerance: float) -> str:
+def _refusal(channel: int, why: str, max_order: int, tolerance: float) -> str:
     return (
         f"channel {channel} {why} for tolerance {tolerance:g}, max_order is {max_order}; raise one of them, or keep "
         "these taps (noise, delays and sharp edges at long lags do not reduce)"
@@ -209,7 +209,7 @@ def _smallest(
         why = (
             f"is off by {nearest[0] / max(gain, 1e-300):.2g} of its gain with {nearest[1]} states in float32, too much"
         )
-        raise ValueError(_refused(channel, why, max_order, tolerance))
+        raise ValueError(_refusal(channel, why, max_order, tolerance))
     most = best.order
     while least < most:
         s = (least + most) // 2

@@ -162,7 +162,7 @@ def _token(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     y = (window.latest(lags) * taps.nearest[lags]).sum(1, keepdim=True)
     if due is not None:
         y += due[:, place : place + 1]
-    return y, _followed(OnlineState(taps, window, seen + 1, behind, far, tiles, due), 1)
+    return y, _advance(OnlineState(taps, window, seen + 1, behind, far, tiles, due), 1)
 
 
 def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
@@ -182,7 +182,7 @@ def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
         neighbour = () if large else [tile for tile in tiles if tile.values.shape[2] == taps.large]
         ahead = _ahead(far, neighbour, seen, length)
         y = y if ahead is None else y + ahead
-    return y, _followed(OnlineState(taps, window, seen + length, behind, far, tiles, due), length)
+    return y, _advance(OnlineState(taps, window, seen + length, behind, far, tiles, due), length)
 
 
 def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
@@ -193,10 +193,10 @@ def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
     if place + length > ONLINE_BLOCK:
         raise ValueError(f"at most {ONLINE_BLOCK - place} tokens are left of the block, got {length}")
     state = online_block(state)
-    return _followed(state._replace(window=state.window.append(x), seen=state.seen + length), length)
+    return _advance(state._replace(window=state.window.append(x), seen=state.seen + length), length)
 
 
-def _followed(state: OnlineState, length: int) -> OnlineState:
+def _advance(state: OnlineState, length: int) -> OnlineState:
     """The state after its last ``length`` tokens, with a share of what later blocks need."""
     place = (state.seen - length) % ONLINE_BLOCK
     if (place + length) % ONLINE_BLOCK == 0 or length > ONLINE_BLOCK:
