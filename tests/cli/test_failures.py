@@ -178,6 +178,24 @@ def test_options_are_checked_before_anything_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--recipe", "classify"), "give a file with --data, such as reviews.csv"),
+        (("--recipe", "forecast-tnn"), "give a table with --data, such as sensors.csv"),
+        (("--out", "."), "resume it with --resume, or choose another --out; --resume auto begins or resumes a run"),
+    ],
+    ids=str,
+)
+def test_arguments_in_messages_are_written_as_options(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple, message: str
+) -> None:
+    (tmp_path / "own.txt").write_text("a file of mine")
+    monkeypatch.chdir(tmp_path)
+    assert outcome(command_line.app, "train", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [(), ("bench",)])
 def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str], arguments: tuple) -> None:
     assert outcome(command_line.app, *arguments) == 2

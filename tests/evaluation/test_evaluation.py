@@ -151,7 +151,7 @@ def test_a_short_model_is_evaluated_at_its_limit(tiny_recipe: Recipe, tmp_path: 
     tiny_recipe.model["max_position_embeddings"] = 40
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     assert [score["length"] for score in evaluate_run(run, progress=False)["test"]] == [40]
-    with pytest.raises(ValueError, match="give other --lengths"):
+    with pytest.raises(ValueError, match="give other `lengths`"):
         evaluate_run(run, [64], progress=False)
 
 
@@ -290,7 +290,7 @@ def test_evaluating_a_run_of_a_task(tiny_recipe: Recipe, tmp_path: Path, text_fi
     assert set(result) == {"data", "trained_at", "test", "overrides"}
     with pytest.raises(ValueError, match=r"even and at least 4 .* got 7"):
         evaluate_run(run, [8, 7], progress=False)
-    with pytest.raises(ValueError, match="--data does not apply to the task"):
+    with pytest.raises(ValueError, match="`source` does not apply to the task"):
         evaluate_run(run, source=str(text_file), progress=False)
 
 

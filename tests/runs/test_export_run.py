@@ -100,7 +100,7 @@ def test_models_that_cannot_be_exported(
     occupied = saved_model.with_name("run-export")
     occupied.mkdir()
     (occupied / "mine.txt").touch()
-    with pytest.raises(FileExistsError, match="choose another --out"):
+    with pytest.raises(FileExistsError, match="choose another `out`"):
         export_run(saved_model, format="pt2")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs onnx, onnxscript and onnxruntime: install lagwise\[export\]"):

@@ -84,7 +84,7 @@ def test_images_of_other_sizes_are_scored(tmp_path: Path) -> None:
     assert larger["accuracy"] == pytest.approx(right)
     assert ("12 x 12", f"{right:.4f}") in [row[:2] for table in task.tables(found) for row in table.rows]
 
-    with pytest.raises(ValueError, match=r"--lengths are longer sides of images .* 9 gives 9 x 9, .* patches of 2"):
+    with pytest.raises(ValueError, match=r"`lengths` are longer sides of images .* 9 gives 9 x 9, .* patches of 2"):
         evaluate_run(run, [8, 9], progress=False)
 
 

@@ -124,7 +124,7 @@ def test_a_full_disk_while_saving(tiny_recipe: Recipe, tmp_path: Path, monkeypat
         original(self, output_dir)
 
     monkeypatch.setattr(LagwiseTrainer, "_save_rng_state", full)
-    with pytest.raises(OSError, match=r"cannot save checkpoint-6 .*--resume"):
+    with pytest.raises(OSError, match=r"cannot save checkpoint-6 .*resume the run"):
         train(tiny_recipe, tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / ".saving").exists()
     assert [c.name for c in checkpoints(tmp_path / "run")] == ["checkpoint-3"]

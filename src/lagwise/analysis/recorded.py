@@ -80,7 +80,7 @@ class RecordedRun:
 
     @property
     def other_data(self) -> str | None:
-        """The data of the evaluation if they are not the run's own: given with ``--data``."""
+        """The data of the evaluation if they are not the run's own: given as ``source``."""
         own, evaluation = self.recipe.data.source, self.evaluation or {}
         scored = evaluation.get("data")
         is_own = own is None or scored in (None, own)

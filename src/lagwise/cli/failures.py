@@ -25,6 +25,7 @@ _LONGEST = 600  # characters
 _COMMANDS = {
     "has not finished; resume it first": "lagwise train --resume RUN",
     "convert it to a state space first": "lagwise convert RUN",
+    "then resume the run": "lagwise train --resume RUN",
 }
 
 
@@ -86,7 +87,7 @@ def _with_options(message: str, app: typer.Typer) -> str:
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
     options = {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("-")}
-    return re.sub(r"`(\w+)`", lambda found: options.get(found[1], found[0]), message)
+    return re.sub(r"`(?:data\.)?(\w+)`", lambda found: options.get(found[1], found[0]), message)
 
 
 def _usage_message(error: Any) -> str:

@@ -42,9 +42,10 @@ def train(
             metavar="[KEY=VALUE]...", help="Changes to the recipe, such as `training.steps=5000` or `model=fd-tnn`."
         ),
     ] = None,
-    data: Annotated[
+    source: Annotated[
         str | None,
         typer.Option(
+            "--data",
             callback=not_empty,
             help="Text (.txt, .jsonl, .parquet), labelled rows (.csv, .tsv, .npz too), a folder, `stdlib`, `hub:NAME`.",
         ),
@@ -126,15 +127,15 @@ def train(
     automatic = resume == Path("auto")
     if resume is not None and not automatic:
         done = (resume / "config.json").is_file()
-        if overrides or data or out or recipe or split:
+        if overrides or source or out or recipe or split:
             raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
         with _resumable(resume):
             folder = training.resume(resume)
     else:
         recipe = recipe or DEFAULT_RECIPE
         settings = training.load_recipe(recipe, overrides or [])
-        if data:
-            settings.data.source = data
+        if source:
+            settings.data.source = source
         if plan is not None:
             for what, size in training.memory_plan(settings, plan):
                 typer.echo(f"{what:<18}{size / 1e9:>12,.3f} GB")
@@ -152,6 +153,15 @@ def train(
         _report_training(folder, done)
 
 
+#: How to use a trained model, by `Task.query`.
+_QUERIES = {
+    "prompt": "generate {run} --prompt ...",
+    "text": "predict {run} --text ...",
+    "masked text": 'predict {run} --text "... <|mask|> ..."',
+    "data": "predict {run} --data ...",
+}
+
+
 def _report_training(folder: Path, done: bool) -> None:
     import lagwise.training as training
 
@@ -165,7 +175,7 @@ def _report_training(folder: Path, done: bool) -> None:
         label, last = task.logged_headline(metrics).label, max(int(line["step"]) for line in metrics)
         which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
         trained += f", with the model of step {step:,}, {which}: validation {label} {score:.4f}"
-    typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         {task.next_command.format(run=name)}")
+    typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         lagwise {_QUERIES[task.query].format(run=name)}")
 
 
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
@@ -205,17 +215,19 @@ def evaluate(
             show_default="512,1024,2048,4096,8192,14336; of a task, the trained length",
         ),
     ] = None,
-    data: Annotated[
+    source: Annotated[
         str | None,
         typer.Option(
+            "--data",
             callback=not_empty,
             help="Other data than the run's own, as for `train`: the test split is scored, or all rows of a table "
             "without splits.",
         ),
     ] = None,
-    tokens: Annotated[
+    max_tokens: Annotated[
         int | None,
         typer.Option(
+            "--tokens",
             callback=at_least(2),
             help="Tokens of each split to use, from its start; of a task, at each length.",
             show_default="229377; of a task, those of 1000 sequences",
@@ -245,7 +257,9 @@ def evaluate(
         from lagwise.runs import evaluate_run
 
     wanted = None if lengths is None else integers(lengths, "--lengths")
-    result = evaluate_run(run, wanted, source=data, max_tokens=tokens, overrides=overrides or (), baseline=baseline)
+    result = evaluate_run(
+        run, wanted, source=source, max_tokens=max_tokens, overrides=overrides or (), baseline=baseline
+    )
     print_evaluation(run, result)
 
 
@@ -268,9 +282,10 @@ def convert(
         ),
     ] = None,
     lags: Annotated[int, typer.Option(callback=at_least(1), help="Taps of a kernel that never decays.")] = 4096,
-    tokens: Annotated[
+    max_tokens: Annotated[
         int | None,
         typer.Option(
+            "--tokens",
             callback=at_least(2),
             help="Also compare both models on so many tokens of the test text, which takes minutes.",
             show_default="no comparison",
@@ -290,7 +305,7 @@ def convert(
         from lagwise.cli.tables import print_conversion
         from lagwise.runs import convert_run
 
-    options = {"lags": lags, "max_order": max_order, "max_tokens": tokens}
+    options = {"lags": lags, "max_order": max_order, "max_tokens": max_tokens}
     print_conversion(convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True)))
 
 

@@ -17,9 +17,10 @@ from lagwise.process import quick_imports
 
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")],
-    data: Annotated[
+    source: Annotated[
         str | None,
         typer.Option(
+            "--data",
             callback=not_empty,
             help="A table (.csv, .tsv, .jsonl, .parquet, .npz), a folder of texts, sounds or images, `hub:NAME`.",
         ),
@@ -53,14 +54,14 @@ def predict(
         from lagwise.runs import predict_run
         from lagwise.runs.predict import write_rows
 
-    if data is not None and text:
+    if source is not None and text:
         raise typer.BadParameter("give --data or --text, not both")
     if out is not None and (out.suffix != ".csv" or not out.parent.is_dir()):
         raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
-    if out is not None and data is not None and out.exists() and Path(data).exists() and out.samefile(data):
-        raise typer.BadParameter(f"--out would overwrite the rows of --data, {data!r}")
-    if data is not None:
-        rows = predict_run(run, source=data)
+    if out is not None and source is not None and out.exists() and Path(source).exists() and out.samefile(source):
+        raise typer.BadParameter(f"--out would overwrite the rows of --data, {source!r}")
+    if source is not None:
+        rows = predict_run(run, source=source)
     else:
         if not text and sys.stdin.isatty():
             typer.echo("Reading one text per line from standard input; end with Ctrl-D.", err=True)

@@ -53,7 +53,7 @@ def convert_run(
     run = Path(run).resolve()
     out = Path(out or run.with_name(run.name + "-recurrent"))
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
-        raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another --out")
+        raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another `out`")
     model, tokenizer = load_language_model(run)
     if report is not None:
         report(outlook(model))

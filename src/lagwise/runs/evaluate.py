@@ -127,6 +127,6 @@ def require_unchanged(run: Path, recipe: Recipe) -> None:
     if not data_unchanged(run, recipe):
         raise ValueError(
             f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it: its test part may have been "
-            "seen in training. To evaluate on other data, pass them with --data; of a table without splits, all rows "
+            "seen in training. To evaluate on other data, pass them with `source`; of a table without splits, all rows "
             "are scored"
         )

@@ -44,7 +44,7 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     if (run / "config.json").is_file() and isinstance(read_config(run), LagwiseLinearConfig):
         return export_first_answer(run, out, format=format)
     if not is_unused(out) and not (out / EXPORT_FILE).is_file():
-        raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another --out")
+        raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another `out`")
     model, tokenizer = load_language_model(run)
     name = f"{what}.{format}"
     with tempfile.TemporaryDirectory() as made:
@@ -58,7 +58,7 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
             weights = hashlib.file_digest(file, "sha256").hexdigest()
         others = [key for key, value in known_before.items() if isinstance(value, dict) and key != name]
         if others and known_before.get("weights", weights) != weights:
-            raise FileExistsError(f"{str(out)!r} has {others[0]} of another model; remove it, or choose another --out")
+            raise FileExistsError(f"{str(out)!r} has {others[0]} of another model; remove it, or choose another `out`")
         meta = {
             **known_before,
             "weights": weights,

@@ -24,7 +24,7 @@ def export_first_answer(run: Path, out: Path, *, format: str) -> dict[str, Any]:
     the names of the classes too. Returns and errors as `lagwise.runs.export_run`."""
     require_format(format)
     if not is_unused(out) and not (out / EXPORT_FILE).is_file():
-        raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another --out")
+        raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another `out`")
     model, tokenizer = load_model(run)
     name = f"forward.{format}"
     with tempfile.TemporaryDirectory() as made, quiet():

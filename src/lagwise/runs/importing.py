@@ -43,7 +43,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     if not is_unused(out):
-        raise FileExistsError(f"{str(out)!r} is not empty; choose another --out")
+        raise FileExistsError(f"{str(out)!r} is not empty; choose another `out`")
     values = read_json(folder / "config.json")
     if labels:
         values |= _label_fields(values, labels)

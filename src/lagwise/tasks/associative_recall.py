@@ -92,7 +92,7 @@ class AssociativeRecallTask(Task):
         return self.generator.key
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> GeneratedRecall:
-        require_none(f"{self.name}, which generates its data", **{"--data": source})
+        require_none(f"{self.name}, which generates its data", source=source)
         return self.opened(self, self.generator.tokenizer)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:

@@ -51,8 +51,8 @@ class Task:
     #: names of the heads that are trained and fitted, in `lagwise.models`
     head: ClassVar[str]
     linear_head: ClassVar[str | None] = None
-    #: the command that uses a trained run, for people
-    next_command: str = "lagwise predict {run} --text ..."
+    #: what a trained run is used with: a prompt, text, masked text, or data
+    query: str = "text"
     #: the values that ``data.format`` may have
     formats: ClassVar[Collection[str]] = ()
     #: what the model must read, a name of `LagwiseConfig.inputs`
@@ -284,7 +284,7 @@ def usable_lengths(lengths: Sequence[int] | None, default: Sequence[int], limit:
     if lengths is None:
         return [limit]
     raise ValueError(
-        f"every length in {list(lengths)} is over the model's limit of {limit} tokens; give other --lengths"
+        f"every length in {list(lengths)} is over the model's limit of {limit} tokens; give other `lengths`"
     )
 
 
@@ -292,7 +292,7 @@ def require_none(task: str, **options: Any) -> None:
     """ValueError if an option is given that does not apply to the task."""
     for name, value in options.items():
         if value is not None:
-            raise ValueError(f"{name} does not apply to the task {task}, got {value!r}")
+            raise ValueError(f"`{name}` does not apply to the task {task}, got {value!r}")
 
 
 def finite(x: np.ndarray, what: str) -> np.ndarray:

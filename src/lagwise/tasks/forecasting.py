@@ -50,7 +50,7 @@ class Forecasting(Task):
 
     headline = Metric("mse", "mean squared error", greater_is_better=False)
     head = "LagwiseForPrediction"
-    next_command = "lagwise predict {run} --data ..."
+    query = "data"
     inputs = "values"
 
     def __init__(
@@ -64,7 +64,9 @@ class Forecasting(Task):
     ):
         super().__init__(data)
         if not data.source:
-            raise ValueError("forecasting needs series to learn from; give a table with --data, such as sensors.csv")
+            raise ValueError(
+                "forecasting needs series to learn from; give a table with `data.source`, such as sensors.csv"
+            )
         require_none("forecasting", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length})
         self.horizon, self.patch = horizon, patch
         self.time, self.series = time, columns
@@ -192,7 +194,7 @@ class SeriesParts(TaskData):
     ) -> dict[str, Any]:
         """Errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow),
         beside those of repeating the last value."""
-        require_none("forecasting", **{"--lengths": lengths})
+        require_none("forecasting", lengths=lengths)
         windows = self._windows(
             "test", drawn=None if max_tokens is None else max(1, max_tokens // self.task.data.length)
         )

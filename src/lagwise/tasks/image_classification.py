@@ -65,10 +65,10 @@ class ImageClassification(Labelled):
     Metrics: accuracy, the headline, and macro F1.
     """
 
-    needs = "classification needs images to learn from; give a folder of them with --data"
+    needs = "classification needs images to learn from; give a folder of them with `data.source`"
     head = "LagwiseForImageClassification"
     linear_head = "LagwiseLinearForImageClassification"
-    next_command = "lagwise predict {run} --data folder/"
+    query = "data"
     inputs = "patches"
 
     def __init__(
@@ -212,7 +212,7 @@ class LabelledImages(LabelledRows):
     task: ImageClassification
     label_names: tuple[str, ...]
     speed_unit = "images"
-    unused = ("--tokens",)
+    unused = ("max_tokens",)
     most_mistakes = _MISTAKES
 
     def __init__(self, task: ImageClassification, images: ImageData | None = None):
@@ -291,7 +291,7 @@ class LabelledImages(LabelledRows):
         size = round(height * scale), round(width * scale)
         if any(side % patch or not side for side in size):
             raise ValueError(
-                f"--lengths are longer sides of images in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "
+                f"`lengths` are longer sides of images in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "
                 f"be cut into patches of {patch}"
             )
         return size

@@ -67,7 +67,7 @@ class LabelledRows(TaskData):
     scored: dict[str, tuple[Any, Any]]
     label_variance: float = 1.0
     #: options of `evaluate` that do not apply
-    unused: Sequence[str] = ("--lengths", "--tokens")
+    unused: Sequence[str] = ("lengths", "max_tokens")
     #: wrong predictions that are shown
     most_mistakes: int = 10
 
@@ -112,7 +112,7 @@ class LabelledRows(TaskData):
 
         A first answer was fitted to the validation rows too, once its penalty was chosen, so they are left out.
         """
-        given = {"--lengths": lengths, "--tokens": max_tokens}
+        given = {"lengths": lengths, "max_tokens": max_tokens}
         require_none(type(self.task).__name__, **{name: given[name] for name in self.unused})
         kind = "regression" if self.label_names is None else "classification"
         result: dict[str, Any] = {"kind": kind, "labels": self.label_names}

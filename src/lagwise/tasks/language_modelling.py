@@ -80,7 +80,7 @@ class LanguageModelling(RunningText):
 
     headline = Metric("bits_per_byte", "bits/byte", greater_is_better=False)
     head = "LagwiseForCausalLM"
-    next_command = "lagwise generate {run} --prompt ..."
+    query = "prompt"
     opened = PlainText
     carries = True
 

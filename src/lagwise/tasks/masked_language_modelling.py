@@ -117,7 +117,7 @@ class MaskedLanguageModelling(RunningText):
     headline = Metric("perplexity", "perplexity", greater_is_better=False)
     opened = HiddenText
     head = "LagwiseForMaskedLM"
-    next_command = 'lagwise predict {run} --text "... <|mask|> ..."'
+    query = "masked text"
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ class SequenceClassification(Labelled):
 
     head = "LagwiseForSequenceClassification"
     linear_head = "LagwiseLinearForSequenceClassification"
-    needs = "classification needs rows to learn from; give a file with --data, such as reviews.csv"
+    needs = "classification needs rows to learn from; give a file with `data.source`, such as reviews.csv"
     formats: ClassVar[Collection[str]] = tuple(FORMATS)
 
     def __init__(
@@ -144,9 +144,8 @@ class SequenceClassification(Labelled):
         return headline_of("pearson") if is_regression else self.headline
 
     @property
-    def next_command(self) -> str:  # type: ignore[override]
-        reads_lines = self.inputs == "tokens" and len(self.columns()) == 1
-        return f"lagwise predict {{run}} {'--text' if reads_lines else '--data'} ..."
+    def query(self) -> str:  # type: ignore[override]
+        return "text" if self.inputs == "tokens" and len(self.columns()) == 1 else "data"
 
     def fixed_fields(self) -> dict[str, Any]:
         inputs = {"inputs": {"name": "values", "stride": self.stride}} if self.inputs == "values" else {}

@@ -67,9 +67,9 @@ class SequenceLabelling(Labelled):
     """
 
     headline = headline_of("macro_f1")
-    needs = "sequence_labelling needs series to learn from; give a file or folder with --data"
+    needs = "sequence_labelling needs series to learn from; give a file or folder with `data.source`"
     head = "LagwiseForTokenClassification"
-    next_command = "lagwise predict {run} --data ..."
+    query = "data"
     inputs = "values"
 
     def __init__(
@@ -295,7 +295,7 @@ class SeriesWithClasses(TaskData):
     ) -> dict[str, Any]:
         """Scores of the valid and test series; also the confusion matrix and figures by class. Of events also the
         scores of the classes at the true events, as if their positions were known (``known_positions``)."""
-        require_none("sequence_labelling", **{"--lengths": lengths, "--tokens": max_tokens})
+        require_none("sequence_labelling", lengths=lengths, max_tokens=max_tokens)
         result: dict[str, Any] = {"kind": "steps" if self.task.events is None else "events", "labels": self.label_names}
         for split, pairs in self.scored.items():
             predicted, true, at_known, known_classes = [], [], [], []

@@ -47,7 +47,7 @@ def require_linear(task: Task) -> Any:
     """The head of the task's first answer. ValueError for a task without one."""
     if task.linear_class is None:
         raise ValueError(
-            f"{type(task).__name__} has no first answer (model=linear, training.first_answer, --baseline); tasks of "
+            f"{type(task).__name__} has no first answer (model=linear, training.first_answer, `baseline`); tasks of "
             "labelled rows and images have one"
         )
     return task.linear_class

@@ -248,7 +248,7 @@ def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
     if len(parts) > 2 and parts[2:] not in (["name"], ["blocks"]):
         raise ValueError(
             f"{'.'.join(parts)} cannot be set, because the layers of this recipe differ (block 'chain'); take a "
-            "recipe of equal layers, such as --recipe tnn-lm, or another model, such as model=tnn"
+            "recipe of equal layers, such as tnn-lm, or another model, such as model=tnn"
         )
 
 

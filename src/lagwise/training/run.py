@@ -193,7 +193,7 @@ def _check_same(out: Path, begun: Any, asked: Any, key: str = "") -> None:
     elif begun != asked and key != "description":
         raise ValueError(
             f"the run in {str(out)!r} was begun with {key} {shown(begun)}, not {shown(asked)}: start it again with the "
-            "settings of its first start, or choose another folder with --out"
+            "settings of its first start, or choose another `out`"
         )
 
 
@@ -208,12 +208,12 @@ def check_unused(out: Path) -> None:
     if not is_unused(out, RUN_FILE, TOKENIZER):
         if (out / "config.json").is_file():
             raise FileExistsError(
-                f"{str(out)!r} holds a finished run: choose another folder with --out; to go on from its weights, add "
+                f"{str(out)!r} holds a finished run: choose another `out`; to go on from its weights, add "
                 f"model.init_from={out}"
             )
         raise FileExistsError(
-            f"{str(out)!r} is not empty: resume it with --resume, or choose another folder with --out; '--resume auto' "
-            "begins or resumes a run, as needed"
+            f"{str(out)!r} is not empty: resume it with `resume`, or choose another `out`; `resume` auto begins or "
+            "resumes a run, as needed"
         )
 
 

@@ -235,7 +235,7 @@ class LagwiseTrainer(Trainer):
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
                 f"cannot save {name} in {str(run)!r} ({one_line(error)}); earlier checkpoints are whole: free space, "
-                f"then resume with 'lagwise train --resume {run}'"
+                "then resume the run"
             ) from error
         finally:
             self._saving = False
