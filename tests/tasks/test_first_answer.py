@@ -51,8 +51,15 @@ def test_a_first_answer_evaluates_predicts_and_reports_like_any_run(name: str, t
     assert not [path for path in run.rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
 
 
-def words(tmp_path: Path, *overrides: str) -> Path:
+def words(tmp_path: Path, *overrides: str, wrong: bool = True) -> Path:
+    """A run on texts, every third of them with a wrong label."""
     wanted = recipe("classes of text", tmp_path / "data", *overrides)
+    lines = (tmp_path / "data" / "rows.csv").read_text().splitlines()
+    other = {"yes": "no", "no": "yes"}
+    for i in range(1, len(lines), 3) if wrong else ():
+        text, label = lines[i].rsplit(",", 1)
+        lines[i] = f"{text},{other[label]}"
+    (tmp_path / "data" / "rows.csv").write_text("\n".join(lines) + "\n")
     return train(wanted, tmp_path / "run", progress=True)
 
 
@@ -70,6 +77,17 @@ def test_the_better_model_is_kept_and_a_sentence_says_so(tmp_path: Path, capsys:
     ]
 
 
+def test_nothing_is_trained_that_could_not_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = words(tmp_path, "training.first_answer=compare", "training.pretrain=5", wrong=False)
+    assert "no trained model can be better on these rows, so none is trained" in capsys.readouterr().err
+    assert [line["eval_accuracy"] for line in read_metrics(run)] == [1.0]
+    assert not (run / "pretrained").exists()
+    (run / "config.json").unlink()
+    assert resume(run, progress=False) == run
+    assert predict_run(run, [{"text": "good good"}], progress=False)[0]["predicted"] == "yes"
+    assert "first answer" in plot_run(run)[-1].read_text()
+
+
 def test_a_resumed_run_keeps_its_first_answer_and_decides_the_same(tmp_path: Path) -> None:
     run = words(tmp_path, "training.first_answer=compare")
     before = (run / "model.safetensors").read_bytes()
@@ -81,7 +99,7 @@ def test_a_resumed_run_keeps_its_first_answer_and_decides_the_same(tmp_path: Pat
 
 
 def test_another_program_uses_a_first_answer_of_texts(tmp_path: Path) -> None:
-    run = words(tmp_path, "training.first_answer=only")
+    run = words(tmp_path, "training.first_answer=only", wrong=False)
     model = AutoModelForSequenceClassification.from_pretrained(run)
     classify = pipeline("text-classification", model=str(run))
     for text in ("good film", "never seen again"):

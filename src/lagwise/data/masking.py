@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LONGEST_WORD = 16  # tokens; in scripts without spaces tokens do not mark words
+STEPS_HIDDEN, STEPS_TOGETHER = 0.3, 3.0  # share of the steps of a series, and mean length of a hidden span
 _MASKED, _RANDOM = 0.8, 0.9  # below the first a chosen token is masked, below the second it is another one
 
 
@@ -115,6 +116,18 @@ class MaskedExamples(Dataset):
             "labels": torch.from_numpy(labels),
             "seq_idx": torch.from_numpy(document_of(ids, self.end_of_text)),
         }
+
+
+def hidden_steps(
+    count: int, random: np.random.Generator, *, rate: float = STEPS_HIDDEN, span: float = STEPS_TOGETHER
+) -> np.ndarray:
+    """Which steps of a series are hidden ``(count,)``: spans, whose lengths are geometric with mean ``span``, at random
+    places until a share ``rate`` of the steps, and at least one, is hidden; the last span may exceed it."""
+    hidden = np.zeros(count, dtype=bool)
+    while hidden.sum() < max(1.0, rate * count):
+        first = int(random.integers(count))
+        hidden[first : first + int(random.geometric(1 / span))] = True
+    return hidden
 
 
 def document_of(ids: np.ndarray, end_of_text: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from lagwise.tasks.image_classification import ImageClassification
 from lagwise.tasks.language_modelling import LanguageModelling
 from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
 from lagwise.tasks.multi_query_recall import MultiQueryRecallTask
+from lagwise.tasks.row_modelling import RowModelling
 from lagwise.tasks.sequence_classification import SequenceClassification
 from lagwise.tasks.sequence_labelling import SequenceLabelling
 
@@ -17,6 +18,7 @@ TASKS: dict[str, type[Task]] = {
     "multi_query_recall": MultiQueryRecallTask,
     "sequence_classification": SequenceClassification,
     "image_classification": ImageClassification,
+    "row_modelling": RowModelling,
     "sequence_labelling": SequenceLabelling,
     "forecasting": Forecasting,
 }
@@ -30,6 +32,7 @@ __all__ = [
     "MaskedLanguageModelling",
     "Metric",
     "MultiQueryRecallTask",
+    "RowModelling",
     "SequenceClassification",
     "SequenceLabelling",
     "Table",

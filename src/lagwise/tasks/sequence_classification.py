@@ -84,6 +84,7 @@ class SequenceClassification(Labelled):
             the longer one first: for models that process them separately (``model.pooling``).
         reverse_complement: read every second training sequence of DNA, at random, as its reverse complement, the other
             strand; needs a tokenizer of letters, such as ``dna``.
+        unlabelled: a file or folder of further rows, without labels, that ``training.pretrain`` also reads.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy and
@@ -94,6 +95,7 @@ class SequenceClassification(Labelled):
     linear_head = "LagwiseLinearForSequenceClassification"
     needs = "classification needs rows to learn from; give a file with `data.source`, such as reviews.csv"
     formats: ClassVar[Collection[str]] = tuple(FORMATS)
+    before = "row_modelling"
 
     def __init__(
         self,
@@ -113,6 +115,7 @@ class SequenceClassification(Labelled):
         separate: bool = False,
         packing: bool = False,
         reverse_complement: bool = False,
+        unlabelled: str | None = None,
     ):
         super().__init__(data, label_smoothing)
         require_none(
@@ -127,7 +130,7 @@ class SequenceClassification(Labelled):
         if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
             raise ValueError("task.reverse_complement is for sequences in one column of text")
         self.reverse_complement = reverse_complement
-        self.stride = stride
+        self.stride, self.unlabelled = stride, unlabelled
         self.features, self.lines, self.rate = features, lines, rate
         if stride > 1 and (inputs == "tokens" or packing):
             raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")

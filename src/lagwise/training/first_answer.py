@@ -108,6 +108,11 @@ def is_better(data: TaskData, one: np.ndarray, other: np.ndarray, labels: np.nda
     return float(np.mean([gained > 0 for gained in samples])) >= _SURE
 
 
+def is_perfect(about: Mapping[str, Any]) -> bool:
+    """Whether a first answer makes no mistake on the held-out rows."""
+    return about["scores"][about["metric"]] >= 1
+
+
 def save_first_answer(first: FirstAnswer, data: TaskData, run: Path) -> None:
     """Write a first answer, its held-out predictions and what is known of it into a run's folder."""
     with quiet(), saved_whole(run / FOLDER, "the first answer", last="config.json") as partial:

@@ -38,6 +38,7 @@ from lagwise.training.first_answer import (
     held_out,
     held_out_of,
     is_better,
+    is_perfect,
     read_first_answer,
     require_linear,
     save_first_answer,
@@ -57,6 +58,7 @@ from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
+from lagwise.training.pretraining import PRETRAINED, check_pretraining, pretraining, start_of, with_hidden_token
 from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions
 from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
@@ -88,6 +90,8 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     recipe, named = _resolved(recipe, data), recipe
     if recipe.task != named.task:
         data = _opened(make_task(recipe), progress=False)
+    if recipe.training.pretrain:
+        recipe = with_hidden_token(recipe, _opened(check_recipe(pretraining(recipe)), progress=False))
     arguments, kind = _arguments(recipe, out), recipe.training.first_answer
     trainer = None if kind == "only" else _trainer(recipe, data, arguments, progress)
     state = PartialState()
@@ -112,9 +116,10 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                     copy_tokenizer(folder, partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml())
             if first is not None:
-                _keep_first_answer(first, data, out, alone=kind == "only", progress=progress)
-        if trainer is None:
+                _keep_first_answer(first, data, out, kind, progress=progress)
+        if trainer is None or _needs_no_training(out):
             return _finish_with_first(out)
+        trainer = _pretrained(recipe, data, arguments, trainer, progress)
         with quiet(), saved_when_stopped(trainer):
             trainer.train()
         return _finish(trainer, data, out, progress)
@@ -151,8 +156,8 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         kind = recipe.training.first_answer
         if kind != "none" and arguments.process_index == 0 and read_first_answer(out) is None:
             first = fit_first_answer(data, recipe.training.seed)
-            _keep_first_answer(first, data, out, alone=kind == "only", progress=progress)
-        if kind == "only":
+            _keep_first_answer(first, data, out, kind, progress=progress)
+        if kind == "only" or _needs_no_training(out):
             return _finish_with_first(out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
         checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average, trainer.carried)
@@ -162,6 +167,8 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             else:
                 load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, data, out, progress)
+        if checkpoint is None:
+            trainer = _pretrained(recipe, data, arguments, trainer, progress)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         with quiet(), saved_when_stopped(trainer):
@@ -231,6 +238,7 @@ def check_recipe(recipe: Recipe) -> Task:
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
     check_carried(task, recipe.training)
+    check_pretraining(recipe, task)
     if kind != "none":
         require_linear(task)
     if kind != "only":
@@ -245,7 +253,10 @@ def _rooted(recipe: Recipe) -> Recipe:
     paths: dict[str, Any] = {} if folder is None else {"tokenizer": str(folder.resolve())}
     if source and source != "stdlib" and expanded(source).exists():
         paths["source"] = str(expanded(source).resolve())
-    return replace(recipe, data=replace(recipe.data, **paths))
+    task, other = recipe.task, recipe.task.get("unlabelled")
+    if isinstance(other, str) and expanded(other).exists():
+        task = {**task, "unlabelled": str(expanded(other).resolve())}
+    return replace(recipe, task=task, data=replace(recipe.data, **paths))
 
 
 def _opened(task: Task, progress: bool) -> TaskData:
@@ -407,6 +418,18 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
     )
 
 
+def _pretrained(
+    recipe: Recipe, data: TaskData, arguments: TrainingArguments, trainer: LagwiseTrainer, progress: bool
+) -> LagwiseTrainer:
+    """The trainer, with a model that was trained on the rows without their labels first, if the recipe says so: now, or
+    before a stop."""
+    if not recipe.training.pretrain:
+        return trainer
+    out = Path(str(arguments.output_dir))
+    train_or_resume(pretraining(recipe), out / PRETRAINED, progress=progress)
+    return _trainer(start_of(recipe, out), data, arguments, progress)
+
+
 def _training_examples(data: TaskData, options: TrainingOptions) -> Any:
     size = (options.steps, options.batch_size, options.seed)
     if options.carry_states > 1:
@@ -435,12 +458,12 @@ def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) 
     return out
 
 
-def _keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, *, alone: bool, progress: bool) -> None:
-    """Save a first answer, log its score at step 0, or all of them if it is trained alone, and print it."""
+def _keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, kind: str, *, progress: bool) -> None:
+    """Save a first answer, log its score at step 0, or all of them if no model will be trained, and print it."""
     save_first_answer(first, data, out)
     about, scores = first.about, first.about["scores"]
     line = {"step": 0, "first_answer": scores[data.headline.name], "seconds": about["seconds"]}
-    if alone:
+    if kind == "only" or is_perfect(about):
         line |= {f"eval_{name}": value for name, value in scores.items()}
     with open(out / METRICS_FILE, "a") as file:
         file.write(json.dumps(line) + "\n")
@@ -450,6 +473,18 @@ def _keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, *, alone: 
             f"{about['rows']:,} held-out rows, in {about['seconds']:.1f} seconds",
             file=sys.stderr,
         )
+        if kind != "only" and is_perfect(about):
+            print(
+                "kept the first answer: no trained model can be better on these rows, so none is trained; "
+                "training.first_answer=none trains one",
+                file=sys.stderr,
+            )
+
+
+def _needs_no_training(out: Path) -> bool:
+    """Whether the run has a first answer that no trained model can be better than."""
+    about = read_first_answer(out) if PartialState().is_main_process else None
+    return of_first_process(about is not None and is_perfect(about))
 
 
 def _is_better_than_first(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> bool:
