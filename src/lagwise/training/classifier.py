@@ -140,7 +140,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             self.model_.save_pretrained(partial)
             if self.tokenizer_ is not None:
                 save_tokenizer(self.tokenizer_, partial, None)
-            (partial / _FILE).write_text(json.dumps(about, indent=1) + "\n")
+            (partial / _FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> LagClassifier:
