@@ -43,14 +43,16 @@ def make_private(folder: Path) -> None:
 
 def require_private(path: Path, root: Path) -> None:
     """PermissionError unless a path and the folders above it, up to ``root``, belong to the user or to root, are not
-    writable for others, and are not symbolic links."""
+    writable for others, and are not symbolic links. On Windows, which has no such owners and modes, only links are
+    refused; there the access lists of the user's folder keep others out."""
+    posix = hasattr(os, "geteuid")
     for each in (path, *path.parents):
         status = each.lstat()
         if stat.S_ISLNK(status.st_mode):
             raise PermissionError(f"{str(each)!r} is a symbolic link")
-        if status.st_uid not in (os.geteuid(), 0):
+        if posix and status.st_uid not in (os.geteuid(), 0):
             raise PermissionError(f"{str(each)!r} belongs to another user (number {status.st_uid})")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if posix and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"others may write to {str(each)!r} (forbid it with 'chmod go-w')")
         if each == root:
             return
@@ -111,7 +113,9 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
         try:
             partial.mkdir()
             meta = make(partial)
-            (partial / _META).write_text(json.dumps({**meta, "digest": _digest(partial, meta)}, indent=1))
+            (partial / _META).write_text(
+                json.dumps({**meta, "digest": _digest(partial, meta)}, indent=1), encoding="utf-8"
+            )
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
         except Exception as error:
@@ -128,7 +132,7 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
 def _read_meta(folder: Path) -> dict[str, Any] | None:
     """The information on a folder; None if it is absent, or any of its files has changed."""
     try:
-        meta = json.loads((folder / _META).read_text())
+        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
         digest = meta.pop("digest")
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return None

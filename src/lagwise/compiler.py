@@ -97,14 +97,14 @@ def _as_recorded(library: Path) -> bool:
     try:
         for path in (library, _record(library)):
             require_private(path, library.parent)
-        return _record(library).read_text() == hashlib.sha256(library.read_bytes()).hexdigest()
+        return _record(library).read_text(encoding="utf-8") == hashlib.sha256(library.read_bytes()).hexdigest()
     except (OSError, ValueError):
         return False
 
 
 def _publish(result: Path, digest: str, library: Path) -> None:
     record = result.with_suffix(".sha256")
-    record.write_text(digest)
+    record.write_text(digest, encoding="utf-8")
     for path, to in ((result, library), (record, _record(library))):
         path.chmod(0o600)
         path.replace(to)
@@ -123,14 +123,18 @@ def _run(command: Sequence[str], folder: Path) -> None:
 
 def _name(sources: Sequence[Path], command: Sequence[str]) -> str:
     compiler = os.stat(command[0])
-    texts = [source.read_text() for source in sources]
+    texts = [source.read_text(encoding="utf-8") for source in sources]
     made_of = [*texts, *command, f"{compiler.st_size} {compiler.st_mtime_ns}", *processor()]
     return hashlib.sha256("\n".join(made_of).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def processor() -> list[str]:
-    """This machine's processor and its features: code compiled for it may not run on another."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    """This machine's processor and its features: code compiled for it may not run on another. Where the system does not
+    list the features, the machine's name: another machine compiles its own."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # only Linux has it
+        return [platform.machine(), platform.processor(), platform.node()]
     return [platform.machine(), *sorted({x for x in lines if x.startswith(("flags", "Features", "model name"))})]
 
 

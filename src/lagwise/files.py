@@ -72,7 +72,7 @@ def is_unused(folder: Path, *ours: str) -> bool:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file that appears under its name only when complete."""
     with saved_whole(path.parent, path.name) as partial:
-        (partial / path.name).write_text(text)
+        (partial / path.name).write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -127,5 +127,5 @@ def memory() -> float:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
-            limits.append(int(Path(file).read_text()))
+            limits.append(int(Path(file).read_text(encoding="utf-8")))
     return min(limits, default=math.inf)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from every_task import CASES, recipe
 
 from lagwise.analysis.report import plot_run
@@ -105,6 +107,16 @@ def test_it_refuses_wrong_data_before_a_run_begins(name: str, tmp_path: Path) ->
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(wrong, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+@every_case
+def test_its_data_are_sent_to_workers_that_are_spawned(name: str, tmp_path: Path) -> None:
+    """`training.workers` on macOS and Windows, whose processes get examples and collator as pickles."""
+    data = make_task(recipe(name, tmp_path)).open(progress=False)
+    sent, collate = pickle.loads(pickle.dumps((data.training_examples(2, 4, 0), data.collate)))
+    own = data.training_examples(2, 4, 0)
+    batch = data.collate([own[i] for i in range(4)])
+    torch.testing.assert_close(collate([sent[i] for i in range(4)]), batch, rtol=0, atol=0, equal_nan=True)
 
 
 def test_changed_data_are_detected(tmp_path: Path) -> None:

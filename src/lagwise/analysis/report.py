@@ -43,7 +43,7 @@ def _plot_run(folder: Path) -> list[Path]:
         plots = {"kernels": kernel_curves(kernels), "matrices": kernel_matrices(kernels)}
         table = Table("Reach", ("layer", "lags with half the energy", "with 99 %"), rows)
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
-    written = (folder / SAMPLE_FILE).read_text() if (folder / SAMPLE_FILE).is_file() else ""
+    written = (folder / SAMPLE_FILE).read_text(encoding="utf-8") if (folder / SAMPLE_FILE).is_file() else ""
     if sample := written or run.task.sample(model, tokenizer):
         sections.append(Section("A sample", code=sample))
     sections += [

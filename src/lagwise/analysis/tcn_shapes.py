@@ -72,7 +72,9 @@ def choose_tcn(
     others = [entry for entry in known if entry["of"] != [machine, asked]]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial_path = path.with_suffix(f".{os.getpid()}")
-    partial_path.write_text(json.dumps([*others, {"of": [machine, asked], "choices": [asdict(c) for c in choices]}]))
+    partial_path.write_text(
+        json.dumps([*others, {"of": [machine, asked], "choices": [asdict(c) for c in choices]}]), encoding="utf-8"
+    )
     os.replace(partial_path, path)
     return choices
 
@@ -80,7 +82,7 @@ def choose_tcn(
 def _earlier_results(path: Path) -> list[dict[str, Any]]:
     """Results of earlier calls; an empty list if the file is missing or damaged."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
 

@@ -77,7 +77,7 @@ def save_results(path: Path, command: str, results: Any) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     content = {"command": command, "commit": commit or None, **describe(), "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, default=asdict) + "\n")
+    path.write_text(json.dumps(content, indent=1, default=asdict) + "\n", encoding="utf-8")
 
 
 def _synchronize() -> None:

@@ -38,7 +38,7 @@ def run_demo(out: Path, overrides: Sequence[str], *, write: Callable[[str], None
     model, tokenizer = load_language_model(out, device=default_device())
     typer.secho("A sample:\n", bold=True)
     text = generate_text(model, tokenizer, PROMPT, max_new_tokens=400, seed=0, write=write)
-    (out / SAMPLE_FILE).write_text(text)
+    (out / SAMPLE_FILE).write_text(text, encoding="utf-8")
     report = plot_run(out)[-1]
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
     typer.secho(f"\nReport: {report.resolve().as_uri()}   ({minutes} min {seconds} s in all)", bold=True)

@@ -21,7 +21,7 @@ from lagwise.cli.parsing import at_least, integers, not_empty, path, within
 from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
-from lagwise.cli.terminal import plain, write
+from lagwise.cli.terminal import plain, use_utf8, write
 from lagwise.extras import require
 from lagwise.process import group_size, is_first, keep_freed_memory, leave_group, quick_imports, share_cores
 
@@ -371,6 +371,7 @@ app.add_typer(bench, name="bench", rich_help_panel="Benchmarks")
 
 def main() -> None:
     """Run the command line."""
+    use_utf8()
     keep_freed_memory()
     share_cores()
     failures.run(app)

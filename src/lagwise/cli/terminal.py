@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import sys
@@ -12,6 +13,16 @@ import typer
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _GAP = "  "
+
+
+def use_utf8() -> None:
+    """Read and write UTF-8 in pipes and redirected files on Windows too, where their encoding is otherwise that of the
+    country: generated texts have any characters, and lagwise reads files as UTF-8."""
+    if sys.platform != "win32":
+        return
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
 
 
 def plain(text: str) -> str:

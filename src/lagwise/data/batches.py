@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,10 @@ from lagwise.data.packing import input_tensors, label_tensor
 from lagwise.tables import check_integer
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset as Rows
+
+    R = TypeVar("R", Rows, pa.Table)
 
 _POOL = 50  # batches that are sorted by length together
 _SCALARS = ("label", "length")  # the columns of encoded rows that are not inputs
@@ -70,14 +73,14 @@ class BucketedExamples(Dataset):
 class EncodedExamples(Dataset):
     """Encoded rows in their own order, as tensors: input_ids and token_type_ids or input_values, and ``label``."""
 
-    def __init__(self, rows: Rows):
-        self.rows = rows.with_format("arrow")
+    def __init__(self, rows: Rows | pa.Table):
+        self.rows: Any = rows.with_format("arrow") if hasattr(rows, "with_format") else rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        row: Any = self.rows[index]
+        row: Any = self.rows.slice(index, 1) if hasattr(self.rows, "slice") else self.rows[index]
         names = [name for name in row.column_names if name not in _SCALARS]
         example = input_tensors([{name: next(row_arrays(row.column(name))).copy() for name in names}])
         label = {"label": torch.tensor(row.column("label")[0].as_py())} if "label" in row.column_names else {}
@@ -158,10 +161,10 @@ def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return batch
 
 
-def by_length(rows: Rows) -> tuple[Rows, np.ndarray]:
+def by_length(rows: R) -> tuple[R, np.ndarray]:
     """Rows from the shortest to the longest, and where each was."""
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-    return cast("Rows", rows.select(order)), order
+    return cast("Any", rows.select if hasattr(rows, "with_format") else rows.take)(order), order
 
 
 class BothStrands(Dataset):

@@ -7,7 +7,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -28,6 +28,7 @@ _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # default sizes for Li
 _IMAGES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
 _PAIRS, _PASSAGE = 20_000, 4_000  # pairs of passages, and characters in each passage
 RETRIEVAL = "lra-retrieval"
+_MOST_PROCESSES = 61  # that Windows can wait for
 _FORMAT = 3  # raise when the same seed gives other data
 
 
@@ -57,7 +58,7 @@ def write_listops(out: Path, *, rows: int | None, seed: int, progress: bool) -> 
     with progress_bar(desc="generating ListOps", total=sum(sizes.values()), unit="row", show=progress) as bar:
         lines = (line for block in blocks for line in block)
         for split in SPLITS:
-            with open(out / f"{names[split]}.tsv", "w") as file:
+            with open(out / f"{names[split]}.tsv", "w", encoding="utf-8") as file:
                 file.write("Source\tTarget\n")
                 for line in islice(lines, sizes[split]):
                     file.write(line)
@@ -86,7 +87,7 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
                 (place / f"sample_{i}.png").write_bytes(image)
                 lines.append(f"imgs/{number} sample_{i}.png {i} {label}\n")
                 bar.update()
-            (folder / "metadata" / f"{number}.npy").write_text("".join(lines))
+            (folder / "metadata" / f"{number}.npy").write_text("".join(lines), encoding="utf-8")
     return {"images": count, "side": side, "seed": seed}
 
 
@@ -128,7 +129,7 @@ def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progr
             )
     with progress_bar(desc="drawing passages", total=sum(sizes.values()), unit="pair", show=progress) as bar:
         for part, split in enumerate(SPLITS):
-            with open(out / f"{names[split]}.tsv", "w") as file:
+            with open(out / f"{names[split]}.tsv", "w", encoding="utf-8") as file:
                 for i in range(sizes[split]):
                     file.write(_pair(books[split], np.random.default_rng((seed, part, i)), i))
                     bar.update()
@@ -184,7 +185,7 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
             stack.enter_context(lock(held))
         except BlockingIOError as error:
             raise BlockingIOError(f"another process is writing {str(out)!r}; wait until it ends") from error
-        stack.callback(held.unlink)
+        stack.callback(_remove, held)
         stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
         if out.exists():  # since the lock was taken
             raise _exists(out)
@@ -192,6 +193,11 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
         unfinished.mkdir()
         write(unfinished, rows=rows, seed=seed, progress=progress)
         unfinished.rename(out)
+
+
+def _remove(lock: Path) -> None:
+    with suppress(PermissionError):  # Windows removes no file that is open
+        lock.unlink()
 
 
 def _exists(out: Path) -> FileExistsError:
@@ -218,7 +224,7 @@ def _blocks(
         for part in filter(None, places)
         for block in range(part.start // size, -(-part.stop // size))
     ]
-    processes = min(len(pieces), os.cpu_count() or 1)
+    processes = min(len(pieces), os.cpu_count() or 1, _MOST_PROCESSES)
     if processes == 1:
         yield from (make(seed, block, *options)[kept] for block, kept in pieces)
         return

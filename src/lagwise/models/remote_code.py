@@ -43,7 +43,7 @@ class SavedWithCode:
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         names = "".join(f"\n    {name}," for name in sorted(self.auto_classes))
-        (folder / f"{_MODULE}.py").write_text(_CODE.format(names=names))
+        (folder / f"{_MODULE}.py").write_text(_CODE.format(names=names), encoding="utf-8")
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)  # type: ignore[misc]
 
     @classmethod

@@ -72,11 +72,11 @@ def convert_run(
         recipe.model["block"] = converted.config.block
     # Written now, with the model, and again below with the figures, because measuring may be interrupted.
     with quiet(), saved_whole(out, "the conversion", last="config.json") as partial:
-        (partial / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n")
+        (partial / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         converted.save_pretrained(partial)
         save_tokenizer(tokenizer, partial, converted.length_limit)
         if recipe is not None:
-            (partial / RECIPE_FILE).write_text(recipe.to_yaml())
+            (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
             if (run / TOKENIZER).is_dir():  # the run's own folder may be moved
                 copy_tokenizer(run / TOKENIZER, partial / TOKENIZER)
             if (run / RUN_FILE).is_file():
@@ -105,7 +105,7 @@ def convert_run(
     if turn:
         context = length if limit is None else min(length, limit - turn * (_TURNS + 1))
         result["tokens_per_second"] = tokens_per_second({"before": model, "after": converted}, context, turn)
-    write_whole(out / CONVERSION_FILE, json.dumps(result, indent=1) + "\n")
+    write_whole(out / CONVERSION_FILE, json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
 
 

@@ -72,7 +72,7 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
             for file in files:
                 shutil.copyfile(file, partial / file.name)
             tokenizer.save_pretrained(partial)
-            (partial / EXPORT_FILE).write_text(json.dumps(meta, indent=1) + "\n")
+            (partial / EXPORT_FILE).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
     for stale in set(out.glob(f"{name}.*")) - {out / file.name for file in files}:
         stale.unlink()
     return {"out": str(out / name), **figures}

@@ -36,5 +36,7 @@ def export_first_answer(run: Path, out: Path, *, format: str) -> dict[str, Any]:
                 shutil.copyfile(file, partial / file.name)
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)
-            (partial / EXPORT_FILE).write_text(json.dumps({"labels": labels, name: figures}, indent=1) + "\n")
+            (partial / EXPORT_FILE).write_text(
+                json.dumps({"labels": labels, name: figures}, indent=1) + "\n", encoding="utf-8"
+            )
     return {"out": str(out / name), **figures}

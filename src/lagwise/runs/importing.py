@@ -75,7 +75,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
             save_tokenizer(tokenizer, partial, model.length_limit)
         if tokenizer is not None and tokenizer.eos_token_id is not None and is_run:
             tokenizer.save_pretrained(partial / TOKENIZER)
-            (partial / RECIPE_FILE).write_text(_recipe(folder, model, text).to_yaml())
+            (partial / RECIPE_FILE).write_text(_recipe(folder, model, text).to_yaml(), encoding="utf-8")
     return result
 
 

@@ -15,6 +15,7 @@ from lagwise.progress import progress_bar
 from lagwise.tasks.base import finite
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset as Rows
 
 TOKENS_A_BATCH = 16384
@@ -23,7 +24,7 @@ TOKENS_A_BATCH = 16384
 @torch.inference_mode()
 def row_logits(
     model: Any,
-    rows: Rows,
+    rows: Rows | pa.Table,
     collate: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Tensor]],
     progress: bool,
     stride: int = 1,
@@ -31,7 +32,7 @@ def row_logits(
     """Logits ``(rows, labels)`` in the order of the rows, computed in batches of similar lengths. stride: positions of
     a row per step of the model."""
     ordered, order = by_length(rows)
-    examples, lengths = EncodedExamples(ordered), [-(-n // stride) for n in ordered["length"][:]]
+    examples, lengths = EncodedExamples(ordered), (-(-np.asarray(ordered["length"][:]) // stride)).tolist()
     result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
     with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
         for places in like_lengths(lengths, TOKENS_A_BATCH):

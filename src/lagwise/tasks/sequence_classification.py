@@ -54,6 +54,7 @@ from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
 from lagwise.tasks.scores import check_metric, headline_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset as Rows
     from transformers import PreTrainedTokenizerBase
 
@@ -233,12 +234,12 @@ class SequenceClassification(Labelled):
         self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
     ) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
-        logits = self.logits(model, tokenizer, self.encoder(model.config, tokenizer)(rows), progress)
+        logits = self.logits(model, tokenizer, self.encoder(model.config, tokenizer).table(rows), progress)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
         return class_columns(logits, class_names(model.config))
 
-    def logits(self, model: Any, tokenizer: Any, rows: Rows, progress: bool) -> np.ndarray:
+    def logits(self, model: Any, tokenizer: Any, rows: Rows | pa.Table, progress: bool) -> np.ndarray:
         """Logits of encoded rows, in steps of the model: a first answer reads single samples."""
         inputs = model.config.inputs
         stride = inputs.get("stride", 1) if isinstance(inputs, dict) else 1

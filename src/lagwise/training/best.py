@@ -48,7 +48,7 @@ class BestModel(TrainerCallback):
 
     def has_stopped(self, checkpoint: Path) -> bool:
         """Whether the training that wrote a checkpoint had stopped there because the metric no longer improved."""
-        history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+        history = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
         values = [self.sign * line[self.metric] for line in history if self.metric in line]
         return bool(self.patience and values) and evaluations_since_best(values) >= self.patience
 

@@ -136,7 +136,7 @@ def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
     wrong = sorted(name for name in own if name not in found or tuple(found[name].shape) != own[name])
     wrong += sorted(found.keys() - own.keys())
     if wrong:
-        architecture = json.loads((folder / "config.json").read_text()).get("architectures", ["?"])[0]
+        architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures", ["?"])[0]
         raise ValueError(
             f"model.init_from {str(folder)!r} ({architecture}) has no weights that fit {len(wrong)} parts of this "
             f"model, such as {wrong[0]}; leave the model, and of series the stride and the features, as they are there"

@@ -111,10 +111,12 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
             }
             shutil.rmtree(out / TOKENIZER, ignore_errors=True)
             with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
-                (partial / RUN_FILE).write_text(json.dumps({**identity, **describe()}, indent=1) + "\n")
+                (partial / RUN_FILE).write_text(
+                    json.dumps({**identity, **describe()}, indent=1) + "\n", encoding="utf-8"
+                )
                 if folder := tokenizer_folder(recipe.data.tokenizer):  # it may no longer exist when the run is used
                     copy_tokenizer(folder, partial / TOKENIZER)
-                (partial / RECIPE_FILE).write_text(recipe.to_yaml())
+                (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
             if first is not None:
                 _keep_first_answer(first, data, out, kind, progress=progress)
         if trainer is None or _needs_no_training(out):
@@ -465,7 +467,7 @@ def _keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, kind: str,
     line = {"step": 0, "first_answer": scores[data.headline.name], "seconds": about["seconds"]}
     if kind == "only" or is_perfect(about):
         line |= {f"eval_{name}": value for name, value in scores.items()}
-    with open(out / METRICS_FILE, "a") as file:
+    with open(out / METRICS_FILE, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
     if progress:
         print(

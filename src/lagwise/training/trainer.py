@@ -127,7 +127,7 @@ class LagwiseTrainer(Trainer):
         self._logged_at = now
         super().log(logs, *args, **kwargs)
         if self.is_world_process_zero():
-            with open(Path(str(self.args.output_dir), METRICS_FILE), "a") as f:
+            with open(Path(str(self.args.output_dir), METRICS_FILE), "a", encoding="utf-8") as f:
                 line = {"step": self.state.global_step, **logs}
                 line.pop("epoch", None)  # the Trainer's value counts all examples of the run
                 f.write(json.dumps(line) + "\n")
