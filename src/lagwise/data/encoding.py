@@ -54,7 +54,8 @@ class RowEncoder:
         """The same as a table of Arrow, which needs no import of datasets: half a second."""
         import pyarrow as pa
 
-        table: Any = rows.with_format("arrow")[:] if hasattr(rows, "with_format") else self._table(rows)
+        source: Any = rows
+        table: Any = source.with_format("arrow")[:] if hasattr(rows, "with_format") else self._table(source)
         texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
         for column in self.columns:
             if column not in table.column_names:

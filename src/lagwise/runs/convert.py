@@ -105,7 +105,7 @@ def convert_run(
     if turn:
         context = length if limit is None else min(length, limit - turn * (_TURNS + 1))
         result["tokens_per_second"] = tokens_per_second({"before": model, "after": converted}, context, turn)
-    write_whole(out / CONVERSION_FILE, json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_whole(out / CONVERSION_FILE, json.dumps(result, indent=1) + "\n")
     return result
 
 

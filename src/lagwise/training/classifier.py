@@ -179,6 +179,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         ValueError for a folder with another model, or a damaged one.
         """
         folder, made = expanded(folder), cls()
+        model: Any
         model, tokenizer = load_model(folder)
         is_linear = isinstance(model, LagwiseLinearForSequenceClassification)
         if not (is_linear or isinstance(model, LagwiseForSequenceClassification)) or model.num_labels < 2:

@@ -72,7 +72,7 @@ def _written(folder: Path, kind: str, rows: Sequence[Any], ids: np.ndarray, held
 
     folder.mkdir()
     for split, places in (("train", ~held), ("valid", held), ("test", held)):
-        own = [rows[i] for i in np.flatnonzero(places)]
+        own = [rows[i] for i in np.flatnonzero(places).tolist()]
         if kind == "texts":
             columns: dict[str, Any] = {"text": own}
         else:
