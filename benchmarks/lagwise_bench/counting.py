@@ -5,8 +5,9 @@ operation below autograd counts:
 
 - calls: operations that start a kernel, so neither views nor allocations. A long FFT or a sort starts several.
 - bytes: sizes of the tensors read and written, each once; an expanded axis counts once, a lookup reads as many rows as
-  it returns. An operator of the namespace ``lagwise_triton`` is one kernel: its inputs and outputs, each once. What
-  other operators of lagwise run inside is counted.
+  it returns. An operator of the namespace ``lagwise_triton`` is one kernel: its inputs and outputs, and tensors that it
+  writes into, each once. What other operators of lagwise run inside is counted. What a library does inside a call is
+  not: cuFFT takes two passes for long transforms, and PyTorch copies the input of an inverse real one.
 - flops: `torch.utils.flop_counter`'s, and 5/2 n log2 n for a real FFT of n points.
 - peak: the largest total of tensors that exist at a time, without the parameters.
 - waits: values that the host reads, operations on the host, and copies to the device.
@@ -23,13 +24,13 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -109,27 +110,14 @@ class Counter(TorchDispatchMode):
         return out
 
 
-class CudaChoices(TorchFunctionMode):
-    """Has attention and RMS norm run as on CUDA, by kernels that a build without CUDA replaces."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function is F.rms_norm:
-            x, shape = args[:2]
-            weight = args[2] if len(args) > 2 else kwargs.get("weight")
-            y = _rms_norm(x, len(shape))[0]
-            return y if weight is None else y * weight
-        if function is F.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
-        return function(*args, **kwargs)
-
-
 def count_step(
     make: Callable[[], nn.Module], inputs: Callable[[], dict[str, Tensor]], *, half: bool = True, places: bool = False
 ) -> Count:
     """Count a training step of the model that ``make()`` builds, which returns a loss for the keyword arguments of
     ``inputs()``. A step before it fills caches. half: under bfloat16 autocast."""
-    with FakeTensorMode(allow_non_fake_inputs=True), CudaChoices(), torch.autograd.set_detect_anomaly(places, False):
+    # Kernels of CUDA that a build without it replaces. Not by a mode, which would intercept all functions.
+    cuda = mock.patch.multiple(F, rms_norm=_fused_rms_norm, scaled_dot_product_attention=_attention)
+    with FakeTensorMode(allow_non_fake_inputs=True), cuda, torch.autograd.set_detect_anomaly(places, False):
         with torch.device("cuda"):
             model, given = make().train(), inputs()
         for counter in (Counter(), Counter(places)):
@@ -166,6 +154,11 @@ _rms_norm.register_autograd(
 _KERNELS = torch.library.Library("aten", "IMPL")
 for _name in ("silu_backward", "mish_backward"):
     _KERNELS.impl(_name, lambda *_: None, "CUDA")
+
+
+def _fused_rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    y = _rms_norm(x, len(shape))[0]
+    return y if weight is None else y * weight
 
 
 def _attention(

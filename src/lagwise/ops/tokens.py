@@ -7,9 +7,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.fused import fused
+from lagwise.ops.fused import gate as gate_kernels
+from lagwise.ops.fused.linear import joint_linear
 from lagwise.ops.operators import loop_operator
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -18,15 +22,23 @@ _FEWEST = 1 << 16  # numbers for which a call into C is worthwhile
 
 
 def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
-    """Apply linear layers to x, where possible without adding their biases, which a loop in C adds in the same pass.
+    """Apply linear layers to x, where possible without adding their biases, which a loop in C adds in the same pass. On
+    a GPU they are one matrix product.
 
     Returns the layers' outputs and None; or, where the loops in C are used and every layer is a plain `torch.nn.Linear`
     with a bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
     """
     intercepted = torch._C._len_torch_function_stack() > 0
+    if fused(x) and not intercepted and all(_plain_linear(layer, x, biased=False) for layer in layers):
+        return joint_linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers]), None
     if x.dtype in _DTYPES and _fast(x) and not intercepted and all(_plain_linear(layer, x) for layer in layers):
         return [F.linear(x, layer.weight) for layer in layers], torch.stack([layer.bias for layer in layers])
     return [layer(x) for layer in layers], None
+
+
+def linear(x: Tensor, layer: Any) -> Tensor:
+    """``layer(x)``; on a GPU as of `apply_linear`, if it is a plain `torch.nn.Linear`."""
+    return apply_linear(x, layer)[0][0] if fused(x) else layer(x)
 
 
 def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
@@ -39,6 +51,8 @@ def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> T
     """
     check_biases(biases, gate)
     same = gate.shape == value.shape and gate.dtype == value.dtype
+    if same and biases is None and fused(gate, value):
+        return gate_kernels.silu_product(gate, value)
     if same and gate.dtype in _DTYPES and value.device.type == "cpu" and _fast(gate):
         return _SiluProduct.apply(gate, value, biases)
     return _plain_silu_product(gate, value, biases)
@@ -76,13 +90,13 @@ def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=epsilon)
 
 
-def _plain_linear(layer: Any, x: Tensor) -> bool:
+def _plain_linear(layer: Any, x: Tensor, *, biased: bool = True) -> bool:
     """Whether a module computes ``x W' + b`` and nothing else: other libraries replace layers, weights and `forward`,
-    and add hooks."""
+    and add hooks. biased: whether there must be a bias."""
     if type(layer) is not nn.Linear or nn.Linear.forward is not _FORWARD or "forward" in vars(layer):
         return False
-    parts = (layer.weight, layer.bias)
-    if any(type(part) is not nn.Parameter or part.device != x.device for part in parts):
+    parts = (layer.weight, layer.bias) if biased or layer.bias is not None else (layer.weight,)
+    if any(type(part) not in (nn.Parameter, FakeTensor) or part.device != x.device for part in parts):
         return False
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return not any(hooks) and not torch.nn.modules.module._has_any_global_hook()

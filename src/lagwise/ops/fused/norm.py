@@ -1,0 +1,173 @@
+"""A residual sum and its norm in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.bilinear import differentiable, differentiable_gradients
+from lagwise.ops.fused import autocast_dtype, kernel
+
+_PROGRAMS = 1024  # at most; each sums the parameters' gradients over some rows
+
+
+def residual_norm(
+    x: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, *, centred: bool
+) -> tuple[Tensor, Tensor]:
+    """``s = x + branch``, and ``(s - mean(s)) / sqrt(variance + epsilon) * weight + bias`` over the last axis.
+
+    Shapes: x and branch ``(..., channels)``; weight and bias ``(channels,)``. Without a branch s is x; if not centred,
+    the norm is by the root mean square. The norm has the dtype of autocast, for the products that follow. Gradients
+    through s and through the norm are added in the same pass.
+    """
+    return _ResidualNorm.apply(x, branch, weight, bias, epsilon, centred, autocast_dtype(x))
+
+
+def _plain(
+    x: Tensor,
+    branch: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+    centred: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    total = x if branch is None else x + branch
+    if centred:
+        return total, F.layer_norm(total, total.shape[-1:], weight, bias, epsilon).to(dtype)
+    return total, F.rms_norm(total, total.shape[-1:], weight, epsilon).to(dtype)
+
+
+class _ResidualNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, branch, weight, bias, epsilon: float, centred: bool, dtype: torch.dtype):
+        ctx.set_materialize_grads(False)
+        if branch is None:
+            total, y = x, norm(x, weight, bias, epsilon, centred, dtype)
+        else:
+            total, y = sum_and_norm(x, branch, weight, bias, epsilon, centred, dtype)
+        ctx.save_for_backward(total, weight, bias)
+        ctx.settings, ctx.branch = (epsilon, centred, dtype), None if branch is None else branch.dtype
+        return total, y
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor | None, grad: Tensor | None):
+        total, weight, bias = ctx.saved_tensors
+        epsilon, centred, _ = ctx.settings
+        if grad is None:
+            return grad_total, None if ctx.branch is None else _to(grad_total, ctx.branch), *[None] * 5
+        if differentiable():  # the gradient of the sum is that of x and of the branch
+            grads = [torch.zeros_like(total) if grad_total is None else grad_total, grad]
+            inputs = (total, None, weight, bias, *ctx.settings)
+            wanted = (True, False, *ctx.needs_input_grad[2:4], False, False, False)
+            dx, _, dweight, dbias, *_ = differentiable_gradients(_plain, inputs, wanted, grads)
+            return dx, None if ctx.branch is None else _to(dx, ctx.branch), dweight, dbias, None, None, None
+        given = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
+        dx, dbranch, dweight, dbias = norm_gradients(*given, dx_dtype := total.dtype, ctx.branch or dx_dtype)
+        if ctx.branch is None:
+            dbranch = None
+        elif not dbranch.numel():  # of the same dtype
+            dbranch = dx
+        return (
+            dx,
+            dbranch,
+            None if weight is None else dweight.sum(0).to(weight.dtype),
+            None if bias is None else dbias.sum(0).to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _to(grad: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if grad is None else grad.to(dtype)
+
+
+@kernel(lambda x, weight, bias, epsilon, centred, dtype: x.new_empty(x.shape, dtype=dtype))
+def norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool, dtype: torch.dtype
+) -> Tensor:
+    y = x.new_empty(x.shape, dtype=dtype)
+    _launch(x.contiguous(), None, weight, bias, None, y, epsilon, centred)
+    return y
+
+
+@kernel(
+    lambda x, branch, weight, bias, epsilon, centred, dtype: (
+        x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype)),
+        x.new_empty(x.shape, dtype=dtype),
+    )
+)
+def sum_and_norm(
+    x: Tensor,
+    branch: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+    centred: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=dtype)
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
+    _launch(x.contiguous(), branch.contiguous(), weight, bias, total, y, epsilon, centred)
+    return total, y
+
+
+def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool) -> None:
+    from lagwise.ops.fused import kernels
+
+    channels = x.shape[-1]
+    kernels.norm[(x.numel() // channels,)](
+        *(x if t is None else t for t in (x, branch, weight, bias, total)), y, channels, epsilon,
+        CENTRED=centred, BRANCH=branch is not None, WEIGHT=weight is not None, BIAS=bias is not None,
+        BLOCK=_block(channels),
+    )  # fmt: skip
+
+
+def _block(channels: int) -> int:
+    return max(16, 1 << (channels - 1).bit_length())
+
+
+def _parts(x: Tensor) -> int:
+    return min(_PROGRAMS, x.numel() // x.shape[-1])
+
+
+def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
+    parts, channels = _parts(x), x.shape[-1]
+    empty = x.new_empty(0)
+    return (
+        x.new_empty(x.shape, dtype=dtype),
+        empty if branch == dtype else x.new_empty(x.shape, dtype=branch),
+        x.new_empty((parts if weight is not None else 0, channels), dtype=torch.float32),
+        x.new_empty((parts if biased else 0, channels), dtype=torch.float32),
+    )
+
+
+@kernel(_gradients_like)
+def norm_gradients(
+    grad: Tensor,
+    grad_total: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    biased: bool,
+    epsilon: float,
+    centred: bool,
+    dtype: torch.dtype,
+    branch: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, of the branch (empty for the same dtype), and parts of those of weight and bias."""
+    from lagwise.ops.fused import kernels
+
+    x, grad = x.contiguous(), grad.contiguous()
+    grad_total = None if grad_total is None else grad_total.contiguous()
+    results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch)
+    channels = x.shape[-1]
+    kernels.norm_gradients[(_parts(x),)](
+        grad, *(x if t is None else t for t in (grad_total, x, weight)), *results, x.numel() // channels, channels,
+        epsilon, CENTRED=centred, TOTAL=grad_total is not None, BRANCH=branch != dtype, WEIGHT=weight is not None,
+        BIAS=biased, BLOCK=_block(channels),
+    )  # fmt: skip
+    return results
