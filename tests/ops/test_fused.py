@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.blocks import MegaBlock
 from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
 from lagwise.family.short_conv import ShortConvMixer
+from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
@@ -180,3 +182,21 @@ def test_second_derivatives_take_the_plain_way() -> None:
         (dx,) = torch.autograd.grad(run().square().sum(), x, create_graph=True)
         grads.append(torch.autograd.grad(dx.square().sum(), taps)[0])
     assert torch.allclose(*grads, rtol=1e-4)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dimension", [1, 3])
+def test_moving_averages(dimension: int, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lagwise.ops.fused.average._CHUNK", 16)
+    torch.manual_seed(0)
+    mixer = EMAMixer(33, dimension=dimension)
+    x = numbers(2, 37, 33, dtype=HALF if half else torch.float32)
+    compare(lambda mixer, x: mixer(x), mixer, x, tolerance=2e-2 if half else 5e-5)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_blocks_of_mega(half: bool) -> None:
+    torch.manual_seed(0)
+    memory = {"name": "tcn", "depth": 2}
+    block = MegaBlock(24, memory=memory, query_size=8, value_size=16, chunk=16)
+    compare(lambda block, x: block(x), block, numbers(2, 37, 24), half=half, tolerance=0.1 if half else 2e-4)

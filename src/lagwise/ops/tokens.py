@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,13 @@ def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
 def linear(x: Tensor, layer: Any) -> Tensor:
     """``layer(x)``; on a GPU as of `apply_linear`, if it is a plain `torch.nn.Linear`."""
     return apply_linear(x, layer)[0][0] if fused(x) else layer(x)
+
+
+def split_linear(x: Tensor, layer: Any, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """``layer(x)`` in parts of these sizes, along the channels."""
+    if fused(x) and _plain_linear(layer, x, biased=False) and not torch._C._len_torch_function_stack():
+        return joint_linear(x, [layer.weight], [layer.bias], sizes)
+    return layer(x).split(list(sizes), dim=-1)
 
 
 def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A gated product in one pass."""
+"""Gates in one pass."""
 
 from __future__ import annotations
 
@@ -60,3 +60,61 @@ def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor) -> Tensor:
         *tensors, g.numel(), g.shape[1], *(t.stride(0) for t in tensors), BLOCK=BLOCK
     )  # fmt: skip
     return result
+
+
+def gated_update(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+    """``x + sigmoid(update) (silu(candidate + branch) - x)`` for tensors ``(..., channels)``; result like x."""
+    return _Update.apply(x, update, candidate, branch)
+
+
+def _plain_update(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+    return torch.lerp(x, F.silu(candidate + branch).to(x.dtype), update.sigmoid().to(x.dtype))
+
+
+class _Update(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+        ctx.save_for_backward(x, update, candidate, branch)
+        return gated_update_kernel(x, update, candidate, branch)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        inputs = ctx.saved_tensors
+        if differentiable():
+            return tuple(differentiable_gradients(_plain_update, inputs, ctx.needs_input_grad, [grad]))
+        dx, dupdate, inner = gated_update_gradients(grad, *inputs)
+        return dx, dupdate, inner, inner.to(inputs[3].dtype)
+
+
+@kernel(lambda x, update, candidate, branch: x.new_empty(x.shape))
+def gated_update_kernel(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+    from lagwise.ops.fused import kernels
+
+    others, y = [rows_of(t) for t in (update, candidate, branch)], x.new_empty(x.shape)
+    strides = (t.stride(0) for t in others)
+    grid = (-(-x.numel() // BLOCK),)
+    kernels.gated_update[grid](x.contiguous(), *others, y, x.numel(), x.shape[-1], *strides, BLOCK=BLOCK)
+    return y
+
+
+@kernel(
+    lambda grad, x, update, candidate, branch: (
+        x.new_empty(x.shape),
+        update.new_empty(update.shape),
+        candidate.new_empty(candidate.shape),
+    )
+)
+def gated_update_gradients(
+    grad: Tensor, x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, of update, and of the sum of candidate and branch."""
+    from lagwise.ops.fused import kernels
+
+    others = [rows_of(t) for t in (update, candidate, branch)]
+    results = (x.new_empty(x.shape), update.new_empty(update.shape), candidate.new_empty(candidate.shape))
+    strides = (t.stride(0) for t in others)
+    grid = (-(-x.numel() // BLOCK),)
+    kernels.gated_update_gradients[grid](
+        grad.contiguous(), x.contiguous(), *others, *results, x.numel(), x.shape[-1], *strides, BLOCK=BLOCK
+    )  # fmt: skip
+    return results
