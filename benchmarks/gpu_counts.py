@@ -185,15 +185,20 @@ def layer_counts(name: str, hidden: int, batch: int, length: int, places: bool =
     return row
 
 
+def pretend_triton() -> None:
+    """Have fused kernels serve the fake device, whether Triton is installed or not."""
+    from lagwise.ops import fused
+
+    fused.available = lambda: True  # type: ignore[assignment]
+
+
 def main(given: argparse.Namespace) -> None:
     if not given.without_triton:
-        try:
-            from lagwise.ops import fused
-
-            fused.available = lambda: True
-        except ImportError:
-            pass  # a version before these kernels
-    before = {} if given.before is None else json.loads(given.before.read_text())["results"]
+        pretend_triton()
+    before = None
+    if given.before is not None:
+        content = json.loads(given.before.read_text())
+        before = {"commit": content["commit"], "rows": content["results"]["rows"]}
     rows = []
     for shape in given.shapes.split(","):
         batch, length = map(int, shape.split("x"))
@@ -212,7 +217,7 @@ def main(given: argparse.Namespace) -> None:
             for place, (calls, size) in places[:70]:
                 print(f"    {size / row['bytes']:6.1%} {calls:6.1f} calls  {place}")
     command = " ".join(["python", *sys.argv])
-    save_results(given.out, command, {"rows": rows, "before": before.get("rows"), "triton": not given.without_triton})
+    save_results(given.out, command, {"rows": rows, "before": before, "triton": not given.without_triton})
 
 
 if __name__ == "__main__":

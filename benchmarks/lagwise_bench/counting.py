@@ -94,6 +94,8 @@ class Counter(TorchDispatchMode):
         if view or name in _ALLOCATIONS:
             return out
         devices = {t.device.type for t in [*inputs, *outputs]}
+        if not devices:  # a question about dtypes
+            return out
         on_host = "cuda" not in devices
         if name in _READS or on_host or ("cpu" in devices and any(t.dim() for t in inputs if t.device.type == "cpu")):
             self.total.waits += 1
@@ -146,9 +148,15 @@ _rms_norm.register_fake(
     lambda x, axes: (torch.empty_like(x), x.new_empty((*x.shape[:-axes], *[1] * axes), dtype=torch.float32))
 )
 _rms_norm_gradient.register_fake(lambda grad, x, factors: torch.empty_like(x))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0], output[1])
+    ctx.set_materialize_grads(False)
+
+
 _rms_norm.register_autograd(
-    lambda ctx, grad, _: (_rms_norm_gradient(grad, *ctx.saved_tensors), None),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output[1]),
+    lambda ctx, grad, _: (_rms_norm_gradient(grad, *ctx.saved_tensors), None), setup_context=_save
 )
 # CUDA has these kernels; without one, fake tensors would decompose them.
 _KERNELS = torch.library.Library("aten", "IMPL")

@@ -17,10 +17,12 @@ from lagwise.family.short_conv import ShortConvMixer
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
+from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused.convolution import residual_convolution
+from lagwise.ops.fused.norm import normed_relu
 from lagwise.ops.toeplitz import spectral_product
-from lagwise.ops.tokens import apply_linear, linear, silu_product
+from lagwise.ops.tokens import apply_linear, linears, silu_product
 
 HALF = torch.bfloat16
 
@@ -97,7 +99,7 @@ def test_joint_layers_and_gates(half: bool, bias: bool) -> None:
         (gate, value), biases = apply_linear(x, *layers[:2])
         if x.dtype == torch.float32:
             assert fused.joined([gate, value]).untyped_storage().data_ptr() == gate.untyped_storage().data_ptr()
-        return linear(silu_product(gate, value, biases), layers[2])
+        return linears(silu_product(gate, value, biases), layers[2])[0]
 
     found = compare(run, layers, numbers(3, 7, 24), half=half, tolerance=3e-2 if half else 2e-5)
     assert all(gradient.dtype == torch.float32 for gradient in found[1:])
@@ -200,3 +202,16 @@ def test_blocks_of_mega(half: bool) -> None:
     memory = {"name": "tcn", "depth": 2}
     block = MegaBlock(24, memory=memory, query_size=8, value_size=16, chunk=16)
     compare(lambda block, x: block(x), block, numbers(2, 37, 24), half=half, tolerance=0.1 if half else 2e-4)
+
+
+def test_norms_of_kernel_networks() -> None:
+    compare(lambda _, x: normed_relu(x, 1e-6) if x.dtype == torch.float32 else F.relu(F.rms_norm(x, (20,), eps=1e-6)),
+            nn.Identity(), numbers(9, 20))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_causal_ski(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mixer = ToeplitzMixer(20, kernel={"name": "warped", "filter_size": 8}, engine="ski")
+    x = numbers(2, 150, 20, dtype=dtype)
+    compare(lambda mixer, x: mixer(x), mixer, x, tolerance=1e-4 if dtype == torch.float32 else 2e-2)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.norm import make_norm, residual_normed
-from lagwise.ops.tokens import apply_linear, linear, silu_product
+from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise.tables import Spec, build, known
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
@@ -34,7 +34,7 @@ class GLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         (gate, value), biases = apply_linear(x, self.gate, self.value)
-        return linear(silu_product(gate, value, biases), self.out)
+        return linears(silu_product(gate, value, biases), self.out)[0]
 
 
 class MLP(nn.Module):
@@ -56,7 +56,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, channels, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(self.activation(linear(x, self.up)), self.down)
+        return linears(self.activation(linears(x, self.up)[0]), self.down)[0]
 
 
 def _width(channels: int, expansion: float) -> int:

@@ -17,7 +17,7 @@ from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.gate import gated_update
-from lagwise.ops.tokens import linear, silu_product, split_linear
+from lagwise.ops.tokens import linears, silu_product, split_linear
 from lagwise.tables import build, known, whole_number
 
 
@@ -125,10 +125,10 @@ class MegaBlock(Block):
         return update, query[:, None], key[:, None], reset, candidate
 
     def _value(self, normed: Tensor) -> Tensor:
-        return self.dropout(self.activation(linear(normed, self.value)))[:, None]
+        return self.dropout(self.activation(linears(normed, self.value)[0]))[:, None]
 
     def _update(self, x: Tensor, attended: Tensor, update: Tensor, reset: Tensor, candidate: Tensor) -> Tensor:
-        branch = linear(silu_product(reset, attended[:, 0]), self.out)
+        branch = linears(silu_product(reset, attended[:, 0]), self.out)[0]
         simple = self.activation is F.silu and not (self.training and self.dropout.p)
         if simple and fused(x, update, candidate, branch):
             return gated_update(x, update, candidate, branch)

@@ -12,7 +12,7 @@ from lagwise.ops.fused import fused
 from lagwise.ops.fused.convolution import gated_convolution
 from lagwise.ops.streaming import WindowState
 from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step, tap_reach
-from lagwise.ops.tokens import linear
+from lagwise.ops.tokens import linears
 from lagwise.ops.window import Window
 from lagwise.tables import whole_number
 
@@ -47,7 +47,8 @@ class ShortConvMixer(Derived, Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if fused(x, self.taps) and layout.mask is None and layout.seq_idx is None and layout.pieces is None:
-            return linear(gated_convolution(linear(x, self.input), self.taps, self._origin), self.out)
+            y = gated_convolution(linears(x, self.input)[0], self.taps, self._origin)
+            return linears(y, self.out)[0]
         before, after, value = self.input(x).chunk(3, 2)
         reach = tap_reach(self.taps.shape[1], causal=self.causal)
         return self.out(after * layout.near(self._convolved, before * value, *reach))

@@ -12,7 +12,7 @@ from lagwise.mixers.base import Mixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout
 from lagwise.ops.fused import fused
-from lagwise.ops.tokens import apply_linear, linear, silu_product
+from lagwise.ops.tokens import linears, silu_product
 
 
 class GTU(Mixer):
@@ -44,11 +44,11 @@ class GTU(Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if fused(x):
-            (gate, value), _ = apply_linear(x, self.gate, self.value)
+            gate, value = linears(x, self.gate, self.value)
             mixed = self.toeplitz.gated(gate, value, layout)
             if mixed is None:
                 mixed = silu_product(gate, self.toeplitz(F.silu(value), layout=layout))
-            return linear(mixed, self.out)
+            return linears(mixed, self.out)[0]
         mixed = self.toeplitz(F.silu(self.value(x)), layout=layout)
         return self.out(silu_product(self.gate(x), mixed))
 

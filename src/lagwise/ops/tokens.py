@@ -23,28 +23,33 @@ _FEWEST = 1 << 16  # numbers for which a call into C is worthwhile
 
 
 def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
-    """Apply linear layers to x, where possible without adding their biases, which a loop in C adds in the same pass. On
-    a GPU they are one matrix product.
+    """Apply linear layers to x, where possible without adding their biases, which a loop in C, or a kernel on a GPU,
+    adds in the same pass.
 
-    Returns the layers' outputs and None; or, where the loops in C are used and every layer is a plain `torch.nn.Linear`
-    with a bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
+    Returns the layers' outputs and None; or, where these are used and every layer is a plain `torch.nn.Linear` with a
+    bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
     """
-    intercepted = torch._C._len_torch_function_stack() > 0
-    if fused(x) and not intercepted and all(_plain_linear(layer, x, biased=False) for layer in layers):
-        return joint_linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers]), None
-    if x.dtype in _DTYPES and _fast(x) and not intercepted and all(_plain_linear(layer, x) for layer in layers):
-        return [F.linear(x, layer.weight) for layer in layers], torch.stack([layer.bias for layer in layers])
-    return [layer(x) for layer in layers], None
+    if not _plain_linears(x, layers):
+        return linears(x, *layers), None
+    if fused(x):
+        outputs = joint_linear(x, [layer.weight for layer in layers], [None] * len(layers))
+    elif x.dtype in _DTYPES and _fast(x):
+        outputs = [F.linear(x, layer.weight) for layer in layers]
+    else:
+        return linears(x, *layers), None
+    return outputs, torch.stack([layer.bias for layer in layers])
 
 
-def linear(x: Tensor, layer: Any) -> Tensor:
-    """``layer(x)``; on a GPU as of `apply_linear`, if it is a plain `torch.nn.Linear`."""
-    return apply_linear(x, layer)[0][0] if fused(x) else layer(x)
+def linears(x: Tensor, *layers: Any) -> list[Tensor]:
+    """Apply linear layers to x; on a GPU as one matrix product."""
+    if fused(x) and _plain_linears(x, layers, biased=False):
+        return joint_linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
+    return [layer(x) for layer in layers]
 
 
 def split_linear(x: Tensor, layer: Any, sizes: Sequence[int]) -> Sequence[Tensor]:
     """``layer(x)`` in parts of these sizes, along the channels."""
-    if fused(x) and _plain_linear(layer, x, biased=False) and not torch._C._len_torch_function_stack():
+    if fused(x) and _plain_linears(x, [layer], biased=False):
         return joint_linear(x, [layer.weight], [layer.bias], sizes)
     return layer(x).split(list(sizes), dim=-1)
 
@@ -53,14 +58,14 @@ def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> T
     """``silu(gate) * value``, for tensors of one shape; biases ``(2, channels)``, if any, are added to gate and value
     before.
 
-    PyTorch takes two passes over memory, and three for the gradients; the loops in C take one and one.
+    PyTorch takes two passes over memory, and three for the gradients; loops in C, and kernels on a GPU, one and one.
 
     ValueError for biases of another shape or on another device.
     """
     check_biases(biases, gate)
     same = gate.shape == value.shape and gate.dtype == value.dtype
-    if same and biases is None and fused(gate, value):
-        return gate_kernels.silu_product(gate, value)
+    if same and fused(gate, value):
+        return gate_kernels.silu_product(gate, value, biases)
     if same and gate.dtype in _DTYPES and value.device.type == "cpu" and _fast(gate):
         return _SiluProduct.apply(gate, value, biases)
     return _plain_silu_product(gate, value, biases)
@@ -96,6 +101,11 @@ def _plain_silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = Non
 
 def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=epsilon)
+
+
+def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
+    intercepted = torch._C._len_torch_function_stack() > 0
+    return not intercepted and all(_plain_linear(layer, x, biased=biased) for layer in layers)
 
 
 def _plain_linear(layer: Any, x: Tensor, *, biased: bool = True) -> bool:

@@ -45,10 +45,11 @@ class _Average(torch.autograd.Function):
         if differentiable():
             return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
         _, weight, log_decay, direct = inputs
-        inner, dweight, ddecay, ddirect, backward = average_gradients(grad, *inputs, starts, slopes, ctx.chunk)
+        inner, dparameters, ddirect, backward = average_gradients(grad, *inputs, starts, slopes, ctx.chunk)
         after, _ = average_starts(backward, None, log_decay, ctx.chunk)
         dx = average_adjoint(inner, weight, log_decay, direct, after, ctx.chunk)
-        return dx, dweight.sum((0, 1)).t(), ddecay.sum((0, 1)).t(), ddirect.sum((0, 1)).to(direct.dtype)
+        dweight, ddecay = dparameters.sum((0, 1)).transpose(1, 2)
+        return dx, dweight, ddecay, ddirect.sum((0, 1)).to(direct.dtype)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -113,8 +114,10 @@ def average_outputs(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor
 
 
 def _gradients_like(grad, x, weight, log_decay, direct, starts, slopes, chunk):
-    ddirect = x.new_empty((*starts.shape[:2], x.shape[2]), dtype=torch.float32)
-    return x.new_empty(x.shape), torch.empty_like(starts), torch.empty_like(starts), ddirect, torch.empty_like(starts)
+    batch, chunks, dimension, channels = starts.shape
+    dparameters = starts.new_empty(batch, chunks, 2, dimension, channels)
+    ddirect = starts.new_empty(batch, chunks, channels)
+    return x.new_empty(x.shape), dparameters, ddirect, torch.empty_like(starts)
 
 
 @kernel(_gradients_like)
@@ -127,9 +130,9 @@ def average_gradients(
     starts: Tensor,
     slopes: Tensor,
     chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradient before the activation; those of weight, log_decay and direct by each chunk; and what tokens before
-    each chunk receive."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradient before the activation; those of weight and log_decay, and of direct, by each chunk; and what tokens
+    before each chunk receive."""
     from lagwise.ops.fused import kernels
 
     grad, x = _rows(grad), _rows(x)

@@ -11,55 +11,73 @@ from torch import Tensor
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import kernel, rows_of
 
-BLOCK = 1024
+BLOCK = 1024  # numbers of a program
+_ROWS, _CHANNELS = 64, 64
 
 
-def silu_product(gate: Tensor, value: Tensor) -> Tensor:
-    """``silu(gate) * value`` for tensors ``(..., channels)`` of one shape and dtype. Their gradients are neighbours in
-    memory, for `lagwise.ops.fused.joined`."""
-    return _SiluProduct.apply(gate, value)
+def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+    """``silu(gate) * value`` for tensors ``(..., channels)`` of one shape and dtype, to which biases ``(2, channels)``,
+    if any, are added before. Gradients of gate and value are neighbours in memory, for `lagwise.ops.fused.joined`."""
+    return _SiluProduct.apply(gate, value, biases)
+
+
+def _plain_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+    if biases is not None:
+        gate, value = gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
+    return F.silu(gate) * value
 
 
 class _SiluProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, value: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, value)
-        return silu_product_kernel(gate, value)
+    def forward(ctx: Any, gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+        ctx.save_for_backward(gate, value, biases)
+        return silu_product_kernel(gate, value, biases)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
-        gate, value = ctx.saved_tensors
+        gate, value, biases = ctx.saved_tensors
         if differentiable():
-            plain = lambda gate, value: F.silu(gate) * value  # noqa: E731
-            return tuple(differentiable_gradients(plain, (gate, value), ctx.needs_input_grad, [grad]))
-        return silu_product_gradients(grad, gate, value).chunk(2, dim=-1)
+            inputs = (gate, value, biases)
+            return tuple(differentiable_gradients(_plain_product, inputs, ctx.needs_input_grad, [grad]))
+        both, parts = silu_product_gradients(grad, gate, value, biases)
+        return *both.chunk(2, dim=-1), None if biases is None else parts.sum(0).to(biases.dtype)
 
 
-@kernel(lambda gate, value: gate.new_empty(gate.shape))
-def silu_product_kernel(gate: Tensor, value: Tensor) -> Tensor:
+@kernel(lambda gate, value, biases: gate.new_empty(gate.shape))
+def silu_product_kernel(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
     from lagwise.ops.fused import kernels
 
     g, v, y = rows_of(gate), rows_of(value), gate.new_empty(gate.shape)
-    count = y.numel()
-    grid = (-(-count // BLOCK),)
-    kernels.silu_product[grid](g, v, y, count, g.shape[1], g.stride(0), v.stride(0), BLOCK=BLOCK)
+    kernels.silu_product[_tiles(g)](
+        g, v, g if biases is None else biases.contiguous(), y, *g.shape, g.stride(0), v.stride(0),
+        BIASES=biases is not None, ROWS=_ROWS, CHANNELS=_CHANNELS,
+    )  # fmt: skip
     return y
 
 
-@kernel(lambda grad, gate, value: gate.new_empty((*gate.shape[:-1], 2 * gate.shape[-1])))
-def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor) -> Tensor:
-    """Gradients of gate and value, side by side."""
+def _tiles(rows: Tensor) -> tuple[int, int]:
+    return -(-rows.shape[0] // _ROWS), -(-rows.shape[1] // _CHANNELS)
+
+
+def _product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    channels = gate.shape[-1]
+    tiles = 0 if biases is None else -(-(gate.numel() // channels) // _ROWS)
+    parts = gate.new_empty((tiles, 2, channels), dtype=torch.float32)
+    return gate.new_empty((*gate.shape[:-1], 2 * channels)), parts
+
+
+@kernel(_product_gradients)
+def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gradients of gate and value, side by side, and those of biases in parts."""
     from lagwise.ops.fused import kernels
 
+    results = _product_gradients(grad, gate, value, biases)
     d, g, v = rows_of(grad), rows_of(gate), rows_of(value)
-    result = gate.new_empty((*gate.shape[:-1], 2 * gate.shape[-1]))
-    dgate, dvalue = rows_of(result).chunk(2, dim=1)
-    tensors = (d, g, v, dgate, dvalue)
-    grid = (-(-g.numel() // BLOCK),)
-    kernels.silu_product_gradients[grid](
-        *tensors, g.numel(), g.shape[1], *(t.stride(0) for t in tensors), BLOCK=BLOCK
+    kernels.silu_product_gradients[_tiles(g)](
+        d, g, v, g if biases is None else biases.contiguous(), *results, *g.shape, d.stride(0), g.stride(0),
+        v.stride(0), BIASES=biases is not None, ROWS=_ROWS, CHANNELS=_CHANNELS,
     )  # fmt: skip
-    return result
+    return results
 
 
 def gated_update(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:

@@ -22,9 +22,10 @@ def silu_slope(x):
 @triton.jit
 def norm(
     x, branch, weight, bias, total, y, channels, epsilon,
-    CENTRED: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: the sum of x and a branch, and its norm."""
+    """One row: the sum of x and a branch, and its norm, which may be activated."""
     row = tl.program_id(0).to(tl.int64) * channels
     c = tl.arange(0, BLOCK)
     inside = c < channels
@@ -41,14 +42,16 @@ def norm(
         v *= tl.load(weight + c, inside, 0.0).to(tl.float32)
     if BIAS:
         v += tl.load(bias + c, inside, 0.0).to(tl.float32)
+    if RELU:
+        v = tl.maximum(v, 0.0)
     tl.store(y + row + c, v.to(y.dtype.element_ty), inside)
 
 
 @triton.jit
 def norm_gradients(
-    grad, grad_total, x, weight, dx, dbranch, dweight, dbias, rows, channels, epsilon,
+    grad, grad_total, x, weight, dx, dbranch, dparameters, rows, channels, epsilon,
     CENTRED: tl.constexpr, TOTAL: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some rows: the gradients of x, of the branch in its own dtype, and of weight and bias summed over these rows."""
     c = tl.arange(0, BLOCK)
@@ -64,6 +67,8 @@ def norm_gradients(
             v = tl.where(inside, v - tl.sum(v, 0) / channels, 0.0)
         factor = 1 / tl.sqrt(tl.sum(v * v, 0) / channels + epsilon)
         v *= factor
+        if RELU:
+            g = tl.where(v > 0, g, 0.0)
         if BIAS:
             sum_bias += g
         if WEIGHT:
@@ -79,36 +84,55 @@ def norm_gradients(
         if BRANCH:
             tl.store(dbranch + row + c, d.to(dbranch.dtype.element_ty), inside)
         n += tl.num_programs(0)
-    part = tl.program_id(0).to(tl.int64) * channels
+    part = dparameters + tl.program_id(0).to(tl.int64) * (WEIGHT + BIAS) * channels + c
     if WEIGHT:
-        tl.store(dweight + part + c, sum_weight, inside)
+        tl.store(part, sum_weight, inside)
     if BIAS:
-        tl.store(dbias + part + c, sum_bias, inside)
+        tl.store(part + WEIGHT * channels, sum_bias, inside)
 
 
 @triton.jit
-def silu_product(gate, value, y, count, channels, gate_row, value_row, BLOCK: tl.constexpr):
-    n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < count
-    row, c = n // channels, n % channels
-    g = tl.load(gate + row * gate_row + c, inside, 0.0).to(tl.float32)
-    v = tl.load(value + row * value_row + c, inside, 0.0).to(tl.float32)
-    tl.store(y + n, (silu(g) * v).to(y.dtype.element_ty), inside)
+def silu_product(
+    gate, value, biases, y, rows, channels, gate_row, value_row,
+    BIASES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """A tile of ``silu(gate) * value``, to which biases may be added before."""
+    n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    tile = (n < rows) & (c < channels)[None, :]
+    g = tl.load(gate + n * gate_row + c[None, :], tile, 0.0).to(tl.float32)
+    v = tl.load(value + n * value_row + c[None, :], tile, 0.0).to(tl.float32)
+    if BIASES:
+        g += tl.load(biases + c, c < channels, 0.0).to(tl.float32)[None, :]
+        v += tl.load(biases + channels + c, c < channels, 0.0).to(tl.float32)[None, :]
+    tl.store(y + n * channels + c[None, :], (silu(g) * v).to(y.dtype.element_ty), tile)
 
 
 @triton.jit
 def silu_product_gradients(
-    grad, gate, value, dgate, dvalue, count, channels, grad_row, gate_row, value_row, dgate_row, dvalue_row,
-    BLOCK: tl.constexpr,
+    grad, gate, value, biases, both, dbiases, rows, channels, grad_row, gate_row, value_row,
+    BIASES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < count
-    row, c = n // channels, n % channels
-    d = tl.load(grad + row * grad_row + c, inside, 0.0).to(tl.float32)
-    g = tl.load(gate + row * gate_row + c, inside, 0.0).to(tl.float32)
-    v = tl.load(value + row * value_row + c, inside, 0.0).to(tl.float32)
-    tl.store(dgate + row * dgate_row + c, (d * v * silu_slope(g)).to(dgate.dtype.element_ty), inside)
-    tl.store(dvalue + row * dvalue_row + c, (d * silu(g)).to(dvalue.dtype.element_ty), inside)
+    """A tile of the gradients of gate and value, side by side, and their sums over these rows."""
+    n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    own = c < channels
+    tile = (n < rows) & own[None, :]
+    d = tl.load(grad + n * grad_row + c[None, :], tile, 0.0).to(tl.float32)
+    g = tl.load(gate + n * gate_row + c[None, :], tile, 0.0).to(tl.float32)
+    v = tl.load(value + n * value_row + c[None, :], tile, 0.0).to(tl.float32)
+    if BIASES:
+        g += tl.load(biases + c, own, 0.0).to(tl.float32)[None, :]
+        v += tl.load(biases + channels + c, own, 0.0).to(tl.float32)[None, :]
+    dg = d * v * silu_slope(g)
+    dv = d * silu(g)
+    place = n * 2 * channels + c[None, :]
+    tl.store(both + place, dg.to(both.dtype.element_ty), tile)
+    tl.store(both + place + channels, dv.to(both.dtype.element_ty), tile)
+    if BIASES:
+        part = dbiases + tl.program_id(0).to(tl.int64) * 2 * channels + c
+        tl.store(part, tl.sum(dg, 0), own)
+        tl.store(part + channels, tl.sum(dv, 0), own)
 
 
 @triton.jit
@@ -416,7 +440,7 @@ def average_outputs(
 
 @triton.jit
 def average_gradients(
-    grad, x, weight, log_decay, direct, starts, start_slopes, dinner, dweight, dlog_decay, ddirect, backward,
+    grad, x, weight, log_decay, direct, starts, start_slopes, dinner, dparameters, ddirect, backward,
     length, channels, chunks, dimension, grad_row, grad_token, x_row, x_token,
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -451,8 +475,9 @@ def average_gradients(
         by_direct += g * v
         before += power * g[:, None]
         power *= q
-    tl.store(dweight + place, by_weight, both)
-    tl.store(dlog_decay + place, by_decay * w * q, both)
+    part = dparameters + ((b * chunks + k) * 2 * dimension + n[None, :]) * channels + c[:, None]
+    tl.store(part, by_weight, both)
+    tl.store(part + dimension * channels, by_decay * w * q, both)
     tl.store(backward + place, before * w, both)
     tl.store(ddirect + (b * chunks + k) * channels + c, by_direct, own)
 

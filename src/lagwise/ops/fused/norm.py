@@ -46,7 +46,7 @@ class _ResidualNorm(torch.autograd.Function):
     def forward(ctx: Any, x, branch, weight, bias, epsilon: float, centred: bool, dtype: torch.dtype):
         ctx.set_materialize_grads(False)
         if branch is None:
-            total, y = x, norm(x, weight, bias, epsilon, centred, dtype)
+            total, y = x, norm(x, weight, bias, epsilon, centred, dtype, False)
         else:
             total, y = sum_and_norm(x, branch, weight, bias, epsilon, centred, dtype)
         ctx.save_for_backward(total, weight, bias)
@@ -65,33 +65,49 @@ class _ResidualNorm(torch.autograd.Function):
             wanted = (True, False, *ctx.needs_input_grad[2:4], False, False, False)
             dx, _, dweight, dbias, *_ = differentiable_gradients(_plain, inputs, wanted, grads)
             return dx, None if ctx.branch is None else _to(dx, ctx.branch), dweight, dbias, None, None, None
+        dtype = total.dtype
         given = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
-        dx, dbranch, dweight, dbias = norm_gradients(*given, dx_dtype := total.dtype, ctx.branch or dx_dtype)
+        dx, dbranch, parts = norm_gradients(*given, dtype, ctx.branch or dtype, False)
         if ctx.branch is None:
             dbranch = None
         elif not dbranch.numel():  # of the same dtype
             dbranch = dx
-        return (
-            dx,
-            dbranch,
-            None if weight is None else dweight.sum(0).to(weight.dtype),
-            None if bias is None else dbias.sum(0).to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+        found = iter(parts.sum(0)) if parts.numel() else iter(())
+        dweight, dbias = (None if p is None else next(found).to(p.dtype) for p in (weight, bias))
+        return dx, dbranch, dweight, dbias, None, None, None
+
+
+def normed_relu(x: Tensor, epsilon: float) -> Tensor:
+    """``relu(x / sqrt(mean(x²) + epsilon))`` over the last axis."""
+    return _NormedReLU.apply(x, epsilon)
+
+
+class _NormedReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, epsilon: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.epsilon = epsilon
+        return norm(x, None, None, epsilon, False, x.dtype, True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        (x,) = ctx.saved_tensors
+        if differentiable():
+            plain = lambda x: F.rms_norm(x, x.shape[-1:], eps=ctx.epsilon).relu()  # noqa: E731
+            return *differentiable_gradients(plain, (x,), (True,), [grad]), None
+        return norm_gradients(grad, None, x, None, False, ctx.epsilon, False, x.dtype, x.dtype, True)[0], None
 
 
 def _to(grad: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if grad is None else grad.to(dtype)
 
 
-@kernel(lambda x, weight, bias, epsilon, centred, dtype: x.new_empty(x.shape, dtype=dtype))
+@kernel(lambda x, weight, bias, epsilon, centred, dtype, relu: x.new_empty(x.shape, dtype=dtype))
 def norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool, dtype: torch.dtype
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool, dtype: torch.dtype, relu: bool
 ) -> Tensor:
     y = x.new_empty(x.shape, dtype=dtype)
-    _launch(x.contiguous(), None, weight, bias, None, y, epsilon, centred)
+    _launch(x.contiguous(), None, weight, bias, None, y, epsilon, centred, relu)
     return y
 
 
@@ -112,18 +128,18 @@ def sum_and_norm(
 ) -> tuple[Tensor, Tensor]:
     y = x.new_empty(x.shape, dtype=dtype)
     total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
-    _launch(x.contiguous(), branch.contiguous(), weight, bias, total, y, epsilon, centred)
+    _launch(x.contiguous(), branch.contiguous(), weight, bias, total, y, epsilon, centred, False)
     return total, y
 
 
-def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool) -> None:
+def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool, relu: bool) -> None:
     from lagwise.ops.fused import kernels
 
     channels = x.shape[-1]
     kernels.norm[(x.numel() // channels,)](
         *(x if t is None else t for t in (x, branch, weight, bias, total)), y, channels, epsilon,
         CENTRED=centred, BRANCH=branch is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-        BLOCK=_block(channels),
+        RELU=relu, BLOCK=_block(channels),
     )  # fmt: skip
 
 
@@ -135,14 +151,12 @@ def _parts(x: Tensor) -> int:
     return min(_PROGRAMS, x.numel() // x.shape[-1])
 
 
-def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
-    parts, channels = _parts(x), x.shape[-1]
-    empty = x.new_empty(0)
+def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch, relu):
+    parameters = (weight is not None) + biased
     return (
         x.new_empty(x.shape, dtype=dtype),
-        empty if branch == dtype else x.new_empty(x.shape, dtype=branch),
-        x.new_empty((parts if weight is not None else 0, channels), dtype=torch.float32),
-        x.new_empty((parts if biased else 0, channels), dtype=torch.float32),
+        x.new_empty(0 if branch == dtype else x.shape, dtype=branch),
+        x.new_empty((_parts(x), parameters, x.shape[-1]), dtype=torch.float32),
     )
 
 
@@ -157,17 +171,18 @@ def norm_gradients(
     centred: bool,
     dtype: torch.dtype,
     branch: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, of the branch (empty for the same dtype), and parts of those of weight and bias."""
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
     from lagwise.ops.fused import kernels
 
     x, grad = x.contiguous(), grad.contiguous()
     grad_total = None if grad_total is None else grad_total.contiguous()
-    results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch)
+    results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch, relu)
     channels = x.shape[-1]
     kernels.norm_gradients[(_parts(x),)](
         grad, *(x if t is None else t for t in (grad_total, x, weight)), *results, x.numel() // channels, channels,
         epsilon, CENTRED=centred, TOTAL=grad_total is not None, BRANCH=branch != dtype, WEIGHT=weight is not None,
-        BIAS=biased, BLOCK=_block(channels),
+        BIAS=biased, RELU=relu, BLOCK=_block(channels),
     )  # fmt: skip
     return results

@@ -257,6 +257,8 @@ def kernel_spectrum(kernel: Tensor, plan: Plan) -> Tensor:
 
 def kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """The gradient of the kernel from the products of spectra, like `kernel_spectrum`."""
+    if kernel.dim() == 2:
+        return _tap_gradient(products, plan)[:, : kernel.shape[1]].to(kernel.dtype)
     gradient = torch.empty_like(kernel)
     _store_kernel_gradient(gradient, slice(None), products, plan)
     return gradient
@@ -370,9 +372,12 @@ def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, pla
         products[:, :: plan.n_fft // 2] /= 2
         gradient[0, group], gradient[1, group] = products.real, products.imag
     else:
-        taps = torch.fft.irfft(products, plan.n_fft)
-        taps = taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
-        gradient[group] = taps[:, : gradient.shape[1]]
+        gradient[group] = _tap_gradient(products, plan)[:, : gradient.shape[1]]
+
+
+def _tap_gradient(products: Tensor, plan: Plan) -> Tensor:
+    taps = torch.fft.irfft(products, plan.n_fft)
+    return taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
 
 
 def _overlap_add(frames: Tensor, plan: Plan) -> Tensor:
