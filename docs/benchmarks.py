@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tables
-from measured import arena, arena_speed, encoders, family, language, layers, streaming
+from measured import arena, arena_speed, encoders, family, gpu, language, layers, streaming
 
 PAGE = Path(__file__).parent / "benchmarks.md"
 
@@ -51,6 +51,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     encoders.image_classifiers,
     layers.padded,
     layers.vocabulary_loss,
+    gpu.counts,
     arena.trainings,
     arena.arguments,
     arena_speed.speeds,

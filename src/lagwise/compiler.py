@@ -57,7 +57,7 @@ def load_compiled(
 
     RuntimeError with the compiler's message if it fails; OSError if its result does not load.
     """
-    command = [*compiler, *flags, *(str(source) for source in sources if source.suffix == ".c")]
+    command = [*compiler, *flags, *(str(source) for source in sources if source.suffix in (".c", ".cpp"))]
     library, problem = None, None
     try:
         library = _cache() / f"{_name(sources, command)}.so"

@@ -27,7 +27,7 @@ def test_parts_equal_the_dense_matrix(length: int, n_taps: int, most: int, monke
     monkeypatch.setattr(spectral, "_CPU_GROUP_ELEMENTS", 4096)  # and fewer at a time where parts meet frames
     x, weight = torch.randn(2, 3, length, 5, dtype=torch.float64)
     taps = torch.randn(5, n_taps, dtype=torch.float64)
-    plan = spectral._plan(length, min(n_taps, length), 0, "auto")
+    plan = spectral.plan_product(length, min(n_taps, length), 0, "auto")
     assert plan.frames > 1
     assert plan.parts <= most
     for ours, exact in zip(*(with_gradients(x, taps, weight, e) for e in ("auto", "dense")), strict=True):
@@ -73,6 +73,8 @@ def test_compiled_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_usual_lengths_are_one_part() -> None:
-    assert spectral._plan(8192, 8192, 0, "auto").frames == 1
-    assert spectral._plan(100_000, 100_000, 0, "fft").frames == 1
-    assert spectral._plan(100_000, 199_999, 99_999, "auto").frames == 1  # two-sided: no output is a sum of few terms
+    assert spectral.plan_product(8192, 8192, 0, "auto").frames == 1
+    assert spectral.plan_product(100_000, 100_000, 0, "fft").frames == 1
+    assert (
+        spectral.plan_product(100_000, 199_999, 99_999, "auto").frames == 1
+    )  # two-sided: no output is a sum of few terms

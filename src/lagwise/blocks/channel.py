@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.blocks.norm import make_norm, normed
-from lagwise.ops.tokens import apply_linear, silu_product
+from lagwise.blocks.norm import make_norm, residual_normed
+from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise.tables import Spec, build, known
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
@@ -34,7 +34,7 @@ class GLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         (gate, value), biases = apply_linear(x, self.gate, self.value)
-        return self.out(silu_product(gate, value, biases))
+        return linears(silu_product(gate, value, biases), self.out)[0]
 
 
 class MLP(nn.Module):
@@ -56,7 +56,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, channels, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))
+        return linears(self.activation(linears(x, self.up)[0]), self.down)[0]
 
 
 def _width(channels: int, expansion: float) -> int:
@@ -71,7 +71,7 @@ CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"glu": GLU, "mlp": MLP}
 
 class ChannelLayer(nn.Module):
     """``x + dropout(mix_channels(norm x))``: the second half of a block, or the identity for ``{"name": "none"}``.
-    residual: what the branch is added to; by default x."""
+    branch: what is added to x before; residual: what x is replaced by in the sum."""
 
     def __init__(self, channels: int, spec: Spec, norm: str | Mapping[str, Any], dropout: float):
         super().__init__()
@@ -82,7 +82,10 @@ class ChannelLayer(nn.Module):
             self.mixer = build(CHANNEL_MIXERS, spec, channels, what="channel mixer")
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, branch: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         if self.norm is None:
-            return x
-        return (x if residual is None else residual) + self.dropout(self.mixer(normed(self.norm, x, mask)))
+            return x if branch is None else x + branch
+        x, h = residual_normed(self.norm, x, mask, branch)
+        return (x if residual is None else residual) + self.dropout(self.mixer(h))

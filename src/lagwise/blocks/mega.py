@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from lagwise.blocks.base import Block
 from lagwise.blocks.channel import ACTIVATIONS, ChannelLayer
-from lagwise.blocks.norm import make_norm, normed
+from lagwise.blocks.norm import make_norm, normed, residual_normed
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.gate import gated_update
+from lagwise.ops.tokens import linears, silu_product, split_linear
 from lagwise.tables import build, check_integer, known
 
 
@@ -98,7 +101,7 @@ class MegaBlock(Block):
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
         mask = layout.mask
-        h = normed(self.norm, x, mask)
+        x, h = residual_normed(self.norm, x, mask)
         update, query, key, reset, candidate = self._project(self.memory(h, layout=layout))
         value = self._value(h)
         attended = self.attention.over(query, key, value, layout)
@@ -117,15 +120,19 @@ class MegaBlock(Block):
         return y, MegaState(memory_state, attention_state)
 
     def _project(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        update, shared, reset, candidate = self.gates(memory).split(self.sizes, dim=2)
+        update, shared, reset, candidate = split_linear(memory, self.gates, self.sizes)
         query, key = self.query_key(F.silu(shared))
         return update, query[:, None], key[:, None], reset, candidate
 
     def _value(self, normed: Tensor) -> Tensor:
-        return self.dropout(self.activation(self.value(normed)))[:, None]
+        return self.dropout(self.activation(linears(normed, self.value)[0]))[:, None]
 
     def _update(self, x: Tensor, attended: Tensor, update: Tensor, reset: Tensor, candidate: Tensor) -> Tensor:
-        candidate = self.activation(candidate + self.out(F.silu(reset) * attended[:, 0]))
+        branch = linears(silu_product(reset, attended[:, 0]), self.out)[0]
+        simple = self.activation is F.silu and not (self.training and self.dropout.p)
+        if simple and fused(x, update, candidate, branch):
+            return gated_update(x, update, candidate, branch)
+        candidate = self.activation(candidate + branch)
         return torch.lerp(x, self.dropout(candidate).to(x.dtype), update.sigmoid().to(x.dtype))
 
 

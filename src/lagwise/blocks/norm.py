@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.norm import residual_norm
 from lagwise.ops.tokens import rms_norm
 from lagwise.tables import build
 
@@ -113,6 +115,18 @@ def normed(norm: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
         raise ValueError("batch norm needs at least 2 real tokens in a training batch to take statistics of")
     found = norm(tokens[real])
     return torch.zeros_like(tokens, dtype=found.dtype).index_copy(0, real, found).view(x.shape)
+
+
+def residual_normed(
+    norm: nn.Module, x: Tensor, mask: Tensor | None, branch: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``x + branch``, or x without one, and the norm of it (`normed`). On a GPU in one pass, and the norm is in the
+    dtype of autocast."""
+    if type(norm) in (RMSNorm, LayerNorm) and fused(x if branch is None else branch, x):
+        bias = getattr(norm, "bias", None)
+        return residual_norm(x, branch, norm.weight, bias, norm.eps, centred=isinstance(norm, LayerNorm))
+    x = x if branch is None else x + branch
+    return x, normed(norm, x, mask)
 
 
 def _positive(epsilon: float) -> float:

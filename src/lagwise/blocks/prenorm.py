@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lagwise.blocks.base import Block
 from lagwise.blocks.channel import ChannelLayer
-from lagwise.blocks.norm import make_norm, normed
+from lagwise.blocks.norm import make_norm, normed, residual_normed
 from lagwise.mixers import MIXERS
 from lagwise.ops import Layout
 from lagwise.tables import build
@@ -57,12 +57,12 @@ class PreNormBlock(Block):
         )
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
-        mixed = self.token_mixer(normed(self.token_norm, x, layout.mask), layout=layout)
-        return self.channels(x + self.dropout(mixed), layout.mask)
+        x, h = residual_normed(self.token_norm, x, layout.mask)
+        return self.channels(x, layout.mask, branch=self.dropout(self.token_mixer(h, layout=layout)))
 
     def init_state(self, batch_size: int) -> Any:
         return self.token_mixer.init_state(batch_size)
 
     def run_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         mixed, state = self.token_mixer.prefill(normed(self.token_norm, x, mask), state, mask=mask)
-        return self.channels(x + self.dropout(mixed), mask), state
+        return self.channels(x, mask, branch=self.dropout(mixed)), state

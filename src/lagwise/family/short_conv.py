@@ -8,8 +8,11 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.convolution import gated_convolution
 from lagwise.ops.streaming import WindowState
 from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step, tap_reach
+from lagwise.ops.tokens import linears
 from lagwise.ops.window import Window
 from lagwise.tables import check_integer
 
@@ -31,7 +34,7 @@ class ShortConvMixer(Derived, Mixer):
 
     def __init__(self, channels: int, *, causal: bool = True, kernel_size: int = 3):
         super().__init__(channels, causal)
-        centre_tap(check_integer("kernel_size", kernel_size), causal)
+        self._origin = centre_tap(check_integer("kernel_size", kernel_size), causal)
         self.input = nn.Linear(channels, 3 * channels, bias=False)
         self.taps = nn.Parameter(torch.empty(channels, kernel_size))
         self.out = nn.Linear(channels, channels, bias=False)
@@ -43,6 +46,9 @@ class ShortConvMixer(Derived, Mixer):
         nn.init.uniform_(self.taps, -bound, bound)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        if fused(x, self.taps) and layout.mask is None and layout.seq_idx is None and layout.pieces is None:
+            y = gated_convolution(linears(x, self.input)[0], self.taps, self._origin)
+            return linears(y, self.out)[0]
         before, after, value = self.input(x).chunk(3, 2)
         reach = tap_reach(self.taps.shape[1], causal=self.causal)
         return self.out(after * layout.near(self._convolved, before * value, *reach))

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.norm import normed_relu
 from lagwise.tables import known
 
 # The norm's epsilon, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared
@@ -81,4 +83,6 @@ class KernelNetwork(nn.Module):
         return self.last(self.features(x))
 
     def _activated(self, h: Tensor) -> Tensor:
+        if self.normalize and self.activation == "relu" and fused(h):
+            return normed_relu(h, _EPSILON)
         return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:], eps=_EPSILON) if self.normalize else h)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
 from lagwise.ops.attention import alibi_slopes, attention
+from lagwise.ops.constants import remembered_tables
 from lagwise.ops.window import Window, common
 from lagwise.tables import known
 
@@ -87,8 +88,16 @@ class AttentionMixer(Mixer):
 
     @property
     def _slopes(self) -> Tensor | None:
-        return alibi_slopes(self.heads) if self.position == "alibi" else None
+        if self.position != "alibi":
+            return None
+        weight = self.out.weight
+        like = torch.empty(0, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+        return remembered_tables(_slope_table, self.heads, like=like)[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         y = attention(query, key, value, causal=self.causal, slopes=self._slopes, mask=mask)
         return self.out(y.transpose(1, 2).flatten(2))
+
+
+def _slope_table(heads: int) -> tuple[Tensor]:
+    return (alibi_slopes(heads),)

@@ -15,6 +15,7 @@ from lagwise.kernels.remembered import remembered
 from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.bilinear import traced
+from lagwise.ops.constants import remembered_tables
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
@@ -285,8 +286,11 @@ class CausalSKI:
             nodes = max(plan.short_nodes, min(nodes, limit) if limit else nodes)
         else:  # a few more than needed do no harm
             nodes = limit or nodes + plan.short_nodes
-        device = next(kernel.parameters()).device
-        lags = torch.cat([torch.arange(plan.width, device=device), torch.arange(nodes, device=device) * plan.spacing])
+        like = next(kernel.parameters())
+        if symbolic(nodes):
+            (lags,) = (t.to(like.device) for t in _split_lags(plan, nodes))
+        else:
+            (lags,) = remembered_tables(_split_lags, plan, nodes, like=like)
         values = kernel.at(lags)
         return split_kernel(values[:, : plan.width], values[:, plan.width :], plan)
 
@@ -313,6 +317,11 @@ class CausalSKI:
             reach = min(end, len(coarse))
             rows.append((nodes[:, end - reach : end] * coarse[len(coarse) - reach :]).sum(1))
         return torch.stack(rows, dim=1)
+
+
+def _split_lags(plan: SKIPlan, nodes: int) -> tuple[Tensor]:
+    """The lags of the short taps, and of so many coarse ones."""
+    return (torch.cat([torch.arange(plan.width), torch.arange(nodes) * plan.spacing]),)
 
 
 def _capacity(nodes: int, most: int | None) -> int:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout
-from lagwise.ops.tokens import silu_product
+from lagwise.ops.fused import fused
+from lagwise.ops.tokens import linears, silu_product
 
 
 class GTU(Mixer):
@@ -42,6 +43,12 @@ class GTU(Mixer):
         self.out = nn.Linear(width, channels)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        if fused(x):
+            gate, value = linears(x, self.gate, self.value)
+            mixed = self.toeplitz.gated(gate, value, layout)
+            if mixed is None:
+                mixed = silu_product(gate, self.toeplitz(F.silu(value), layout=layout))
+            return linears(mixed, self.out)[0]
         mixed = self.toeplitz(F.silu(self.value(x)), layout=layout)
         return self.out(silu_product(self.gate(x), mixed))
 

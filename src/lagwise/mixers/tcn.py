@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.convolution import residual_convolution
 from lagwise.ops.toeplitz import (
     centre_tap,
     circular_convolution,
@@ -105,6 +107,13 @@ class TCNMixer(Derived, Mixer):
         nn.init.normal_(self.taps, std=self.taps.shape[2] ** -0.5)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
+        simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, _same)
+        if simple and not self.circular and layout.mask is None and fused(x, self.taps):
+            for taps, dilation in zip(self.taps, self.dilations, strict=True):
+                origin, activate = centre_tap(taps.shape[1], self.causal), self.activation is F.silu
+                x = residual_convolution(x, taps, origin, dilation, residual=self.residual, activate=activate)
+            return x
+
         def convolve(index: int, h: Tensor) -> Tensor:
             if self.circular:
                 return circular_convolution(h, self.taps[index], self.dilations[index], mask=layout.mask)

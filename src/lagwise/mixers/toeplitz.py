@@ -18,6 +18,7 @@ from lagwise.mixers.derived import Derived
 from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
+from lagwise.ops.product import reachable_taps
 from lagwise.ops.recurrence import LEAST_RADIUS, modal_graph_prefill, modal_prefill
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
@@ -29,7 +30,7 @@ from lagwise.ops.streaming import (
     ring_prefill,
 )
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz import fast_length, spectral_product
+from lagwise.ops.toeplitz import fast_length, gated_product, spectral_product
 from lagwise.tables import build, known
 
 
@@ -135,6 +136,16 @@ class ToeplitzMixer(Derived, Mixer):
         if spectrum is not None:
             return spectral_product(x, spectrum)
         return toeplitz_product(x, self.taps(x.shape[1]), causal=self.causal, engine=self.engine)
+
+    def gated(self, gate: Tensor, value: Tensor, layout: Layout) -> Tensor | None:
+        """``silu(gate) * forward(silu(value))`` where kernels on a GPU compute it in fewer passes; otherwise None."""
+        split = layout.mask is not None or layout.seq_idx is not None or layout.pieces is not None
+        if split or self.ski is not None or self._frozen is Poles:
+            return None
+        kernel, origin = self._spectrum(value.shape[1]), 0
+        if kernel is None:
+            kernel, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
+        return gated_product(gate, value, kernel, origin, self.engine)
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from lagwise.ops.bilinear import traced
 
@@ -27,7 +28,9 @@ def remembered_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tens
     tables = kept.pop(key, None)
     if tables is None:
         with torch.inference_mode(False), torch.no_grad():  # or they could not be saved for a backward pass
-            tables = _move_to(make(*sizes), like)
+            with unset_fake_temporarily():  # sizes depend on values
+                made = make(*sizes)
+            tables = _move_to(made, like)
         while len(kept) >= _MOST:
             del kept[next(iter(kept))]
     kept[key] = tables  # the last to be forgotten

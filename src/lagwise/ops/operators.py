@@ -1,17 +1,16 @@
-"""Functions as operators of PyTorch: loops in C, and what compilers are to call rather than to look into."""
+"""Functions as operators of PyTorch: loops in C, kernels on GPUs, and what compilers call but do not look into."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Dispatch keys of ordinary tensors, and of a thread in which nothing intercepts operations.
-_ORDINARY = torch._C._dispatch_keys(torch.empty(0, device="cpu"))
+# Dispatch keys of a thread in which nothing intercepts operations.
 _QUIET = torch._C._dispatch_tls_local_include_set()
 
 
@@ -76,9 +75,9 @@ def graph_operator(
 
 
 def callable_directly(*arguments: Any) -> bool:
-    """Whether a loop in C may read these arguments' memory and skip PyTorch's dispatcher: no gradient, trace or mode
-    would miss the operation, and every tensor is an ordinary one on the CPU, not one that is fake, batched, negated on
-    reading, or of a class of its own."""
+    """Whether a loop in C or a kernel may read these arguments' memory and skip PyTorch's dispatcher: no gradient,
+    trace or mode would miss the operation, and every tensor is an ordinary one, not one that is fake, batched, negated
+    on reading, or of a class of its own."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     if (torch._C._dispatch_tls_local_include_set() | _QUIET) != _QUIET:
@@ -87,22 +86,36 @@ def callable_directly(*arguments: Any) -> bool:
 
 
 def _ordinary(x: Tensor) -> bool:
-    return type(x) in (Tensor, nn.Parameter) and (torch._C._dispatch_keys(x) | _ORDINARY) == _ORDINARY
+    if type(x) not in (Tensor, nn.Parameter):
+        return False
+    ordinary = _ordinary_keys(x.device.type)
+    return (torch._C._dispatch_keys(x) | ordinary) == ordinary
 
 
-def loop_operator(like: Callable[..., Any]) -> Callable[[_Function], _Function]:
-    """Decorate a function of tensors that calls a loop in C, so that it works on whatever tensors PyTorch has: fake,
-    traced and batched ones too.
+@functools.cache
+def _ordinary_keys(device: str) -> Any:
+    with torch.inference_mode(False):
+        return torch._C._dispatch_keys(torch.empty(0, device=device))
+
+
+def loop_operator(
+    like: Callable[..., Any], namespace: str = "lagwise", *, writes: Iterable[str] = ()
+) -> Callable[[_Function], _Function]:
+    """Decorate a function of tensors that calls a loop in C, or a kernel on a GPU, so that it works on whatever tensors
+    PyTorch has: fake, traced and batched ones too.
 
     It becomes the operator ``lagwise::NAME``, without a gradient. A call that can be made directly
     (`callable_directly`) skips PyTorch's dispatcher, which saves 30 microseconds.
 
     Args:
         like: Returns new tensors like the results, for the same arguments.
+        namespace: Of the operator.
+        writes: Names of the arguments that it writes to.
     """
 
     def decorate(function: _Function) -> _Function:
-        operator = torch.library.custom_op(f"lagwise::{function.__name__}", function, mutates_args=())
+        name = f"{namespace}::{function.__name__}"
+        operator = torch.library.custom_op(name, function, mutates_args=tuple(writes))
         operator.register_fake(like)
 
         @functools.wraps(function)

@@ -160,7 +160,11 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int
         raise ValueError(f"taps must be (channels={x.shape[2]}, n_taps >= 1), got {tuple(taps.shape)}")
     if dilation < 1 or x.shape[1] % dilation:
         raise ValueError(f"dilation must divide the length {x.shape[1]}, got {dilation}")
-    length = x.shape[1] // dilation
+    return reachable_taps(taps, x.shape[1] // dilation, causal)
+
+
+def reachable_taps(taps: Tensor, length: int, causal: bool) -> tuple[Tensor, int]:
+    """The taps of lags within a signal of this length, and the index of lag 0."""
     if causal:
         return taps[:, :length], 0
     middle = centre(taps)

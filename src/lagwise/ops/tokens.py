@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.fused import fused
+from lagwise.ops.fused import gate as gate_kernels
+from lagwise.ops.fused.linear import joint_linear
 from lagwise.ops.operators import loop_operator
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -18,27 +23,49 @@ _FEWEST = 1 << 16  # numbers for which a call into C is worthwhile
 
 
 def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
-    """Apply linear layers to x, where possible without adding their biases, which a loop in C adds in the same pass.
+    """Apply linear layers to x, where possible without adding their biases, which a loop in C, or a kernel on a GPU,
+    adds in the same pass.
 
-    Returns the layers' outputs and None; or, where the loops in C are used and every layer is a plain `torch.nn.Linear`
-    with a bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
+    Returns the layers' outputs and None; or, where these are used and every layer is a plain `torch.nn.Linear` with a
+    bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
     """
-    intercepted = torch._C._len_torch_function_stack() > 0
-    if x.dtype in _DTYPES and _fast(x) and not intercepted and all(_plain_linear(layer, x) for layer in layers):
-        return [F.linear(x, layer.weight) for layer in layers], torch.stack([layer.bias for layer in layers])
-    return [layer(x) for layer in layers], None
+    if not _plain_linears(x, layers):
+        return linears(x, *layers), None
+    if fused(x):
+        outputs = joint_linear(x, [layer.weight for layer in layers], [None] * len(layers))
+    elif x.dtype in _DTYPES and _fast(x):
+        outputs = [F.linear(x, layer.weight) for layer in layers]
+    else:
+        return linears(x, *layers), None
+    return outputs, torch.stack([layer.bias for layer in layers])
+
+
+def linears(x: Tensor, *layers: Any) -> list[Tensor]:
+    """Apply linear layers to x; on a GPU as one matrix product."""
+    if fused(x) and _plain_linears(x, layers, biased=False):
+        return joint_linear(x, [layer.weight for layer in layers], [layer.bias for layer in layers])
+    return [layer(x) for layer in layers]
+
+
+def split_linear(x: Tensor, layer: Any, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """``layer(x)`` in parts of these sizes, along the channels."""
+    if fused(x) and _plain_linears(x, [layer], biased=False):
+        return joint_linear(x, [layer.weight], [layer.bias], sizes)
+    return layer(x).split(list(sizes), dim=-1)
 
 
 def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
     """``silu(gate) * value``, for tensors of one shape; biases ``(2, channels)``, if any, are added to gate and value
     before.
 
-    PyTorch takes two passes over memory, and three for the gradients; the loops in C take one and one.
+    PyTorch takes two passes over memory, and three for the gradients; loops in C, and kernels on a GPU, one and one.
 
     ValueError for biases of another shape or on another device.
     """
     check_biases(biases, gate)
     same = gate.shape == value.shape and gate.dtype == value.dtype
+    if same and fused(gate, value):
+        return gate_kernels.silu_product(gate, value, biases)
     if same and gate.dtype in _DTYPES and value.device.type == "cpu" and _fast(gate):
         return _SiluProduct.apply(gate, value, biases)
     return _plain_silu_product(gate, value, biases)
@@ -76,13 +103,18 @@ def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=epsilon)
 
 
-def _plain_linear(layer: Any, x: Tensor) -> bool:
+def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
+    intercepted = torch._C._len_torch_function_stack() > 0
+    return not intercepted and all(_plain_linear(layer, x, biased=biased) for layer in layers)
+
+
+def _plain_linear(layer: Any, x: Tensor, *, biased: bool = True) -> bool:
     """Whether a module computes ``x W' + b`` and nothing else: other libraries replace layers, weights and `forward`,
-    and add hooks."""
+    and add hooks. biased: whether there must be a bias."""
     if type(layer) is not nn.Linear or nn.Linear.forward is not _FORWARD or "forward" in vars(layer):
         return False
-    parts = (layer.weight, layer.bias)
-    if any(type(part) is not nn.Parameter or part.device != x.device for part in parts):
+    parts = (layer.weight, layer.bias) if biased or layer.bias is not None else (layer.weight,)
+    if any(type(part) not in (nn.Parameter, FakeTensor) or part.device != x.device for part in parts):
         return False
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return not any(hooks) and not torch.nn.modules.module._has_any_global_hook()

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
 from lagwise.ops.constants import remembered_tables
+from lagwise.ops.fused import convolution as fused_convolution
+from lagwise.ops.fused import fused
 from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
@@ -290,6 +292,9 @@ def _forward(
     """The product, the signal's values at the nodes, and the weights."""
     signal = x.to(coarse.dtype)
     z, blocks = _at_nodes(signal, form.grid, blocks)
+    if taps is not None and fused(x, taps, coarse):
+        far = prolong(_smoothed(z, coarse, form), form.grid, blocks)
+        return fused_convolution.convolve(x, taps, far, form.origin, 1, False), z, blocks
     near = None if taps is None else convolve(signal, *_balanced(taps, form.origin))
     return prolong(_smoothed(z, coarse, form), form.grid, blocks, into=near), z, blocks
 
@@ -319,15 +324,21 @@ def _backward(
     """Gradients of the signal, the taps and the coarse taps, where wanted."""
     dx = dtaps = dz = dcoarse = None
     if wanted[0] or wanted[2]:
-        nodes = restrict(grad, form.grid, blocks)
+        nodes = restrict(grad.to(coarse.dtype), form.grid, blocks)
         signal, kernel = _as_channels(z, coarse)
         nodes, _ = _as_channels(nodes, coarse)
         dz, dcoarse = fft_gradients(nodes, signal, kernel, form.coarse_origin, "auto", (wanted[0], wanted[2]))
         dcoarse = None if dcoarse is None else dcoarse.view_as(coarse)
-    if dz is not None:
+    if dz is not None and taps is not None and fused(grad, x, taps):
+        far, last = prolong(_as_rows(dz, z), form.grid, blocks), taps.shape[1] - 1 - form.origin
+        dx = fused_convolution.convolve(grad, taps.flip(1), far, last, 1, False)
+    elif dz is not None:
         near = None if taps is None else convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - form.origin))
         dx = prolong(_as_rows(dz, z), form.grid, blocks, into=near).to(x.dtype)
     if taps is not None and wanted[1]:
+        if fused(grad, x, taps):
+            parts = fused_convolution.convolution_gradients(grad, x, taps, form.origin, 1, False)[1]
+            return dx, parts.sum(0).t().to(taps.dtype), dcoarse
         dtaps = tap_gradient(grad, x, -form.origin, taps.shape[1] - 1 - form.origin).to(taps.dtype)
     return dx, dtaps, dcoarse
 

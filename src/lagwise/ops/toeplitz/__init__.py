@@ -15,6 +15,7 @@ from lagwise.ops.toeplitz.dilated import (
     tap_reach,
 )
 from lagwise.ops.toeplitz.direct import block_lag_products, direct_product
+from lagwise.ops.toeplitz.gated import gated_product
 from lagwise.ops.toeplitz.ragged_dft import ragged_dft, ragged_irdft
 from lagwise.ops.toeplitz.spectral import fast_length, spectral_product
 
@@ -31,6 +32,7 @@ __all__ = [
     "dilated_step",
     "direct_product",
     "fast_length",
+    "gated_product",
     "ragged_dft",
     "ragged_irdft",
     "receptive_field",

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.convolution import residual_convolution
 from lagwise.ops.operators import in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
@@ -33,6 +35,8 @@ def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> T
     """
     if symbolic(x.shape[1]):
         return symbolic_product(x, taps, origin, dilation)
+    if fused(x, taps):
+        return residual_convolution(x, taps, origin, dilation, residual=False, activate=False)
     # A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding.
     form = _DirectForm(taps.shape[1], origin, min(dilation, x.shape[1]))
     return bilinear_product(x, taps, form).to(x.dtype)

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.fused import frames as fused_frames
+from lagwise.ops.fused import fused
+from lagwise.ops.fused.frames import Frames
 from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 
@@ -56,29 +59,32 @@ def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
         raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
     if in_graph():
         return _spectral_operator(x, spectrum, n_fft)
-    plan = _Plan(n_fft, 1, x.shape[1], 0, 0)
-    return bilinear_product(x, spectrum, _SpectralForm(plan, spectrum.shape[2], frequencies=True))
+    return planned_product(x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0))
 
 
 def fft_product(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
     """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``."""
     if in_graph():
         return _fft_operator(x, taps, origin, engine)
-    plan = _plan(x.shape[1], taps.shape[1], origin, engine)
-    return bilinear_product(x, taps, _SpectralForm(plan, taps.shape[1]))
+    return planned_product(x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine))
+
+
+def planned_product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    """The product by a plan, with taps ``(channels, n_taps)`` or with frequencies as in `spectral_product`."""
+    return bilinear_product(x, kernel, _SpectralForm(plan, kernel.shape[-1], kernel.dim() == 3))
 
 
 def fft_gradients(
     grad: Tensor, x: Tensor, taps: Tensor, origin: int, engine: str, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of `fft_product` with respect to the signal and the taps, where wanted."""
-    return _gradients(grad, x, taps, _plan(x.shape[1], taps.shape[1], origin, engine), wanted)
+    return _gradients(grad, x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine), wanted)
 
 
 # Lengths of FFTs and numbers of frames would be compiled anew for every length of the signal.
 _fft_operator = graph_operator(
     "fft_product",
-    lambda x, taps, origin, engine: _product(x, taps, _plan(x.shape[1], taps.shape[1], origin, engine)),
+    lambda x, taps, origin, engine: _product(x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine)),
     lambda grad, x, taps, origin, engine: fft_gradients(grad, x, taps, origin, engine, (True, True)),
     lambda x, *_: torch.empty_like(x),
     tensors="x taps",
@@ -86,8 +92,8 @@ _fft_operator = graph_operator(
 )
 _spectral_operator = graph_operator(
     "spectral_product",
-    lambda x, spectrum, n_fft: _product(x, spectrum, _Plan(n_fft, 1, x.shape[1], 0, 0)),
-    lambda grad, x, spectrum, n_fft: _gradients(grad, x, spectrum, _Plan(n_fft, 1, x.shape[1], 0, 0), (True, True)),
+    lambda x, spectrum, n_fft: _product(x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0)),
+    lambda grad, x, spectrum, n_fft: _gradients(grad, x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0), (True, True)),
     lambda x, *_: torch.empty_like(x),
     tensors="x spectrum",
     numbers="SymInt n_fft",
@@ -105,7 +111,7 @@ def fast_length(minimum: int) -> int:
     return min(odd * 2 ** max(1, math.ceil(math.log2(minimum / odd))) for odd in (1, 3, 5, 9, 15))
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """How a signal is cut into FFT frames. Frame f holds the padded signal from f * hop, n_fft points long.
 
     Taps may be cut into parts as long as a hop: part p meets frame f - p.
@@ -119,7 +125,7 @@ class _Plan(NamedTuple):
     parts: int = 1
 
 
-def _plan(length: int, n_taps: int, origin: int, engine: str) -> _Plan:
+def plan_product(length: int, n_taps: int, origin: int, engine: str) -> Plan:
     """One frame for the whole signal, or overlap-save frames of about four times the taps or twice a part of them.
 
     One frame needs n_fft >= length + largest |lag|: the circular wrap then only reaches outputs that are dropped.
@@ -128,19 +134,19 @@ def _plan(length: int, n_taps: int, origin: int, engine: str) -> _Plan:
     if engine != "fft" and origin == 0 and n_taps > _PART:
         parts = min(_MOST_PARTS, -(-n_taps // _PART))
         hop = fast_length(2 * -(-n_taps // parts)) // 2
-        return _Plan(2 * hop, -(-length // hop), hop, hop, hop, -(-n_taps // hop))
+        return Plan(2 * hop, -(-length // hop), hop, hop, hop, -(-n_taps // hop))
     long = length >= _OVERLAP_SAVE_MIN_LENGTH and length >= _OVERLAP_SAVE_MIN_RATIO * n_taps
     if engine == "overlap_save" or (engine == "auto" and long):
         n_fft = fast_length(max(_POINTS_PER_TAP * n_taps, 1024))
         hop = n_fft - n_taps + 1
-        return _Plan(n_fft, -(-length // hop), hop, n_taps - 1 - origin, n_taps - 1)
-    return _Plan(fast_length(length + max(origin, n_taps - 1 - origin)), 1, length, 0, origin)
+        return Plan(n_fft, -(-length // hop), hop, n_taps - 1 - origin, n_taps - 1)
+    return Plan(fast_length(length + max(origin, n_taps - 1 - origin)), 1, length, 0, origin)
 
 
 class _SpectralForm(NamedTuple):
     """`_product` as a `Form`: for taps, or for frequencies as in `spectral_product`, with their number."""
 
-    plan: _Plan
+    plan: Plan
     count: int
     frequencies: bool = False
 
@@ -165,12 +171,16 @@ class _SpectralForm(NamedTuple):
         return _gradients(grad, x, kernel, self.plan, wanted)
 
 
-def _product(x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
+def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """The product in frames, by groups of channels small enough for the cache.
 
     kernel: taps ``(channels, n_taps)``, or frequencies as in `spectral_product`.
     """
     dtype = compute_dtype(x, kernel)
+    if fused(x, kernel):
+        spectrum = torch.fft.rfft(fused_frames.load(x, signal_frames(plan)))
+        spectrum = _across_frames(spectrum, kernel_spectrum(kernel, plan), 1)
+        return fused_frames.store(torch.fft.irfft(spectrum, plan.n_fft), valid_frames(plan), x.shape[1], x.dtype)
     y = torch.empty_like(x)
     groups = _channel_groups(x, plan)
     padded = _padding(x, groups[0], plan, dtype)
@@ -184,13 +194,15 @@ def _product(x: Tensor, kernel: Tensor, plan: _Plan) -> Tensor:
 
 
 def _gradients(
-    grad: Tensor, x: Tensor, kernel: Tensor, plan: _Plan, wanted: tuple[bool, bool]
+    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of `_product` with respect to the signal and the kernel, where wanted.
 
     Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum. Here ``dx = irfft(G conj K)`` and
     ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is computed again rather than kept.
     """
+    if fused(grad, x, kernel):
+        return _fused_gradients(grad, x, kernel, plan, wanted)
     dtype = compute_dtype(x, kernel)
     dx = torch.empty_like(x) if wanted[0] else None
     dkernel = torch.empty_like(kernel) if wanted[1] else None
@@ -209,7 +221,50 @@ def _gradients(
     return dx, dkernel
 
 
-def _channel_groups(x: Tensor, plan: _Plan) -> list[slice]:
+def _fused_gradients(
+    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    spectrum = torch.fft.rfft(fused_frames.load(grad, valid_frames(plan)))
+    factors, products = kernel_spectrum(kernel, plan), None
+    if wanted[1]:
+        signal = torch.fft.rfft(fused_frames.load(x, signal_frames(plan)))
+        if wanted[0] and plan.parts == 1:
+            products, spectrum = fused_frames.spectrum_gradients(signal, spectrum, factors)
+        else:
+            products = _kernel_products(signal, spectrum, plan)
+    if wanted[0] and not (wanted[1] and plan.parts == 1):
+        spectrum = _across_frames(spectrum, factors.conj(), -1)
+    dx = None
+    if wanted[0]:
+        dx = fused_frames.store(torch.fft.irfft(spectrum, plan.n_fft), signal_frames(plan), x.shape[1], x.dtype)
+    return dx, None if products is None else kernel_gradient(products, kernel, plan)
+
+
+def signal_frames(plan: Plan) -> Frames:
+    """Where a plan's frames have the tokens of the signal."""
+    return Frames(plan.frames, plan.n_fft, plan.hop, plan.start, 0, plan.n_fft)
+
+
+def valid_frames(plan: Plan) -> Frames:
+    """Where a plan's frames have those of the product."""
+    return Frames(plan.frames, plan.n_fft, plan.hop, plan.skip, plan.skip, plan.skip + plan.hop)
+
+
+def kernel_spectrum(kernel: Tensor, plan: Plan) -> Tensor:
+    """The spectrum ``(channels, parts, points)`` of taps or frequencies, in float32."""
+    return _kernel_spectrum(kernel, slice(None), plan, torch.float32)
+
+
+def kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    """The gradient of the kernel from the products of spectra, like `kernel_spectrum`."""
+    if kernel.dim() == 2:
+        return _tap_gradient(products, plan)[:, : kernel.shape[1]].to(kernel.dtype)
+    gradient = torch.empty_like(kernel)
+    _store_kernel_gradient(gradient, slice(None), products, plan)
+    return gradient
+
+
+def _channel_groups(x: Tensor, plan: Plan) -> list[slice]:
     """Slices of channels whose padded signals fit into the cache; all channels at once unless on the CPU."""
     channels = x.shape[2]
     per_channel = max(1, x.shape[0] * plan.frames * plan.n_fft)
@@ -235,20 +290,20 @@ def _store(y: Tensor, group: slice, part: Tensor) -> None:
     y[:, :, group] = rows.copy_(part).transpose(1, 2)
 
 
-def _padding(x: Tensor, group: slice, plan: _Plan, dtype: torch.dtype) -> Tensor:
+def _padding(x: Tensor, group: slice, plan: Plan, dtype: torch.dtype) -> Tensor:
     """Zeros for one group's padded signals. `_load` overwrites only the signal's part, so they serve every group."""
     points = (plan.frames - 1) * plan.hop + plan.n_fft
     return x.new_zeros((x.shape[0], group.stop - group.start, points), dtype=dtype)
 
 
-def _load(padded: Tensor, x: Tensor, group: slice, plan: _Plan) -> Tensor:
+def _load(padded: Tensor, x: Tensor, group: slice, plan: Plan) -> Tensor:
     """Copy channels of x into zero-padded frames (batch, group, frames, n_fft): cast, transpose and pad in one pass."""
     padded = padded[:, : group.stop - group.start]
     padded[..., plan.start : plan.start + x.shape[1]] = _channels_first(x, group)
     return padded.unfold(-1, plan.n_fft, plan.hop) if plan.frames > 1 else padded[:, :, None]
 
 
-def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: _Plan) -> Tensor:
+def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: Plan) -> Tensor:
     """Copy the gradient of the outputs to where the frames produced them; the rest of ``frames`` stays zero."""
     frames = frames[:, : group.stop - group.start]
     part = _channels_first(grad, group)
@@ -260,7 +315,7 @@ def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: _Plan) -> Te
     return frames
 
 
-def _kernel_spectrum(kernel: Tensor, group: slice, plan: _Plan, dtype: torch.dtype) -> Tensor:
+def _kernel_spectrum(kernel: Tensor, group: slice, plan: Plan, dtype: torch.dtype) -> Tensor:
     if kernel.dim() == 3:
         return torch.complex(*kernel[:, group].to(dtype))[:, None]
     taps = kernel[group].to(dtype)
@@ -285,7 +340,7 @@ def _across_frames(spectrum: Tensor, kernel: Tensor, step: int) -> Tensor:
     return spectrum
 
 
-def _kernel_products(signal: Tensor, grad: Tensor, plan: _Plan) -> Tensor:
+def _kernel_products(signal: Tensor, grad: Tensor, plan: Plan) -> Tensor:
     """The spectrum of the kernel's gradient (group, parts, points) from those of signal and gradient (batch, group,
     frames, points)."""
     signal = signal.conj_physical_()
@@ -309,7 +364,7 @@ def _channels_in_cache(spectrum: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, channels, size)]
 
 
-def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: _Plan) -> None:
+def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: Plan) -> None:
     """Store the kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft, which counts
     every frequency but the first and the last twice (once for its negative)."""
     if gradient.dim() == 3:
@@ -317,12 +372,15 @@ def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, pla
         products[:, :: plan.n_fft // 2] /= 2
         gradient[0, group], gradient[1, group] = products.real, products.imag
     else:
-        taps = torch.fft.irfft(products, plan.n_fft)
-        taps = taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
-        gradient[group] = taps[:, : gradient.shape[1]]
+        gradient[group] = _tap_gradient(products, plan)[:, : gradient.shape[1]]
 
 
-def _overlap_add(frames: Tensor, plan: _Plan) -> Tensor:
+def _tap_gradient(products: Tensor, plan: Plan) -> Tensor:
+    taps = torch.fft.irfft(products, plan.n_fft)
+    return taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
+
+
+def _overlap_add(frames: Tensor, plan: Plan) -> Tensor:
     """Adjoint of cutting a padded signal into overlapping frames."""
     if plan.frames == 1:
         return frames[:, :, 0]

@@ -1,0 +1,48 @@
+"""The section about what a GPU would do, counted without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tables import measured_table, results
+
+_NAME = "gpu-counts.json"
+_TRANSFORMER = "transformer-alibi-lm"
+
+
+def counts() -> str:
+    content = results(_NAME)["results"]
+    shapes = list(dict.fromkeys((row["batch"], row["length"]) for row in content["rows"]))
+    now, before = (
+        {(row["model"], row["batch"], row["length"]): row for row in rows}
+        for rows in (content["rows"], content["before"]["rows"])
+    )
+    rows = []
+    for model in dict.fromkeys(row["model"] for row in content["rows"]):
+        found = [(before.get((model, *shape)), now.get((model, *shape))) for shape in shapes]
+        middle = found[shapes.index((4, 2048))]
+        cells = [_change(pair, "times_least", 1) for pair in found]
+        calls, peak = _change(middle, "calls", 0), _change(middle, "peak", 0, 1e6)
+        rows.append([model, *cells, calls, peak, f"{middle[1]['waits']:.0f}"])
+    columns = ["model", *(f"{batch} × {length:,}" for batch, length in shapes), "calls", "MB", "waits"]
+    commit = content["before"]["commit"][:7]
+    return f"""## What a GPU would do
+
+A layer's training step (512 channels, bfloat16 autocast) on a CUDA device that does nothing: its operations are counted
+on fake tensors, exactly and repeatably, and no time is predicted. Bytes are multiples of the least, for batch × length:
+every activation is written once and read once where it is used, norms, gates and residual sums are fused into the
+products beside them, and the backward pass moves twice as much. Calls start at least one kernel each; calls, memory at
+its peak and waits of the host are those of 4 × 2,048. A kernel in Triton counts as one pass over its inputs and
+outputs. Figures before the arrow are from before these kernels (commit {commit}).
+
+The rows below {_TRANSFORMER} are for comparison: the same layers around a convolution written with torch.fft, around
+the published operator, and GPT-2 of transformers with fused attention. Attention's own reads of keys count once.
+
+{measured_table(_NAME, columns, rows)}"""
+
+
+def _change(
+    pair: tuple[dict[str, Any] | None, dict[str, Any] | None], figure: str, digits: int, unit: float = 1
+) -> str:
+    values = [f"{row[figure] / unit:,.{digits}f}" for row in pair if row is not None]
+    return " → ".join(dict.fromkeys(values)) or "-"

@@ -1,0 +1,68 @@
+"""Fused kernels for GPUs, in Triton, which PyTorch brings there. Everything they compute, PyTorch computes too, in more
+passes over memory: where `fused` is false, callers use that.
+
+A kernel is an operator of the namespace ``lagwise_triton``, without a gradient, so that fake tensors and compilers know
+its results; the module `kernels` holds the source. Arithmetic is float32, whatever the tensors' dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.bilinear import transformed
+from lagwise.ops.operators import loop_operator
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_devices = ["cuda"]  # tests add the CPU, where Triton interprets kernels
+
+
+@functools.cache
+def available() -> bool:
+    """Whether Triton is installed, and not switched off by LAGWISE_TRITON=0."""
+    return os.environ.get("LAGWISE_TRITON") != "0" and importlib.util.find_spec("triton") is not None
+
+
+def fused(*tensors: Tensor) -> bool:
+    """Whether fused kernels serve these tensors. Compilers fuse steps themselves."""
+    if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors):
+        return False
+    compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not compiling and not transformed() and all(t.numel() for t in tensors) and available()
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast gives a matrix product of x, or x's own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def kernel(like: Callable[..., Any], *, writes: Iterable[str] = ()) -> Callable[[_Function], _Function]:
+    """Decorate a function that launches one Triton kernel. Arguments as of `loop_operator`."""
+    return loop_operator(like, "lagwise_triton", writes=writes)
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """x ``(..., channels)`` as ``(rows, channels)``, each row contiguous; a copy if rows are not at even distances."""
+    x = x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    return x.flatten(0, -2)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Concatenate parts ``(..., channels)`` along the channels: without a copy where they are neighbours in memory, as
+    gradients that were computed into one tensor."""
+    first, channels = parts[0], sum(part.shape[-1] for part in parts)
+    place, lead = first.storage_offset(), first.stride()[:-1]
+    for part in parts:
+        same = part.untyped_storage()._cdata == first.untyped_storage()._cdata and part.dtype == first.dtype
+        if not same or part.storage_offset() != place or part.stride() != (*lead, 1):
+            return torch.cat(parts, dim=-1)
+        place += part.shape[-1]
+    return first.as_strided((*first.shape[:-1], channels), (*lead, 1))

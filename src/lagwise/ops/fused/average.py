@@ -1,0 +1,159 @@
+"""MEGA's damped moving average, in chunks of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.bilinear import differentiable, differentiable_gradients
+from lagwise.ops.fused import kernel
+
+_CHUNK, _CHANNELS = 128, 32
+
+
+def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:
+    """``silu(sum_n w_n s_n + direct x)`` with ``s_n <- exp(log_decay_n) s_n + x``, as `lagwise.ops.ema_scan`.
+
+    Shapes: x ``(batch, length, channels)``; weight and log_decay ``(channels, dimension)``; direct ``(channels,)``;
+    result like x. Two passes over x: averages at the end of each chunk from zero, which are then carried from chunk to
+    chunk, and the outputs. The decay's gradient comes from the averages' derivatives, which run forwards beside them.
+    """
+    return _Average.apply(x, weight, log_decay, direct)
+
+
+def _plain(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:
+    from lagwise.ops.recurrence.ema import ema_scan  # which imports this package
+
+    return F.silu(ema_scan(x, weight, log_decay) + direct * x).to(x.dtype)
+
+
+class _Average(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:
+        ends, slopes = average_ends(x, log_decay, _CHUNK)
+        starts, slopes = average_starts(ends, slopes, log_decay, _CHUNK)
+        ctx.save_for_backward(x, weight, log_decay, direct, starts, slopes)
+        ctx.chunk = _CHUNK
+        return average_outputs(x, weight, log_decay, direct, starts, _CHUNK)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        *inputs, starts, slopes = ctx.saved_tensors
+        if differentiable():
+            return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
+        _, weight, log_decay, direct = inputs
+        inner, dparameters, ddirect, backward = average_gradients(grad, *inputs, starts, slopes, ctx.chunk)
+        after, _ = average_starts(backward, None, log_decay, ctx.chunk)
+        dx = average_adjoint(inner, weight, log_decay, direct, after, ctx.chunk)
+        dweight, ddecay = dparameters.sum((0, 1)).transpose(1, 2)
+        return dx, dweight, ddecay, ddirect.sum((0, 1)).to(direct.dtype)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _states(x: Tensor, log_decay: Tensor, chunk: int) -> Tensor:
+    """States of every chunk, ``(batch, chunks, dimension, channels)``."""
+    return x.new_empty((len(x), -(-x.shape[1] // chunk), *log_decay.t().shape), dtype=torch.float32)
+
+
+def _sizes(log_decay: Tensor, chunk: int) -> dict[str, int]:
+    return {"CHUNK": chunk, "STATES": 1 << (log_decay.shape[1] - 1).bit_length(), "CHANNELS": _CHANNELS}
+
+
+def _grid(x: Tensor, chunk: int) -> tuple[int, int, int]:
+    batch, length, channels = x.shape
+    return -(-length // chunk), -(-channels // _CHANNELS), batch
+
+
+@kernel(lambda x, log_decay, chunk: (_states(x, log_decay, chunk), _states(x, log_decay, chunk)))
+def average_ends(x: Tensor, log_decay: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Averages at the end of each chunk from zero, and their derivatives by the decay."""
+    from lagwise.ops.fused import kernels
+
+    x, ends, slopes = _rows(x), _states(x, log_decay, chunk), _states(x, log_decay, chunk)
+    kernels.average_ends[_grid(x, chunk)](
+        x, log_decay.contiguous(), ends, slopes, *x.shape[1:], ends.shape[1], log_decay.shape[1], *x.stride()[:2],
+        **_sizes(log_decay, chunk),
+    )  # fmt: skip
+    return ends, slopes
+
+
+def _starts_like(ends: Tensor, slopes: Tensor | None, log_decay: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(ends), ends.new_empty(0) if slopes is None else torch.empty_like(slopes)
+
+
+@kernel(_starts_like)
+def average_starts(ends: Tensor, slopes: Tensor | None, log_decay: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Averages before each chunk and their derivatives; without slopes, averages after each, which run backwards."""
+    from lagwise.ops.fused import kernels
+
+    starts, start_slopes = _starts_like(ends, slopes, log_decay, chunk)
+    batch, chunks, dimension, channels = ends.shape
+    kernels.average_starts[(-(-channels // _CHANNELS), batch)](
+        ends, ends if slopes is None else slopes, log_decay.contiguous(), starts, start_slopes, channels, chunks,
+        dimension, REVERSE=slopes is None, SLOPES=slopes is not None, **_sizes(log_decay, chunk),
+    )  # fmt: skip
+    return starts, start_slopes
+
+
+@kernel(lambda x, *_: x.new_empty(x.shape))
+def average_outputs(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, starts: Tensor, chunk: int) -> Tensor:
+    from lagwise.ops.fused import kernels
+
+    x, y = _rows(x), x.new_empty(x.shape)
+    kernels.average_outputs[_grid(x, chunk)](
+        x, weight.contiguous(), log_decay.contiguous(), direct, starts, y, *x.shape[1:], *starts.shape[1:3],
+        *x.stride()[:2], **_sizes(log_decay, chunk),
+    )  # fmt: skip
+    return y
+
+
+def _gradients_like(grad, x, weight, log_decay, direct, starts, slopes, chunk):
+    batch, chunks, dimension, channels = starts.shape
+    dparameters = starts.new_empty(batch, chunks, 2, dimension, channels)
+    ddirect = starts.new_empty(batch, chunks, channels)
+    return x.new_empty(x.shape), dparameters, ddirect, torch.empty_like(starts)
+
+
+@kernel(_gradients_like)
+def average_gradients(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    log_decay: Tensor,
+    direct: Tensor,
+    starts: Tensor,
+    slopes: Tensor,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradient before the activation; those of weight and log_decay, and of direct, by each chunk; and what tokens
+    before each chunk receive."""
+    from lagwise.ops.fused import kernels
+
+    grad, x = _rows(grad), _rows(x)
+    results = _gradients_like(grad, x, weight, log_decay, direct, starts, slopes, chunk)
+    kernels.average_gradients[_grid(x, chunk)](
+        grad, x, weight.contiguous(), log_decay.contiguous(), direct, starts, slopes, *results, *x.shape[1:],
+        *starts.shape[1:3], *grad.stride()[:2], *x.stride()[:2], **_sizes(log_decay, chunk),
+    )  # fmt: skip
+    return results
+
+
+@kernel(lambda inner, *_: torch.empty_like(inner))
+def average_adjoint(
+    inner: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, after: Tensor, chunk: int
+) -> Tensor:
+    """The gradient of x from that before the activation."""
+    from lagwise.ops.fused import kernels
+
+    dx = torch.empty_like(inner)
+    kernels.average_adjoint[_grid(inner, chunk)](
+        inner, weight.contiguous(), log_decay.contiguous(), direct, after, dx, *inner.shape[1:], *after.shape[1:3],
+        **_sizes(log_decay, chunk),
+    )  # fmt: skip
+    return dx

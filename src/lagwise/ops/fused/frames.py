@@ -1,0 +1,128 @@
+"""Signals into the frames of FFTs and back: layout, dtype, padding and gates in one pass each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.fused import kernel
+
+_TOKENS, _CHANNELS, _POINTS = 64, 32, 256
+
+
+class Frames(NamedTuple):
+    """Where the tokens of a signal are in ``count`` frames of ``points`` points: point p of frame f has token ``f * hop
+    + p - shift`` if ``low <= p < high``, and is zero elsewhere."""
+
+    count: int
+    points: int
+    hop: int
+    shift: int
+    low: int
+    high: int
+
+
+def load(x: Tensor, frames: Frames, *, activate: bool = False) -> Tensor:
+    """x ``(batch, length, channels)``, or silu of it, as frames ``(batch, channels, count, points)`` in float32."""
+    return load_frames(x, list(frames), activate)
+
+
+def store(frames: Tensor, places: Frames, length: int, dtype: torch.dtype) -> Tensor:
+    """The adjoint of `load`: a signal ``(batch, length, channels)``, to which overlapping frames are added."""
+    return store_signal(*used(frames, places, length), length, dtype)
+
+
+def used(frames: Tensor, places: Frames, length: int) -> tuple[Tensor, list[int]]:
+    """The part of frames that has tokens, and where: count, points and hop of the part, and shift."""
+    count, _, hop, shift, low, high = places
+    if count == 1:
+        low, high = max(low, shift), min(high, shift + length)
+    return frames[..., low:high], [count, high - low, hop, shift - low]
+
+
+def _empty_frames(x: Tensor, frames: list[int]) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[2], frames[0], frames[1]), dtype=torch.float32)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _load(x: Tensor, frames: list[int], silu: bool, gated: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
+    from lagwise.ops.fused import kernels
+
+    x = _rows(x)
+    result = _empty_frames(x, frames)
+    y, gate, dgate = (x, x, x) if gated is None else gated
+    (batch, length, channels), (count, points, *_) = x.shape, frames
+    grid = (-(-points // _TOKENS), -(-channels // _CHANNELS), batch * count)
+    kernels.load_frames[grid](
+        x, y, gate, result, dgate, length, channels, *frames, *x.stride()[:2], *gate.stride()[:2], *dgate.stride()[:2],
+        SILU=silu, GATED=gated is not None, TOKENS=_TOKENS, CHANNELS=_CHANNELS,
+    )  # fmt: skip
+    return result
+
+
+def _store(frames: Tensor, places: list[int], y: Tensor, gate: Tensor | None, out: Tensor | None) -> None:
+    from lagwise.ops.fused import kernels
+
+    batch, length, channels = y.shape
+    gates = y if gate is None else gate
+    grid = (-(-length // _TOKENS), -(-channels // _CHANNELS), batch)
+    count, points, hop, shift = places
+    kernels.store_frames[grid](
+        frames, gates, y, y if out is None else out, length, channels, count, points, hop, shift,
+        *frames.stride()[:3], *gates.stride()[:2], *y.stride()[:2],
+        SLOPE=gate is not None and out is None, GATED=out is not None, REACH=-(-points // hop),
+        TOKENS=_TOKENS, CHANNELS=_CHANNELS,
+    )  # fmt: skip
+
+
+@kernel(lambda x, frames, activate: _empty_frames(x, frames))
+def load_frames(x: Tensor, frames: list[int], activate: bool) -> Tensor:
+    return _load(x, frames, activate)
+
+
+@kernel(lambda grad, y, gate, dgate, frames: _empty_frames(grad, frames), writes=["dgate"])
+def load_gated_gradient(grad: Tensor, y: Tensor, gate: Tensor, dgate: Tensor, frames: list[int]) -> Tensor:
+    """Frames of ``grad * silu(gate)``, the gradient of y in ``silu(gate) * y``; stores that of the gate."""
+    return _load(grad, frames, False, (y, _rows(gate), dgate))
+
+
+@kernel(lambda frames, places, length, dtype: frames.new_empty((len(frames), length, frames.shape[1]), dtype=dtype))
+def store_signal(frames: Tensor, places: list[int], length: int, dtype: torch.dtype) -> Tensor:
+    y = frames.new_empty((len(frames), length, frames.shape[1]), dtype=dtype)
+    _store(frames, places, y, None, None)
+    return y
+
+
+@kernel(lambda frames, places, gate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)))
+def store_gated(frames: Tensor, places: list[int], gate: Tensor) -> tuple[Tensor, Tensor]:
+    """A signal y like the gate, and ``silu(gate) * y``."""
+    y, out = gate.new_empty(gate.shape), gate.new_empty(gate.shape)
+    _store(frames, places, y, _rows(gate), out)
+    return y, out
+
+
+@kernel(lambda frames, places, value, into: None, writes=["into"])
+def store_activation_gradient(frames: Tensor, places: list[int], value: Tensor, into: Tensor) -> None:
+    """Store a signal times the slope of silu at value."""
+    _store(frames, places, into, _rows(value), None)
+
+
+@kernel(lambda x, grad, kernel: (torch.empty_like(kernel), torch.empty_like(grad)))
+def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """``sum conj(x) grad`` over batch and frames, like kernel, and ``grad conj(kernel)``.
+
+    Shapes: x and grad ``(batch, channels, frames, points)``, kernel ``(channels, 1, points)``, complex64, contiguous.
+    """
+    from lagwise.ops.fused import kernels
+
+    x, grad, kernel = (torch.view_as_real(t.contiguous().resolve_conj()) for t in (x, grad, kernel))
+    total, product = torch.empty_like(kernel), torch.empty_like(grad)
+    batch, channels, count, points = grad.shape[:4]
+    grid = (-(-points // _POINTS), channels)
+    kernels.spectrum_gradients[grid](x, grad, kernel, total, product, batch, channels, count, points, BLOCK=_POINTS)
+    return torch.view_as_complex(total), torch.view_as_complex(product)

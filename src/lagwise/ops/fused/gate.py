@@ -1,0 +1,138 @@
+"""Gates in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.bilinear import differentiable, differentiable_gradients
+from lagwise.ops.fused import kernel, rows_of
+
+BLOCK = 1024  # numbers of a program
+_ROWS, _CHANNELS = 64, 64
+
+
+def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+    """``silu(gate) * value`` for tensors ``(..., channels)`` of one shape and dtype, to which biases ``(2, channels)``,
+    if any, are added before. Gradients of gate and value are neighbours in memory, for `lagwise.ops.fused.joined`."""
+    return _SiluProduct.apply(gate, value, biases)
+
+
+def _plain_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+    if biases is not None:
+        gate, value = gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
+    return F.silu(gate) * value
+
+
+class _SiluProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+        ctx.save_for_backward(gate, value, biases)
+        return silu_product_kernel(gate, value, biases)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        gate, value, biases = ctx.saved_tensors
+        if differentiable():
+            inputs = (gate, value, biases)
+            return tuple(differentiable_gradients(_plain_product, inputs, ctx.needs_input_grad, [grad]))
+        both, parts = silu_product_gradients(grad, gate, value, biases)
+        return *both.chunk(2, dim=-1), None if biases is None else parts.sum(0).to(biases.dtype)
+
+
+@kernel(lambda gate, value, biases: gate.new_empty(gate.shape))
+def silu_product_kernel(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
+    from lagwise.ops.fused import kernels
+
+    g, v, y = rows_of(gate), rows_of(value), gate.new_empty(gate.shape)
+    kernels.silu_product[_tiles(g)](
+        g, v, g if biases is None else biases.contiguous(), y, *g.shape, g.stride(0), v.stride(0),
+        BIASES=biases is not None, ROWS=_ROWS, CHANNELS=_CHANNELS,
+    )  # fmt: skip
+    return y
+
+
+def _tiles(rows: Tensor) -> tuple[int, int]:
+    return -(-rows.shape[0] // _ROWS), -(-rows.shape[1] // _CHANNELS)
+
+
+def _product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    channels = gate.shape[-1]
+    tiles = 0 if biases is None else -(-(gate.numel() // channels) // _ROWS)
+    parts = gate.new_empty((tiles, 2, channels), dtype=torch.float32)
+    return gate.new_empty((*gate.shape[:-1], 2 * channels)), parts
+
+
+@kernel(_product_gradients)
+def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gradients of gate and value, side by side, and those of biases in parts."""
+    from lagwise.ops.fused import kernels
+
+    results = _product_gradients(grad, gate, value, biases)
+    d, g, v = rows_of(grad), rows_of(gate), rows_of(value)
+    kernels.silu_product_gradients[_tiles(g)](
+        d, g, v, g if biases is None else biases.contiguous(), *results, *g.shape, d.stride(0), g.stride(0),
+        v.stride(0), BIASES=biases is not None, ROWS=_ROWS, CHANNELS=_CHANNELS,
+    )  # fmt: skip
+    return results
+
+
+def gated_update(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+    """``x + sigmoid(update) (silu(candidate + branch) - x)`` for tensors ``(..., channels)``; result like x."""
+    return _Update.apply(x, update, candidate, branch)
+
+
+def _plain_update(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+    return torch.lerp(x, F.silu(candidate + branch).to(x.dtype), update.sigmoid().to(x.dtype))
+
+
+class _Update(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+        ctx.save_for_backward(x, update, candidate, branch)
+        return gated_update_kernel(x, update, candidate, branch)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        inputs = ctx.saved_tensors
+        if differentiable():
+            return tuple(differentiable_gradients(_plain_update, inputs, ctx.needs_input_grad, [grad]))
+        dx, dupdate, inner = gated_update_gradients(grad, *inputs)
+        return dx, dupdate, inner, inner.to(inputs[3].dtype)
+
+
+@kernel(lambda x, update, candidate, branch: x.new_empty(x.shape))
+def gated_update_kernel(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
+    from lagwise.ops.fused import kernels
+
+    others, y = [rows_of(t) for t in (update, candidate, branch)], x.new_empty(x.shape)
+    strides = (t.stride(0) for t in others)
+    grid = (-(-x.numel() // BLOCK),)
+    kernels.gated_update[grid](x.contiguous(), *others, y, x.numel(), x.shape[-1], *strides, BLOCK=BLOCK)
+    return y
+
+
+@kernel(
+    lambda grad, x, update, candidate, branch: (
+        x.new_empty(x.shape),
+        update.new_empty(update.shape),
+        candidate.new_empty(candidate.shape),
+    )
+)
+def gated_update_gradients(
+    grad: Tensor, x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, of update, and of the sum of candidate and branch."""
+    from lagwise.ops.fused import kernels
+
+    others = [rows_of(t) for t in (update, candidate, branch)]
+    results = (x.new_empty(x.shape), update.new_empty(update.shape), candidate.new_empty(candidate.shape))
+    strides = (t.stride(0) for t in others)
+    grid = (-(-x.numel() // BLOCK),)
+    kernels.gated_update_gradients[grid](
+        grad.contiguous(), x.contiguous(), *others, *results, x.numel(), x.shape[-1], *strides, BLOCK=BLOCK
+    )  # fmt: skip
+    return results

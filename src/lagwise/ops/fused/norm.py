@@ -1,0 +1,188 @@
+"""A residual sum and its norm in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.bilinear import differentiable, differentiable_gradients
+from lagwise.ops.fused import autocast_dtype, kernel
+
+_PROGRAMS = 1024  # at most; each sums the parameters' gradients over some rows
+
+
+def residual_norm(
+    x: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, *, centred: bool
+) -> tuple[Tensor, Tensor]:
+    """``s = x + branch``, and ``(s - mean(s)) / sqrt(variance + epsilon) * weight + bias`` over the last axis.
+
+    Shapes: x and branch ``(..., channels)``; weight and bias ``(channels,)``. Without a branch s is x; if not centred,
+    the norm is by the root mean square. The norm has the dtype of autocast, for the products that follow. Gradients
+    through s and through the norm are added in the same pass.
+    """
+    return _ResidualNorm.apply(x, branch, weight, bias, epsilon, centred, autocast_dtype(x))
+
+
+def _plain(
+    x: Tensor,
+    branch: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+    centred: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    total = x if branch is None else x + branch
+    if centred:
+        return total, F.layer_norm(total, total.shape[-1:], weight, bias, epsilon).to(dtype)
+    return total, F.rms_norm(total, total.shape[-1:], weight, epsilon).to(dtype)
+
+
+class _ResidualNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, branch, weight, bias, epsilon: float, centred: bool, dtype: torch.dtype):
+        ctx.set_materialize_grads(False)
+        if branch is None:
+            total, y = x, norm(x, weight, bias, epsilon, centred, dtype, False)
+        else:
+            total, y = sum_and_norm(x, branch, weight, bias, epsilon, centred, dtype)
+        ctx.save_for_backward(total, weight, bias)
+        ctx.settings, ctx.branch = (epsilon, centred, dtype), None if branch is None else branch.dtype
+        return total, y
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor | None, grad: Tensor | None):
+        total, weight, bias = ctx.saved_tensors
+        epsilon, centred, _ = ctx.settings
+        if grad is None:
+            return grad_total, None if ctx.branch is None else _to(grad_total, ctx.branch), *[None] * 5
+        if differentiable():  # the gradient of the sum is that of x and of the branch
+            grads = [torch.zeros_like(total) if grad_total is None else grad_total, grad]
+            inputs = (total, None, weight, bias, *ctx.settings)
+            wanted = (True, False, *ctx.needs_input_grad[2:4], False, False, False)
+            dx, _, dweight, dbias, *_ = differentiable_gradients(_plain, inputs, wanted, grads)
+            return dx, None if ctx.branch is None else _to(dx, ctx.branch), dweight, dbias, None, None, None
+        dtype = total.dtype
+        given = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
+        dx, dbranch, parts = norm_gradients(*given, dtype, ctx.branch or dtype, False)
+        if ctx.branch is None:
+            dbranch = None
+        elif not dbranch.numel():  # of the same dtype
+            dbranch = dx
+        found = iter(parts.sum(0)) if parts.numel() else iter(())
+        dweight, dbias = (None if p is None else next(found).to(p.dtype) for p in (weight, bias))
+        return dx, dbranch, dweight, dbias, None, None, None
+
+
+def normed_relu(x: Tensor, epsilon: float) -> Tensor:
+    """``relu(x / sqrt(mean(x²) + epsilon))`` over the last axis."""
+    return _NormedReLU.apply(x, epsilon)
+
+
+class _NormedReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, epsilon: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.epsilon = epsilon
+        return norm(x, None, None, epsilon, False, x.dtype, True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        (x,) = ctx.saved_tensors
+        if differentiable():
+            plain = lambda x: F.rms_norm(x, x.shape[-1:], eps=ctx.epsilon).relu()  # noqa: E731
+            return *differentiable_gradients(plain, (x,), (True,), [grad]), None
+        return norm_gradients(grad, None, x, None, False, ctx.epsilon, False, x.dtype, x.dtype, True)[0], None
+
+
+def _to(grad: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if grad is None else grad.to(dtype)
+
+
+@kernel(lambda x, weight, bias, epsilon, centred, dtype, relu: x.new_empty(x.shape, dtype=dtype))
+def norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool, dtype: torch.dtype, relu: bool
+) -> Tensor:
+    y = x.new_empty(x.shape, dtype=dtype)
+    _launch(x.contiguous(), None, weight, bias, None, y, epsilon, centred, relu)
+    return y
+
+
+@kernel(
+    lambda x, branch, weight, bias, epsilon, centred, dtype: (
+        x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype)),
+        x.new_empty(x.shape, dtype=dtype),
+    )
+)
+def sum_and_norm(
+    x: Tensor,
+    branch: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+    centred: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=dtype)
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
+    _launch(x.contiguous(), branch.contiguous(), weight, bias, total, y, epsilon, centred, False)
+    return total, y
+
+
+def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool, relu: bool) -> None:
+    from lagwise.ops.fused import kernels
+
+    channels = x.shape[-1]
+    kernels.norm[(x.numel() // channels,)](
+        *(x if t is None else t for t in (x, branch, weight, bias, total)), y, channels, epsilon,
+        CENTRED=centred, BRANCH=branch is not None, WEIGHT=weight is not None, BIAS=bias is not None,
+        RELU=relu, BLOCK=_block(channels),
+    )  # fmt: skip
+
+
+def _block(channels: int) -> int:
+    return max(16, 1 << (channels - 1).bit_length())
+
+
+def _parts(x: Tensor) -> int:
+    return min(_PROGRAMS, x.numel() // x.shape[-1])
+
+
+def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch, relu):
+    parameters = (weight is not None) + biased
+    return (
+        x.new_empty(x.shape, dtype=dtype),
+        x.new_empty(0 if branch == dtype else x.shape, dtype=branch),
+        x.new_empty((_parts(x), parameters, x.shape[-1]), dtype=torch.float32),
+    )
+
+
+@kernel(_gradients_like)
+def norm_gradients(
+    grad: Tensor,
+    grad_total: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    biased: bool,
+    epsilon: float,
+    centred: bool,
+    dtype: torch.dtype,
+    branch: torch.dtype,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
+    from lagwise.ops.fused import kernels
+
+    x, grad = x.contiguous(), grad.contiguous()
+    grad_total = None if grad_total is None else grad_total.contiguous()
+    results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch, relu)
+    channels = x.shape[-1]
+    kernels.norm_gradients[(_parts(x),)](
+        grad, *(x if t is None else t for t in (grad_total, x, weight)), *results, x.numel() // channels, channels,
+        epsilon, CENTRED=centred, TOTAL=grad_total is not None, BRANCH=branch != dtype, WEIGHT=weight is not None,
+        BIAS=biased, RELU=relu, BLOCK=_block(channels),
+    )  # fmt: skip
+    return results

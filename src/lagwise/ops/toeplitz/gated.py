@@ -1,0 +1,72 @@
+"""Products by FFT on a GPU with the gates around them, in half of the passes over memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.ops.bilinear import differentiable, differentiable_gradients
+from lagwise.ops.fused import frames as fused_frames
+from lagwise.ops.fused import fused
+from lagwise.ops.toeplitz.spectral import (
+    Plan,
+    kernel_gradient,
+    kernel_spectrum,
+    plan_product,
+    planned_product,
+    signal_frames,
+    valid_frames,
+)
+
+
+def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str) -> Tensor | None:
+    """``silu(gate) * (kernel * silu(value))`` where the product is by FFT and fused kernels serve it; otherwise None.
+
+    Shapes: gate and value ``(batch, length, channels)``; kernel, taps ``(channels, n_taps)`` with lag 0 at index
+    origin, or frequencies as of `spectral_product`; result like the gate. Spectra are float32; the signal's is kept for
+    the gradient.
+    """
+    if not fused(gate, value, kernel) or gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save"):
+        return None
+    length = value.shape[1]
+    if kernel.dim() == 3:
+        plan = Plan(2 * (kernel.shape[2] - 1), 1, length, 0, 0)
+    else:
+        plan = plan_product(length, kernel.shape[1], origin, engine)
+    return _GatedProduct.apply(gate, value, kernel, plan) if plan.parts == 1 else None
+
+
+class _GatedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+        factors = kernel_spectrum(kernel, plan)
+        spectrum = torch.fft.rfft(fused_frames.load(value, signal_frames(plan), activate=True))
+        product = torch.fft.irfft(spectrum * factors, plan.n_fft)
+        y, out = fused_frames.store_gated(*fused_frames.used(product, valid_frames(plan), value.shape[1]), gate)
+        ctx.save_for_backward(gate, value, kernel, y, spectrum, factors)
+        ctx.plan = plan
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        gate, value, kernel, y, spectrum, factors = ctx.saved_tensors
+        plan = ctx.plan
+        if differentiable():
+            inputs = (gate, value, kernel, plan)
+            return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
+        both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
+        dgate, dvalue = both.chunk(2, dim=2)
+        frames = fused_frames.load_gated_gradient(grad, y, gate, dgate, list(valid_frames(plan)))
+        products, frames = fused_frames.spectrum_gradients(spectrum, torch.fft.rfft(frames), factors)
+        signal = torch.fft.irfft(frames, plan.n_fft)
+        fused_frames.store_activation_gradient(
+            *fused_frames.used(signal, signal_frames(plan), value.shape[1]), value, dvalue
+        )
+        return dgate, dvalue, kernel_gradient(products, kernel, plan), None
+
+
+def _plain(gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    return F.silu(gate) * planned_product(F.silu(value), kernel, plan)

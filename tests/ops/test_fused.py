@@ -1,0 +1,217 @@
+"""Fused kernels against the operations that they replace, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.blocks import MegaBlock
+from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
+from lagwise.family.short_conv import ShortConvMixer
+from lagwise.mixers.ema import EMAMixer
+from lagwise.mixers.gtu import GTU
+from lagwise.mixers.tcn import TCNMixer
+from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
+from lagwise.ops.fused.convolution import residual_convolution
+from lagwise.ops.fused.norm import normed_relu
+from lagwise.ops.toeplitz import spectral_product
+from lagwise.ops.tokens import apply_linear, linears, silu_product
+
+HALF = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have fused kernels serve tensors on the CPU."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    pytest.importorskip("triton", reason="Triton comes with PyTorch for GPUs")
+    monkeypatch.setattr(fused, "_devices", ["cpu"])
+
+
+def compare(
+    function: Callable[..., Any], module: nn.Module, *inputs: Tensor, half: bool = False, tolerance: float = 2e-5
+) -> list[Tensor]:
+    """Compare ``function(module, *inputs)`` and all gradients with those in float64, which fused kernels do not serve;
+    half: under bfloat16 autocast. Returns what was compared."""
+    found = []
+    for exact in (False, True):
+        kind = torch.float64 if exact else None
+        made = copy.deepcopy(module).to(kind) if exact else copy.deepcopy(module)
+        given = [t.detach().to(kind).requires_grad_() for t in inputs]
+        with torch.autocast("cpu", HALF, enabled=half and not exact):
+            results = function(made, *given)
+        results = [results] if isinstance(results, Tensor) else list(results)
+        generator = torch.Generator().manual_seed(1)
+        weights = [torch.randn(r.shape, generator=generator).to(HALF).to(r.dtype) for r in results]
+        torch.autograd.backward(results, weights)
+        grads = [t.grad for t in [*given, *made.parameters()]]
+        assert all(g is not None for g in grads)
+        found.append([*results, *(g for g in grads if g is not None)])
+    for number, (a, b) in enumerate(zip(*found, strict=True)):
+        assert a.shape == b.shape
+        error = float((a.double() - b).abs().max() / b.abs().max())
+        assert error <= tolerance, f"tensor {number} is off by {error:.1e}"
+    return found[0]
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("branch", [False, True])
+@pytest.mark.parametrize(
+    "norm", [RMSNorm(37), RMSNorm(37, affine=True), LayerNorm(37), LayerNorm(37, affine=False)], ids=str
+)
+def test_residual_norm(norm: nn.Module, branch: bool, half: bool) -> None:
+    norm = copy.deepcopy(norm)
+    for seed, parameter in enumerate(norm.parameters()):
+        parameter.data += 0.3 * numbers(37, seed=seed)
+    more = [numbers(2, 5, 37, seed=1, dtype=HALF if half else torch.float32)] if branch else []
+    inputs = (1 + numbers(2, 5, 37), *more)
+    total, y, *_ = compare(
+        lambda norm, x, *rest: residual_normed(norm, x, None, *rest), norm, *inputs, half=half,
+        tolerance=1e-2 if half else 2e-5,
+    )  # fmt: skip
+    assert (total.dtype, y.dtype) == (torch.float32, HALF if half else torch.float32)
+
+
+def test_the_gradient_of_a_norm_may_leave_out_one_of_its_results() -> None:
+    x = numbers(2, 5, 16).requires_grad_()
+    total, y = residual_normed(RMSNorm(16), x, None, numbers(2, 5, 16, seed=1))
+    assert torch.equal(torch.autograd.grad(total.sum(), x, retain_graph=True)[0], torch.ones_like(x))
+    assert torch.autograd.grad(y.square().sum(), x)[0].abs().max() < 1e-4  # of constant length
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_joint_layers_and_gates(half: bool, bias: bool) -> None:
+    layers = nn.ModuleList([nn.Linear(24, 20, bias), nn.Linear(24, 20, bias), nn.Linear(20, 24, bias)])
+
+    def run(layers: Any, x: Tensor) -> Tensor:
+        (gate, value), biases = apply_linear(x, *layers[:2])
+        if x.dtype == torch.float32:
+            assert fused.joined([gate, value]).untyped_storage().data_ptr() == gate.untyped_storage().data_ptr()
+        return linears(silu_product(gate, value, biases), layers[2])[0]
+
+    found = compare(run, layers, numbers(3, 7, 24), half=half, tolerance=3e-2 if half else 2e-5)
+    assert all(gradient.dtype == torch.float32 for gradient in found[1:])
+
+
+def test_parts_are_joined_without_a_copy_only_where_they_are_neighbours() -> None:
+    whole = numbers(4, 5, 12)
+    parts = list(whole.split([3, 4, 5], dim=2))
+    assert fused.joined(parts).data_ptr() == whole.data_ptr()
+    for others in (parts[::2], parts[::-1], [parts[0], parts[1].clone()]):
+        assert torch.equal(fused.joined(others), torch.cat(others, dim=2))
+
+
+PRODUCTS = [(100, 100, True, "auto"), (100, 17, True, "overlap_save"), (2100, 40, True, "overlap_save")]
+PRODUCTS += [(65, 129, False, "fft")]
+
+
+@pytest.mark.parametrize(("length", "count", "causal", "engine"), PRODUCTS)
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_products_by_fft(length: int, count: int, causal: bool, engine: str, dtype: torch.dtype) -> None:
+    product = lambda _, x, taps: toeplitz_product(x, taps, causal=causal, engine=engine)  # noqa: E731
+    channels = 35 if length <= 100 else 3
+    x, taps = numbers(2, length, channels, dtype=dtype), numbers(channels, count, seed=1)
+    compare(product, nn.Identity(), x, taps, tolerance=2e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_products_by_a_spectrum() -> None:
+    product = lambda _, x, spectrum: spectral_product(x, spectrum)  # noqa: E731
+    compare(product, nn.Identity(), numbers(2, 50, 35), numbers(2, 35, 65, seed=1))
+
+
+KERNELS = [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8, "layers": 1, "grid": 64}]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
+@pytest.mark.parametrize("half", [False, True])
+def test_gated_toeplitz_units(kernel: dict[str, Any], causal: bool, half: bool) -> None:
+    torch.manual_seed(0)
+    mixer = GTU(24, causal=causal, expansion=2, kernel=kernel)
+    compare(lambda mixer, x: mixer(x), mixer, numbers(2, 63, 24), half=half, tolerance=5e-2 if half else 5e-5)
+    assert mixer.toeplitz.gated(numbers(2, 63, 48), numbers(2, 63, 48, seed=1), Layout()) is not None
+
+
+@pytest.mark.parametrize(("causal", "dilation", "length"), [(True, 1, 70), (False, 3, 70), (True, 80, 70)])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activate", [False, True])
+def test_short_convolutions(causal: bool, dilation: int, length: int, residual: bool, activate: bool) -> None:
+    origin = 0 if causal else 2
+
+    def run(_: Any, x: Tensor, taps: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return residual_convolution(x, taps, origin, dilation, residual=residual, activate=activate)
+        y = dilated_convolution(x, taps, dilation, causal=causal)
+        y = F.silu(y) if activate else y
+        return x + y if residual else y
+
+    compare(run, nn.Identity(), numbers(2, length, 70), numbers(70, 5, seed=1))
+
+
+@pytest.mark.parametrize("mixer", [TCNMixer(20, depth=3), TCNMixer(20, causal=False, residual=False, depth=2)])
+def test_stacks_of_convolutions(mixer: nn.Module) -> None:
+    compare(lambda mixer, x: mixer(x), mixer, numbers(2, 70, 20), tolerance=1e-4)
+    compare(lambda mixer, x: mixer(x), mixer, numbers(2, 70, 20, dtype=HALF), tolerance=5e-2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_gated_short_convolutions(causal: bool, half: bool) -> None:
+    torch.manual_seed(0)
+    mixer = ShortConvMixer(20, causal=causal, kernel_size=3)
+    compare(lambda mixer, x: mixer(x), mixer, numbers(2, 70, 20), half=half, tolerance=5e-2 if half else 1e-4)
+
+
+def test_second_derivatives_take_the_plain_way() -> None:
+    x, taps = numbers(1, 9, 4).requires_grad_(), numbers(4, 3, seed=1).requires_grad_()
+    grads = []
+    for run in (
+        lambda: residual_convolution(x, taps, 0, 2, residual=True, activate=True),
+        lambda: x + F.silu(dilated_convolution(x.double(), taps.double(), 2)),
+    ):
+        (dx,) = torch.autograd.grad(run().square().sum(), x, create_graph=True)
+        grads.append(torch.autograd.grad(dx.square().sum(), taps)[0])
+    assert torch.allclose(*grads, rtol=1e-4)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dimension", [1, 3])
+def test_moving_averages(dimension: int, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lagwise.ops.fused.average._CHUNK", 16)
+    torch.manual_seed(0)
+    mixer = EMAMixer(33, dimension=dimension)
+    x = numbers(2, 37, 33, dtype=HALF if half else torch.float32)
+    compare(lambda mixer, x: mixer(x), mixer, x, tolerance=2e-2 if half else 5e-5)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_blocks_of_mega(half: bool) -> None:
+    torch.manual_seed(0)
+    memory = {"name": "tcn", "depth": 2}
+    block = MegaBlock(24, memory=memory, query_size=8, value_size=16, chunk=16)
+    compare(lambda block, x: block(x), block, numbers(2, 37, 24), half=half, tolerance=0.1 if half else 2e-4)
+
+
+def test_norms_of_kernel_networks() -> None:
+    compare(lambda _, x: normed_relu(x, 1e-6) if x.dtype == torch.float32 else F.relu(F.rms_norm(x, (20,), eps=1e-6)),
+            nn.Identity(), numbers(9, 20))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_causal_ski(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mixer = ToeplitzMixer(20, kernel={"name": "warped", "filter_size": 8}, engine="ski")
+    x = numbers(2, 150, 20, dtype=dtype)
+    compare(lambda mixer, x: mixer(x), mixer, x, tolerance=1e-4 if dtype == torch.float32 else 2e-2)
