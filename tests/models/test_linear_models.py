@@ -146,7 +146,7 @@ def test_ngrams_are_those_of_scikit_learn() -> None:
     options, made = Ngrams.fitted(own, [(ids, mask, None)], words=2, characters=[2, 3], pairs=False, least=1)
     words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\b\w+\b", binary=True)
     characters = TfidfVectorizer(analyzer="char", ngram_range=(2, 3), binary=True)
-    expected = [words.fit_transform(TEXTS), characters.fit_transform([" ".join(text.split()) for text in TEXTS])]
+    expected = [words.fit_transform(TEXTS), characters.fit_transform([f" {' '.join(text.split())} " for text in TEXTS])]
     assert options["kept"] == [each.shape[1] for each in expected]
     found = made(ids, mask)
     for i in range(len(TEXTS)):

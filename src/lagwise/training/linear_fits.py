@@ -19,7 +19,7 @@ from lagwise.training.closed_form import Fit, fit_linear
 Batches = Sequence[Mapping[str, Tensor]]  # rows with labels, as the model reads them
 
 _MOST_CHARACTERS = 3_000_000  # longer training texts use no n-grams of characters, which take ten times as long
-_MANY_ROWS = 1000  # for which n-grams must occur twice
+_MANY_ROWS, _MANY_CHARACTERS = 1000, 100_000  # for which n-grams must occur twice
 _MANY_SERIES = 5000  # for which half of the features do
 _MOST_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
 _IMAGES = 2000  # from which patches are drawn
@@ -62,7 +62,7 @@ def _texts(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
         words=2,
         characters=[2, 3, 4, 5] if characters <= _MOST_CHARACTERS else [],
         pairs=data.fields["inputs"]["pairs"],
-        least=2 if sum(len(batch["labels"]) for batch in batches) > _MANY_ROWS else 1,
+        least=2 if rows_of(batches) > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
     )
 
     def rows(batches: Batches) -> tuple[Any, np.ndarray]:
@@ -145,6 +145,11 @@ def _images(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
 FITTED: dict[str, Any] = {"columns": _table, "convolutions": _series, "ngrams": _texts, "patches": _images}
 
 
+def rows_of(batches: Batches) -> int:
+    """How many rows batches have."""
+    return sum(len(batch["labels"]) for batch in batches)
+
+
 def labels_of(batches: Batches) -> np.ndarray:
     """The labels of all rows, in order."""
     if not batches:
@@ -159,7 +164,7 @@ def _none(features: Any) -> np.ndarray:
 
 def _thinned(batches: Batches, size: int, seed: int) -> list[dict[str, Tensor]]:
     """Batches with a random part of the rows, if these have too many features of a number each."""
-    most, total = _MOST_VALUES // size, sum(len(batch["labels"]) for batch in batches)
+    most, total = _MOST_VALUES // size, rows_of(batches)
     random, found = np.random.default_rng(seed), []
     for batch in batches:
         count = len(batch["labels"])

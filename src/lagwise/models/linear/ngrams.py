@@ -35,7 +35,8 @@ class Ngrams(nn.Module):
     products of both texts' features, and the cosines.
 
     A token id stands for its bytes (``spellings``), so the same n-grams are found whatever the tokenizer. Characters
-    are decoded from UTF-8, in lower case, with runs of white space as one space; words are runs of letters, digits and
+    are decoded from UTF-8, in lower case, with runs of white space, and both ends of a text, as one space; words are
+    runs of letters, digits and
     underscores. An n-gram is found by its hash of 64 bits among those of the kept ones.
 
     Shapes: input_ids ``(batch, length)``; mask ``(batch, length)``, true at tokens, or None; types, of pairs, 0 at the
@@ -186,7 +187,7 @@ class Ngrams(nn.Module):
         return [self._word_hashes(text, real), self._character_hashes(text, real)]
 
     def _characters(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Code points of texts ``(batch, n)``, in lower case, and where there are any."""
+        """Code points of texts ``(batch, n)``, in lower case, between spaces, and where there are any."""
         spelled = torch.arange(self.spellings.shape[1], device=ids.device) < self.spelled[ids][..., None]
         spelled = spelled if mask is None else spelled & mask[..., None]
         codes, real = _compact(self.spellings[ids].flatten(1).long(), spelled.flatten(1))
@@ -201,7 +202,10 @@ class Ngrams(nn.Module):
         point = torch.where(space, 32, point)
         first = (codes & 0xC0) != 0x80
         text, real = _compact(point, real & first)
-        repeated = (text == 32) & (F.pad(text, (1, 0), value=32)[:, :-1] == 32)
+        ends = real.sum(1, keepdim=True) + 1
+        text = F.pad(F.pad(text, (1, 0), value=32), (0, 1)).scatter(1, ends, 32)
+        real = F.pad(F.pad(real, (1, 0), value=True), (0, 1)).scatter(1, ends, True)
+        repeated = (text == 32) & (F.pad(text, (1, 0))[:, :-1] == 32)
         return _compact(text, real & ~repeated)
 
     def _character_hashes(self, text: Tensor, real: Tensor) -> Tensor:
