@@ -107,11 +107,12 @@ def check(cases: list[Case], kinds: list[str]) -> None:
 def check_norms() -> None:
     dist.init_process_group("gloo")
     wrong = []
-    for groups, causal in itertools.product((1, 2, CHANNELS), (True, False)):
-        norm = TimestepNorm(CHANNELS, causal=causal, groups=groups).double()
+    choices = [(groups, causal, None) for groups, causal in itertools.product((1, 2, CHANNELS), (True, False))]
+    for groups, causal, decay in [*choices, (2, True, (0.6, 0.9))]:
+        norm = TimestepNorm(CHANNELS, causal=causal, groups=groups, decay=decay).double()
         for kind, layout in layouts().items():
             if not (found := worst(norm, *layout))[0] < 1e-10:
-                wrong.append(f"{groups} groups causal={causal} {kind}: {found}")
+                wrong.append(f"{groups} groups causal={causal} decay={decay} {kind}: {found}")
     finish(wrong)
 
 
