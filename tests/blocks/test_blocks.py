@@ -103,6 +103,14 @@ EVERY_BLOCK: dict[str, dict[str, Any]] = {
     "MEGA with its other norm": {"name": "mega", "query_size": 4, "chunk": 7, "norm": "scale", "activation": "gelu"},
     "MEGA with a TNO": {"name": "mega", "memory": {"name": "toeplitz", "kernel": KERNEL}, "query_size": 4, "chunk": 7},
     "Megalodon": {"name": "megalodon", "query_size": 4, "chunk": 7, "heads": 2, "groups": 3},
+    "Megalodon, Gecko's norm and chunks": {
+        "name": "megalodon",
+        "query_size": 4,
+        "chunk": 7,
+        "groups": 2,
+        "norm_decay": [0.6, 0.9],
+        "sliding": True,
+    },
     "Megalodon with SwiGLU": {
         "name": "megalodon",
         "query_size": 4,

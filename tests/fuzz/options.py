@@ -175,6 +175,7 @@ class _Draws:
             "evaluation_chunk": self.rng.choice((None, self.skewed(300))),
             "function": self.rng.choice(ATTENTION_FUNCTIONS),
             "position": self.rng.choice(("none", "simple", *(("rope", "rotary") if even else ()))),
+            "sliding": self.causal and self.rng.random() < 0.5,
         }
 
     def linear_attention(self) -> Options:

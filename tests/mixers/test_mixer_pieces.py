@@ -15,7 +15,7 @@ from every_mixer import CHANNELS, OPTIONS, make
 from processes import run_together
 from torch import Tensor
 
-from lagwise.mixers import MIXERS, Mixer, TimestepNorm
+from lagwise.mixers import MIXERS, ChunkedAttentionMixer, Mixer, TimestepNorm
 from lagwise.ops import Layout
 from lagwise.ops.pieces import Pieces
 
@@ -113,6 +113,10 @@ def check_norms() -> None:
         for kind, layout in layouts().items():
             if not (found := worst(norm, *layout))[0] < 1e-10:
                 wrong.append(f"{groups} groups causal={causal} decay={decay} {kind}: {found}")
+    sliding = ChunkedAttentionMixer(CHANNELS, chunk=4, heads=2, sliding=True).double()
+    for kind in ("plain", "packed"):
+        if not (found := worst(sliding, *layouts()[kind]))[0] < 1e-10:
+            wrong.append(f"sliding chunks {kind}: {found}")
     finish(wrong)
 
 
