@@ -1,13 +1,13 @@
 """Bits per byte by length of context, of small language models that were trained on short pieces, and then further with
 and without states that are carried from piece to piece.
 
-    OMP_NUM_THREADS=1 python benchmarks/carried_states.py RUNS --data novels=FOLDER --minutes 1 --further 0.33
+    OMP_NUM_THREADS=1 python benchmarks/carried_states.py RUNS --data novels=FOLDER --minutes 0.5 --further 0.25
         [--models mega-lm,megalodon-lm,best-lm,fd-tnn-lm] [--carry 64] [--results FILE]
 
-Each model is a recipe of the package at 128 channels. It is trained on pieces of 512 bytes, in batches of 4, for as many
-steps as fit into the minutes of one CPU, by the measured cost of a step and of a validation (RUNS/costs.json). Two
-further trainings begin with its weights and take the steps that fit into the further minutes, at a lower rate and on
-other pieces: one as before, and one with ``training.carry_states``. All three are tested on the same bytes at five
+Each model is a recipe of the package at 64 channels. It is trained on pieces of 512 bytes, in batches of 4, for as
+many steps as fit into the minutes of one CPU, by the measured cost of a step and of a validation (RUNS/costs.json).
+Two further trainings begin with its weights and take the steps that fit into the further minutes, at a lower rate and
+on other pieces: one as before, and one with ``training.carry_states``. All three are tested on the same bytes at five
 lengths of context. Finished runs are skipped and interrupted ones resumed.
 
 The setting follows Ruiz and Gu 2025, "Understanding and Improving Length Generalization in Recurrent Models": some
@@ -30,7 +30,7 @@ from run_queue import cadence, keep, planned
 
 MODELS = ("mega-lm", "megalodon-lm", "best-lm", "fd-tnn-lm")
 LENGTHS = (512, 2048, 8192, 32768, 131072)
-_LENGTH, _BATCH, _WIDTH = 512, 4, 128
+_LENGTH, _BATCH, _WIDTH = 512, 4, 64
 _RATES = {"base": 0.004, "ordinary": 0.001, "carried": 0.001}
 _EVALUATIONS = {"base": 4, "ordinary": 1, "carried": 1}
 
@@ -80,8 +80,8 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder for the runs")
     parser.add_argument("--data", required=True, help="NAME=SOURCE")
     parser.add_argument("--models", default=",".join(MODELS), help="separated by commas")
-    parser.add_argument("--minutes", type=float, default=1, help="minutes of the first training (1)")
-    parser.add_argument("--further", type=float, default=0.33, help="minutes of each further training (0.33)")
+    parser.add_argument("--minutes", type=float, default=0.5, help="minutes of the first training (0.5)")
+    parser.add_argument("--further", type=float, default=0.25, help="minutes of each further training (0.25)")
     parser.add_argument("--carry", type=int, default=64, help="pieces over which states are carried (64)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/carried-states-cpu.json"))
     given = parser.parse_args()
