@@ -90,7 +90,7 @@ def test_sliding_chunks_obey_the_contract_of_mixers(chunk: int) -> None:
 
 
 def test_sliding_chunks_are_as_exact_far_into_a_text() -> None:
-    """Angles of positions in float32 would be off by hundredths of a radian here."""
+    """Angles of positions in float32 would be off by a quarter of a radian here."""
     mixer = ChunkedAttentionMixer(CHANNELS, chunk=8, sliding=True)
     x, far = torch.randn(1, 30, CHANNELS), 4_000_000
     state = mixer.init_state(1)

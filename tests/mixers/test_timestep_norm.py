@@ -75,7 +75,6 @@ def test_a_million_tokens_cost_no_digits(offset: float) -> None:
     assert float(state.variance.double().sum()) == pytest.approx(float(variance), rel=1e-6 * (1 + offset) ** 0.5)
 
 
-@pytest.mark.covers("Gecko")
 @pytest.mark.parametrize("decay", [(0.5, 0.7), (0.999, 0.9999)])
 def test_decayed_moments_are_averages_of_tokens_with_their_bias_corrected(decay: tuple[float, float]) -> None:
     """The recurrence of Gecko's code, token by token; padding changes nothing. With a decay of 0.5 the sums run over

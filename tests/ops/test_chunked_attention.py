@@ -68,7 +68,6 @@ def test_chunks_equal_all_pairs_with_a_mask(
         same(ours, exact, q, k, v, *(() if bias is None else (bias,)))
 
 
-@pytest.mark.covers("Gecko")
 @every_function
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("heads", [1, 3])

@@ -177,3 +177,27 @@ def test_other_tasks_have_no_states_to_carry(recall_recipe: Recipe, tmp_path: Pa
     with pytest.raises(ValueError, match="is for the task language_modelling"):
         train(recall_recipe, tmp_path / "run", progress=False)
     assert make_task(recall_recipe)
+
+
+@pytest.mark.parametrize("recipe", ["mega-enwik8", "tcnca-enwik8"])
+def test_the_segments_of_enwik8_follow_each_other(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """At a small size: segments of 2, 3 or 4 chunks, and evaluation with chunks of twice the size, resumed exactly."""
+    memory = [] if recipe == "mega-enwik8" else ["model.block.memory.depth=2", "model.block.memory.dilation=2"]
+    sizes = ["model.hidden_size=8", "model.num_hidden_layers=1", "model.block.query_size=4", "model.block.value_size=8"]
+    chunks = ["model.block.chunk=8", "model.block.evaluation_chunk=16"]
+    small = load_recipe(recipe, [*sizes, *chunks, *memory])
+    text = replace(tiny_recipe.data, length=32, lengths=[16, 24, 32], evaluate_length=48)
+    training = replace(tiny_recipe.training, carry_states=5)
+    small.data, small.training = text, training
+    data = make_task(small).open(progress=False)
+    examples = data.carried_examples(40, 2, 0, 5)
+    seen = [len(examples[2 * step]["input_ids"]) for step in range(40)]
+    assert set(seen) == {16, 24, 32}
+    whole = train(small, tmp_path / "whole", progress=False)
+    half = train(small, tmp_path / "half", progress=False)
+    for file in ("model.safetensors", "config.json"):
+        (half / file).unlink()
+    for checkpoint in checkpoints(half)[1:]:
+        shutil.rmtree(checkpoint)
+    resume(half, progress=False)
+    assert losses(half) == losses(whole)

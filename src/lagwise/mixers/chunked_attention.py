@@ -428,8 +428,8 @@ class ChunkedAttentionMixer(Mixer):
 
 
 def _absolute(number: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`rotary_factors` of any positions. Angles are in float64, because those of float32 are wrong after some 100,000
-    tokens."""
+    """`rotary_factors` of any positions. Angles are in float64, because those of float32 are wrong by thousandths of
+    a radian after 100,000 tokens, and ever more."""
     factors = rotary_factors(number, size, dtype=torch.float64)
     cos, sin = (factor.to(torch.promote_types(dtype, torch.float32)) for factor in factors)
     return cos, sin
