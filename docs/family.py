@@ -90,7 +90,7 @@ _PACKAGES = """
 |---|---|---|
 | `attention` | `x-transformers` | equal, with ALiBi |
 | `chunked_attention` | `local-attention` | equal, without its look at the windows around |
-| `ema` | `mega-pytorch` | equal by other parameters: its decay is (1 - α) δ, where MEGA's is 1 - α δ |
+| `ema` | `mega-pytorch` | equal by other parameters: decay (1 - α) δ, in MEGA 1 - α δ ([its layer](migrating.md)) |
 | `s5` | `s5-pytorch` | equal in both directions |
 | `lru` | `lru-pytorch` | equal; its D is a matrix |
 | `dss` | `gated-state-spaces-pytorch` | equal with a step of 1 and poles shared by all channels |

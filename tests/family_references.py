@@ -43,7 +43,10 @@ def short_conv(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
 
 
 def hyena(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
-    z, *gates = depthwise(mixer.taps, affine(mixer.input, x), mixer.causal).chunk(len(mixer.filters) + 1, 1)
+    short = depthwise(mixer.taps, affine(mixer.input, x), mixer.causal)
+    z, *gates = (short if mixer.bias is None else short + mixer.bias).split(x.shape[1], 1)
+    if mixer.first_gate:
+        z, gates = z * gates[0], gates[1:]
     for gate, long in zip(gates, mixer.filters, strict=True):
         z = gate * toeplitz(long, z)
     return affine(mixer.out, z)

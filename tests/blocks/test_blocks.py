@@ -122,7 +122,19 @@ EVERY_BLOCK: dict[str, dict[str, Any]] = {
         ],
     },
 }
+CAUSAL_BLOCKS: dict[str, dict[str, Any]] = {
+    **EVERY_BLOCK,
+    "Megalodon with Gecko's norm and chunks": {
+        "name": "megalodon",
+        "query_size": 4,
+        "chunk": 7,
+        "groups": 2,
+        "norm_decay": [0.6, 0.9],
+        "sliding": True,
+    },
+}
 every_block = pytest.mark.parametrize("spec", EVERY_BLOCK.values(), ids=EVERY_BLOCK)
+every_causal_block = pytest.mark.parametrize("spec", CAUSAL_BLOCKS.values(), ids=CAUSAL_BLOCKS)
 
 
 def make(spec: dict[str, Any], *, causal: bool = True) -> nn.Module:
@@ -222,7 +234,7 @@ def test_tcnca_simple_is_three_plain_residuals() -> None:
     torch.testing.assert_close(block(x), h, rtol=0, atol=1e-12)
 
 
-@every_block
+@every_causal_block
 def test_dropout_is_for_training_only(spec: dict) -> None:
     if spec["name"] == "chain":
         spec = {"name": "chain", "blocks": [{**link, "dropout": 0.5} for link in spec["blocks"]]}
@@ -235,7 +247,7 @@ def test_dropout_is_for_training_only(spec: dict) -> None:
     assert torch.equal(block(x), block(x))
 
 
-@every_block
+@every_causal_block
 def test_every_parameter_of_a_block_learns(spec: dict) -> None:
     block = make(spec)
     block(torch.randn(2, 25, 6, dtype=torch.float64)).square().sum().backward()
@@ -244,7 +256,7 @@ def test_every_parameter_of_a_block_learns(spec: dict) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
-@every_block
+@every_causal_block
 def test_blocks_stream_and_pad_like_their_mixers(spec: dict) -> None:
     block: Any = make(spec)
     x = torch.randn(2, 25, 6, dtype=torch.float64)
@@ -268,7 +280,7 @@ def test_nan_and_infinity_at_padding_have_no_effect(spec: dict, causal: bool) ->
     check_poisoned_padding(make(spec, causal=causal), 6, streamed=causal)
 
 
-@every_block
+@every_causal_block
 def test_rows_of_a_block_may_have_different_offsets(spec: dict) -> None:
     """Left-padded rows cross chunk boundaries at different times, and each gives the same outputs as alone."""
     block: Any = make(spec)

@@ -232,11 +232,12 @@ def hyena_smooth(kernel: Any, lags: Tensor) -> Tensor:
     values = kernel.last @ (kernel.frequency * h).sin().t()
     slow, fast = math.log(100) / 1.5, math.log(100) / 0.3
     steps = torch.arange(kernel.channels, dtype=lags.dtype) / max(1, kernel.channels - 1)
-    return values * (-(slow + (fast - slow) * steps)[:, None] * t.abs()).exp()
+    return values * ((-(slow + (fast - slow) * steps)[:, None] * t.abs()).exp() + kernel.shift)
 
 
 def hyena(kernel: Any, lags: Tensor) -> Tensor:
-    return hyena_smooth(kernel, lags) + kernel.direct[:, None] * (lags == 0)
+    inside = 1 if kernel.shift == 0 else (lags.abs() < kernel.span).to(lags.dtype)
+    return hyena_smooth(kernel, lags) * inside + kernel.direct[:, None] * (lags == 0)
 
 
 def spectral(kernel: Any, lags: Tensor) -> Tensor:

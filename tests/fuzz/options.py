@@ -45,7 +45,13 @@ class _Draws:
             "chunked_attention": self.chunked_attention,
             "grid": lambda: {"rows": self.axis(), "columns": self.axis()},
             "gtu2d": lambda: {"expansion": rng.choice((1, 2)), **self.toeplitz()},
-            "hyena": lambda: {"order": rng.randint(1, 3), "short": self.centred(), **self.toeplitz()},
+            "hyena": lambda: {
+                "order": rng.randint(1, 3),
+                "short": self.centred(),
+                "first_gate": rng.random() < 0.5,
+                "short_bias": rng.random() < 0.5,
+                **self.toeplitz(),
+            },
             "short_conv": lambda: {"kernel_size": self.centred()},
             "linear_attention": self.linear_attention,
             "lru": lambda: {"states": rng.randint(1, 6), "most_angle": rng.choice((0.1, 6.0))},
@@ -96,6 +102,7 @@ class _Draws:
                 "layers": rng.randint(0, 3),
                 "bands": rng.randint(1, 3),
                 "frequency": rng.choice((1.0, 14.0)),
+                "shift": rng.choice((0.0, 0.05)),
             },
             "spectral": lambda: {"filters": 3, "span": 2 + self.skewed(300), "alternating": rng.random() < 0.5},
         }
@@ -175,6 +182,7 @@ class _Draws:
             "evaluation_chunk": self.rng.choice((None, self.skewed(300))),
             "function": self.rng.choice(ATTENTION_FUNCTIONS),
             "position": self.rng.choice(("none", "simple", *(("rope", "rotary") if even else ()))),
+            "sliding": self.causal and self.rng.random() < 0.5,
         }
 
     def linear_attention(self) -> Options:

@@ -112,12 +112,14 @@ def chunked_attention(mixer: Any, x: Tensor) -> Tensor:
     query, key, value = (t.unflatten(1, (core.heads, -1)).transpose(0, 1) for t in affine(mixer.qkv, x).chunk(3, 1))
     home, lag = torch.arange(n) // chunk, lag_matrix(n)
     allowed = home[:, None] == home
+    if core.sliding:
+        allowed, chunk = allowed | (home[:, None] - home == 1), 2 * chunk
     if mixer.causal:
         allowed = allowed & (lag >= 0)
     bias = torch.zeros(1, dtype=x.dtype)
     near = lag.clamp(1 - chunk, chunk - 1)  # the others are not allowed
     if core.position == "rope":
-        query, key = (turned(t, torch.arange(n) % chunk) for t in (query, key))
+        query, key = (turned(t, torch.arange(n) if core.sliding else torch.arange(n) % chunk) for t in (query, key))
     elif core.position == "simple":
         bias = core.lag_table[:, near + core.lag_table.shape[1] // 2]
     elif core.position == "rotary":

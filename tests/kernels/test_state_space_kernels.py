@@ -37,6 +37,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "sgconv", "size": 8, "scales": 5},
     {"name": "sgconv", "size": 1, "scales": 3},
     {"name": "hyena", "span": 40, "hidden": 6, "bands": 3, "frequency": 14.0},
+    {"name": "hyena", "span": 40, "hidden": 6, "shift": 0.05},
     {"name": "spectral", "filters": 5, "span": 50},
     {"name": "spectral", "filters": 5, "span": 50, "alternating": False},
 ]
@@ -161,6 +162,7 @@ def test_state_spaces_stream_without_conversion(spec: dict[str, Any]) -> None:
         ({"name": "sgconv", "scales": 0}, "scales must be"),
         ({"name": "hyena", "span": 1}, "span must be at least 2, got 1"),
         ({"name": "hyena", "frequency": 0.0}, "frequency must be above 0, got 0.0"),
+        ({"name": "hyena", "shift": -0.1}, "shift must be a number of at least 0, got -0.1"),
         ({"name": "spectral", "filters": 9, "span": 8}, "filters must be at most span"),
     ],
 )

@@ -15,6 +15,7 @@ from lagwise.mixers.state import select_rows
 from lagwise.ops import chunked_attention
 from lagwise.ops.attention import rotary
 from lagwise.ops.window import Window
+from lagwise.testing import check_mixer
 
 CHANNELS, CHUNK = 8, 5
 every_kind = pytest.mark.parametrize(
@@ -25,6 +26,9 @@ every_kind = pytest.mark.parametrize(
         {"function": "laplace", "position": "simple", "heads": 2},
         {"function": "relu2", "position": "rotary"},
         {"position": "rotary", "heads": 2},
+        {"sliding": True, "heads": 2},
+        {"sliding": True, "function": "laplace", "position": "simple"},
+        {"sliding": True, "function": "relu2", "position": "rotary", "heads": 2},
     ],
     ids=str,
 )
@@ -70,11 +74,28 @@ def test_rows_with_different_offsets_stream_as_if_alone(options: dict, chunk: in
         y, state = mixer.prefill(x[:, start : start + size], state, mask=given)
         parts.append(y)
         start += size
-        assert kept(state) == min(start, chunk)
+        assert kept(state) == min(start, chunk * mixer.attention.chunks)
     streamed = torch.cat(parts, 1)
     assert streamed.isfinite().all()
     for row, text in enumerate(texts):
         torch.testing.assert_close(streamed[row : row + 1, total - text.shape[1] :], mixer(text), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 9])
+def test_sliding_chunks_obey_the_contract_of_mixers(chunk: int) -> None:
+    def factory(channels: int, causal: bool) -> ChunkedAttentionMixer:
+        return ChunkedAttentionMixer(channels, causal=causal, chunk=chunk, sliding=causal)
+
+    check_mixer(factory, lengths=(1, 2, 3, 64, 1021))
+
+
+def test_sliding_chunks_are_as_exact_far_into_a_text() -> None:
+    """Angles of positions in float32 would be off by a quarter of a radian here."""
+    mixer = ChunkedAttentionMixer(CHANNELS, chunk=8, sliding=True)
+    x, far = torch.randn(1, 30, CHANNELS), 4_000_000
+    state = mixer.init_state(1)
+    y, _ = mixer.prefill(x, state._replace(seen=state.seen + far))
+    torch.testing.assert_close(y, mixer(x), rtol=0, atol=1e-6)
 
 
 @every_kind
@@ -154,7 +175,7 @@ def test_evaluation_may_use_another_chunk(options: dict, evaluation_chunk: int) 
             y, state = mixer.prefill(part, state)
             parts.append(y)
         torch.testing.assert_close(torch.cat(parts, 1), outputs[training], rtol=0, atol=1e-9)
-        assert kept(state) == (5 if training else evaluation_chunk)
+        assert kept(state) == (5 if training else evaluation_chunk) * mixer.attention.chunks
     torch.testing.assert_close(outputs[True][:, :3], outputs[False][:, :3], rtol=0, atol=1e-9)
     assert not torch.allclose(outputs[True], outputs[False])
 
@@ -257,6 +278,7 @@ def test_padding_may_be_nan(length: int) -> None:
         ({"chunk": 2.5}, r"chunk must be an integer .* got 2\.5"),
         ({"evaluation_chunk": 0}, "evaluation_chunk must be .* got 0"),
         ({"function": "sofmax"}, "unknown function: 'sofmax'; did you mean 'softmax'"),
+        ({"sliding": True, "causal": False}, "sliding chunks are of causal attention"),
         ({"position": "rop"}, "unknown position: 'rop'; did you mean 'rope'"),
     ],
 )

@@ -36,6 +36,11 @@ def test_one_graph_supports_all_lengths(name: str, options: dict) -> None:
     check(name, options, causal=True)
 
 
+@torch.no_grad()
+def test_one_graph_of_sliding_chunks_supports_all_lengths() -> None:
+    check("chunked_attention", {"chunk": 7, "sliding": True}, causal=True)
+
+
 @pytest.mark.slow
 @exported_mixers
 @torch.no_grad()

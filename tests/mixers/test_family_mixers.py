@@ -19,6 +19,7 @@ from lagwise.ops import Layout, diagonal_scan, toeplitz_matrix
 MORE: list[tuple[str, dict[str, Any]]] = [
     ("hyena", {"order": 1, "kernel": {"name": "modal", "modes": 2}}),
     ("hyena", {"order": 3, "short": 1, "kernel": {"name": "rpe"}}),
+    ("hyena", {"first_gate": True, "short_bias": True, "kernel": {"name": "hyena", "span": 40, "shift": 0.05}}),
     ("short_conv", {"kernel_size": 1}),
     ("lru", {"states": 5, "least_radius": 0.9}),
     ("gss", {"kernel": {"name": "modal"}, "contraction": 1, "expansion": 1}),

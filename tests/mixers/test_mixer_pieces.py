@@ -15,7 +15,7 @@ from every_mixer import CHANNELS, OPTIONS, make
 from processes import run_together
 from torch import Tensor
 
-from lagwise.mixers import MIXERS, Mixer, TimestepNorm
+from lagwise.mixers import MIXERS, ChunkedAttentionMixer, Mixer, TimestepNorm
 from lagwise.ops import Layout
 from lagwise.ops.pieces import Pieces
 
@@ -107,11 +107,16 @@ def check(cases: list[Case], kinds: list[str]) -> None:
 def check_norms() -> None:
     dist.init_process_group("gloo")
     wrong = []
-    for groups, causal in itertools.product((1, 2, CHANNELS), (True, False)):
-        norm = TimestepNorm(CHANNELS, causal=causal, groups=groups).double()
+    choices = [(groups, causal, None) for groups, causal in itertools.product((1, 2, CHANNELS), (True, False))]
+    for groups, causal, decay in [*choices, (2, True, (0.6, 0.9))]:
+        norm = TimestepNorm(CHANNELS, causal=causal, groups=groups, decay=decay).double()
         for kind, layout in layouts().items():
             if not (found := worst(norm, *layout))[0] < 1e-10:
-                wrong.append(f"{groups} groups causal={causal} {kind}: {found}")
+                wrong.append(f"{groups} groups causal={causal} decay={decay} {kind}: {found}")
+    sliding = ChunkedAttentionMixer(CHANNELS, chunk=4, heads=2, sliding=True).double()
+    for kind in ("plain", "packed"):
+        if not (found := worst(sliding, *layouts()[kind]))[0] < 1e-10:
+            wrong.append(f"sliding chunks {kind}: {found}")
     finish(wrong)
 
 

@@ -36,7 +36,7 @@ def by_definition(embedding: MatchEmbedding, text: list[int]) -> Tensor:
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("sizes", [[2], [3, 2], [2, 5]])
+@pytest.mark.parametrize("sizes", [[1], [2], [3, 2], [2, 5], [1, 3]])
 @pytest.mark.parametrize("vocabulary", [2, 5, 300])
 def test_values_and_gradients_are_those_of_the_definition(sizes: list[int], vocabulary: int) -> None:
     embedding = MatchEmbedding(3, sizes=sizes, vocab_size=vocabulary).double()
@@ -50,8 +50,9 @@ def test_values_and_gradients_are_those_of_the_definition(sizes: list[int], voca
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 61], [20, 1, 1, 30, 11], [63]])
-def test_chunks_find_what_the_whole_text_finds(sizes: list[int]) -> None:
-    embedding, ids = MatchEmbedding(3, sizes=[2, 4], vocab_size=3), torch.randint(3, (2, 63))
+@pytest.mark.parametrize("matched", [[1], [2, 4]])
+def test_chunks_find_what_the_whole_text_finds(sizes: list[int], matched: list[int]) -> None:
+    embedding, ids = MatchEmbedding(3, sizes=matched, vocab_size=3), torch.randint(3, (2, 63))
     whole, _ = embedding(ids, Layout(), None)
     known, parts = no_context([embedding], 2, ids.device), []
     for chunk in ids.split(sizes, 1):
@@ -157,8 +158,8 @@ def test_ids_with_which_exports_are_checked_have_matches() -> None:
 
 
 def test_wrong_inputs() -> None:
-    with pytest.raises(ValueError, match="match_sizes must be different numbers from 2 to 16"):
-        LagwiseModel(LagwiseConfig(match_sizes=[1], num_hidden_layers=1))
+    with pytest.raises(ValueError, match="match_sizes must be different numbers from 1 to 16"):
+        LagwiseModel(LagwiseConfig(match_sizes=[0], num_hidden_layers=1))
     with pytest.raises(ValueError, match="match_sizes need inputs 'tokens'"):
         LagwiseConfig(match_sizes=[2], inputs="values")
     with pytest.raises(ValueError, match=r"need input_ids .*, not inputs_embeds"):

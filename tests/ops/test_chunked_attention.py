@@ -69,6 +69,47 @@ def test_chunks_equal_all_pairs_with_a_mask(
 
 
 @every_function
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("padding", ["none", "left", "anywhere"])
+def test_sliding_chunks_equal_all_pairs_with_a_mask(function: str, biased: bool, heads: int, padding: str) -> None:
+    for length, chunk in ((1, 1), (1, 7), (63, 1), (63, 7), (63, 64), (100, 8), (100, 51)):
+        q, k, v = inputs(2, heads, length)
+        bias = torch.randn(heads, 4 * chunk - 1, dtype=torch.float64, requires_grad=True) if biased else None
+        bias = bias if bias is None or length > chunk else bias[:, : 2 * length - 1]
+        mask = None
+        if padding != "none":
+            mask = torch.arange(length) >= torch.tensor([[0], [length // 3]])
+            mask = mask if padding == "left" else mask & (torch.rand(2, length) < 0.8)
+            mask[:, -1] = True
+        ours, exact = (
+            f(q, k, v, chunk=chunk, function=function, bias=bias, mask=mask, sliding=True)
+            for f in (chunked_attention, chunked_attention_reference)
+        )
+        assert ours.shape == v.shape
+        same(ours, exact, q, k, v, *(() if bias is None else (bias,)), real=mask)
+
+
+def test_sliding_chunks_wider_than_what_is_computed_at_a_time() -> None:
+    q, k, v = inputs(1, 1, 1100)
+    mask = torch.arange(1100)[None] >= 7
+    for real in (None, mask):
+        ours, exact = (
+            f(q, k, v, chunk=530, mask=real, sliding=True) for f in (chunked_attention, chunked_attention_reference)
+        )
+        same(ours, exact, q, k, v, real=real)
+
+
+def test_sliding_chunks_refuse_what_they_have_no_meaning_for() -> None:
+    q, k, v = inputs(1, 1, 9)
+    with pytest.raises(ValueError, match="sliding chunks are of causal attention"):
+        chunked_attention(q, k, v, chunk=4, causal=False, sliding=True)
+    for bias in (torch.zeros(1, 9, 9), torch.zeros(1, 13)):
+        with pytest.raises(ValueError, match="bias of sliding chunks must be by lag"):
+            chunked_attention(q, k, v, chunk=4, bias=bias, sliding=True)
+
+
+@every_function
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 5, 16, 100])
@@ -107,14 +148,18 @@ def test_a_padded_row_equals_the_row_alone(function: str, causal: bool) -> None:
 
 @pytest.mark.real_device
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_mask_in_a_graph(causal: bool) -> None:
+@pytest.mark.parametrize("sliding", [False, True])
+def test_a_mask_in_a_graph(causal: bool, sliding: bool) -> None:
     """A graph cannot check whether there is padding, but gives the same outputs."""
+    sliding = sliding and causal
     q, k, v = inputs(2, 2, 20)
     compiled = torch.compile(chunked_attention, backend="aot_eager", fullgraph=True)
     for first in (0, 3):
         mask = torch.ones(2, 20, dtype=torch.bool)
         mask[1, :first] = False
-        ours, exact = (f(q, k, v, chunk=6, causal=causal, mask=mask) for f in (compiled, chunked_attention))
+        ours, exact = (
+            f(q, k, v, chunk=6, causal=causal, mask=mask, sliding=sliding) for f in (compiled, chunked_attention)
+        )
         same(ours, exact, q, k, v, real=mask)
 
 

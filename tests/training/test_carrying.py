@@ -26,9 +26,10 @@ def text_of(sizes: list[int]) -> np.ndarray:
     return np.concatenate([np.append(random.integers(0, 256, n), END) for n in sizes]).astype(np.uint16)
 
 
-def test_pieces_of_a_row_are_its_documents_in_order() -> None:
+@pytest.mark.parametrize("lengths", [[16], [8, 12, 16]])
+def test_pieces_of_a_row_are_its_documents_in_order(lengths: list[int]) -> None:
     tokens = text_of([70, 5, 31, 200, 64, 1, 33])
-    pieces = CarriedPieces(tokens, END, 16, 3, 400, seed=2, most=1000)
+    pieces = CarriedPieces(tokens, END, lengths, 3, 134, seed=2, most=1000)
     wanted = {tuple(map(int, part)) for part in np.split(tokens, np.flatnonzero(tokens == END))[1:]}
     seen: set[tuple[int, ...]] = set()
     for row in range(3):
@@ -42,23 +43,25 @@ def test_pieces_of_a_row_are_its_documents_in_order() -> None:
             if piece["begins"]:
                 seen.add(tuple(text))
                 text = []
-            assert real == 16 or index + 3 >= 400 or pieces[index + 3]["begins"]  # padding only at an end
+            length = len(piece["input_ids"])
+            assert {length} <= set(lengths)
+            assert length == len(pieces[index - row]["input_ids"])  # of all rows of a step
+            assert real == length or index + 3 >= 400 or pieces[index + 3]["begins"]  # padding only at an end
             text += piece["input_ids"][:real].tolist()
     whole = {part for part in wanted if len(part) <= len(tokens) // 3 and len(part) > 1}
     assert len(whole) >= 5
     assert all(any(text[: len(part)] == part for text in seen) for part in whole)
     with pytest.raises(ValueError, match="not more than 30 rows of 16"):
-        CarriedPieces(tokens, END, 16, 30, 1, seed=0, most=1000)
+        CarriedPieces(tokens, END, [16], 30, 1, seed=0, most=1000)
 
 
 def one_text(rows: int, most: int = 1000) -> CarriedPieces:
     """A text without ends, of which every row has a part."""
-    return CarriedPieces(text_of([999])[:-1], END, 16, rows, 10_000, seed=1, most=most)
+    return CarriedPieces(text_of([999])[:-1], END, [16], rows, 2500, seed=1, most=most)
 
 
 def test_a_single_text_is_cut_into_a_part_for_every_row() -> None:
     pieces = one_text(4)
-    assert [len(row) for row in pieces.pieces] == [16] * 4
     first = {pieces[row]["input_ids"][0].item() for row in range(4)}
     assert len(first) == 4
     assert pieces[16 * 4 + 1]["begins"]  # a row begins again
@@ -146,7 +149,6 @@ def test_resuming_is_exact(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.lengths=[8, 32]"], "does not go with data.lengths"),
         (["training.gradient_checkpointing=true"], "does not go with training.gradient_checkpointing"),
         (["training.shard=true"], "here 4, does not go with training.shard"),
         (["model=transformer"], "AttentionMixer has none"),
@@ -175,3 +177,27 @@ def test_other_tasks_have_no_states_to_carry(recall_recipe: Recipe, tmp_path: Pa
     with pytest.raises(ValueError, match="is for the task language_modelling"):
         train(recall_recipe, tmp_path / "run", progress=False)
     assert make_task(recall_recipe)
+
+
+@pytest.mark.parametrize("recipe", ["mega-enwik8", "tcnca-enwik8"])
+def test_the_segments_of_enwik8_follow_each_other(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """At a small size: segments of 2, 3 or 4 chunks, and evaluation with chunks of twice the size, resumed exactly."""
+    memory = [] if recipe == "mega-enwik8" else ["model.block.memory.depth=2", "model.block.memory.dilation=2"]
+    sizes = ["model.hidden_size=8", "model.num_hidden_layers=1", "model.block.query_size=4", "model.block.value_size=8"]
+    chunks = ["model.block.chunk=8", "model.block.evaluation_chunk=16"]
+    small = load_recipe(recipe, [*sizes, *chunks, *memory])
+    text = replace(tiny_recipe.data, length=32, lengths=[16, 24, 32], evaluate_length=48)
+    training = replace(tiny_recipe.training, carry_states=5)
+    small.data, small.training = text, training
+    data = make_task(small).open(progress=False)
+    examples = data.carried_examples(40, 2, 0, 5)
+    seen = [len(examples[2 * step]["input_ids"]) for step in range(40)]
+    assert set(seen) == {16, 24, 32}
+    whole = train(small, tmp_path / "whole", progress=False)
+    half = train(small, tmp_path / "half", progress=False)
+    for file in ("model.safetensors", "config.json"):
+        (half / file).unlink()
+    for checkpoint in checkpoints(half)[1:]:
+        shutil.rmtree(checkpoint)
+    resume(half, progress=False)
+    assert losses(half) == losses(whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -12,7 +13,12 @@ from lagwise.blocks.norm import make_norm, residual_normed
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise.tables import Spec, build, known
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+}
 
 
 class GLU(nn.Module):
@@ -44,7 +50,7 @@ class MLP(nn.Module):
 
     Options:
         expansion: inner width relative to the channels.
-        activation: ``gelu``, ``silu`` (MEGA's) or ``relu``.
+        activation: ``gelu``, ``gelu_tanh`` (its approximation in GPT-2 and HyenaDNA), ``silu`` (MEGA's) or ``relu``.
         bias: whether the layers have biases (Megalodon's have none).
     """
 

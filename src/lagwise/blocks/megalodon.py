@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
@@ -51,7 +51,9 @@ class MegalodonBlock(Block):
         chunk: window in tokens.
         evaluation_chunk: window in evaluation mode; by default the same.
         position: ``rope``, as published, or another of `ChunkedAttention`.
+        sliding: whether attention also sees the whole chunk before a token's own (Gecko).
         groups: of channels in the timestep norm; must divide the channels.
+        norm_decay: decays of the timestep norm's mean and variance, as in `TimestepNorm` (Gecko: 0.999 and 0.9999).
         channel_mixer: spec of a channel mixer; by default an MLP of twice the width with SiLU and without biases.
             ``{"name": "glu", "expansion": ..., "bias": false}`` is SwiGLU.
         epsilon: of all norms.
@@ -60,7 +62,8 @@ class MegalodonBlock(Block):
     ValueError for options out of range. Streams as its parts do: in constant memory with this memory.
 
     Source: Megalodon (Ma et al. 2024), §3.3 and 3.4, as released. Weights of the same names and shapes give
-    the outputs of the released code; there, γ is stored as the difference from its start.
+    the outputs of the released code; there, γ is stored as the difference from its start. ``sliding`` and
+    ``norm_decay``: Gecko (Ma et al. 2026), without its adaptive working memory.
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class MegalodonBlock(Block):
         chunk: int = 128,
         evaluation_chunk: int | None = None,
         position: str = "rope",
+        sliding: bool = False,
         groups: int = 1,
+        norm_decay: Sequence[float] | None = None,
         channel_mixer: Mapping[str, Any] | None = None,
         epsilon: float = 1e-5,
         dropout: float = 0.0,
@@ -85,7 +90,7 @@ class MegalodonBlock(Block):
         for size in (check_integer("query_size", query_size), value_size):
             check_heads(size, check_integer("heads", heads))
         self.heads, self.sizes = heads, (query_size // heads, value_size // heads)
-        self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon)
+        self.timestep_norm = TimestepNorm(channels, causal=causal, groups=groups, epsilon=epsilon, decay=norm_decay)
         self.memory = build(MIXERS, _MEMORY if memory is None else memory, channels, what="memory", causal=causal)
         self.memory_norm = RMSNorm(channels, epsilon=epsilon, affine=True)
         self.value = nn.Linear(channels, value_size)
@@ -101,6 +106,7 @@ class MegalodonBlock(Block):
             chunk=chunk,
             evaluation_chunk=evaluation_chunk,
             position=position,
+            sliding=sliding,
         )
         mixer = _CHANNELS if channel_mixer is None else channel_mixer
         self.channels = ChannelLayer(channels, mixer, {"name": "layer", "epsilon": epsilon}, dropout)

@@ -22,13 +22,15 @@ def import_model(
     ] = None,
     labels: Annotated[str | None, typer.Option(help="Names of its classes in order, separated by commas.")] = None,
 ) -> None:
-    """Convert a MEGA model that transformers saved.
+    """Convert a MEGA or HyenaDNA model that transformers saved.
 
     It takes every head of MEGA, which transformers 5 no longer has: language models, classifiers of sequences and of
-    tokens, question answering and multiple choice. The logits are the same. A classifier of sequences is a run for
-    lagwise predict.
+    tokens, question answering and multiple choice; and HyenaDNA's language models and classifiers, without their code.
+    The logits are the same. A classifier of sequences is a run for lagwise predict.
 
     lagwise import mega-wikitext --out runs/mega-wikitext
+
+    lagwise import hyenadna-tiny-1k-seqlen-hf --out runs/hyenadna
 
     lagwise import hosts --out runs/hosts --text sequence --labels human,swine,avian
     """

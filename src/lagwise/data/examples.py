@@ -18,6 +18,11 @@ class Sequences(Protocol):
         ...
 
 
+def drawn_lengths(lengths: Sequence[int], steps: int, seed: int) -> np.ndarray:
+    """One of the lengths for every step, at random."""
+    return np.asarray(lengths)[np.random.default_rng((seed, len(lengths))).integers(0, len(lengths), steps)]
+
+
 class ScheduledExamples(Dataset):
     """Training examples of ``steps`` steps of ``rows`` sequences, all sequences of a step having one length, drawn from
     ``lengths`` (TCNCA app. F). A length that is listed twice is drawn twice as often.
@@ -28,8 +33,7 @@ class ScheduledExamples(Dataset):
 
     def __init__(self, data: Sequences, lengths: Sequence[int], rows: int, steps: int, seed: int):
         self.rows = rows
-        drawn = np.random.default_rng((seed, len(lengths))).integers(0, len(lengths), steps)
-        self.lengths = np.asarray(lengths)[drawn]
+        self.lengths = drawn_lengths(lengths, steps, seed)
         self.turns = np.empty(steps, dtype=np.int64)  # number of earlier steps of the same length
         self.examples: dict[int, Dataset] = {}
         for length in sorted(set(lengths)):

@@ -75,23 +75,30 @@ def is_vocabulary_of_letters(folder: Path) -> bool:
 
 
 def read_vocabulary(folder: Path, *, end: str, unknown: str, pad: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder's vocabulary of letters (`is_vocabulary_of_letters`).
-
-    A token's id is the number of its line, from 0. Special tokens have the meaning of their names: ``<unk>``,
-    ``<pad>``, ``<s>``, ``<cls>``, ``<sep>``, ``</s>``, ``<eos>``, ``<mask>``, or with square brackets. end, unknown,
-    pad: added if the vocabulary has none. ValueError for a token that occurs twice.
-    """
-    from transformers import PreTrainedTokenizerFast
-
+    """The tokenizer of a folder's vocabulary of letters (`is_vocabulary_of_letters`): `vocabulary_tokenizer` of its
+    lines. ValueError for a token that occurs twice."""
     tokens = _lines(folder / VOCABULARY)
     if twice := [token for token, count in Counter(tokens).items() if count > 1]:
         raise ValueError(f"{str(folder / VOCABULARY)!r} has {twice[0]!r} more than once")
+    return vocabulary_tokenizer(tokens, end=end, unknown=unknown, pad=pad)
+
+
+def vocabulary_tokenizer(tokens: Sequence[str], *, end: str, unknown: str, pad: str) -> PreTrainedTokenizerBase:
+    """A tokenizer of single characters and special tokens.
+
+    A token's id is its place, from 0. Special tokens have the meaning of their names: ``<unk>``,
+    ``<pad>``, ``<s>``, ``<cls>``, ``<sep>``, ``</s>``, ``<eos>``, ``<mask>``, or with square brackets. end, unknown,
+    pad: tokens of this meaning if none has it by its name, added unless they are tokens.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = list(tokens)
     named = {token[1:-1].lower(): token for token in tokens if len(token) > 1}
     roles = {role: next((named[n] for n in names if n in named), None) for role, names in _ROLES.items()}
     for role, token in (("unk", unknown), ("eos", end), ("pad", pad)):
         if roles[role] is None:
             roles[role] = token
-            tokens.append(token)
+            tokens += [token] * (token not in tokens)
     tokenizer = letter_tokenizer(tokens, unknown=roles["unk"] or unknown)
     tokenizer.add_special_tokens([token for token in tokens if len(token) > 1])
     given = {f"{role}_token": token for role, token in roles.items() if token is not None}

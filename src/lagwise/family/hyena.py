@@ -35,9 +35,11 @@ class HyenaMixer(Derived, Mixer):
         short: taps of the short convolutions (odd if two-sided).
         kernel: spec of a lag kernel; by default ``hyena``.
         engine: as in `ToeplitzMixer`.
+        first_gate: whether the first gate follows no convolution, ``z_2 = x_1 * v``, as in the published code, which
+            unlike the paper has one filter fewer than gates.
+        short_bias: whether the short convolutions have biases, as in the published code.
 
-    The published code, unlike the paper, has one filter fewer: its last gate follows no convolution. ValueError for
-    options out of range.
+    ValueError for options out of range.
 
     Streams as its kernels do, with the last ``short`` tokens.
 
@@ -53,14 +55,18 @@ class HyenaMixer(Derived, Mixer):
         short: int = 3,
         kernel: Mapping[str, Any] | None = None,
         engine: str | Mapping[str, Any] = "auto",
+        first_gate: bool = False,
+        short_bias: bool = False,
     ):
         super().__init__(channels, causal)
         centre_tap(check_integer("short", short), causal)
         self.input = nn.Linear(channels, (check_integer("order", order) + 1) * channels)
         self.taps = nn.Parameter(torch.empty((order + 1) * channels, short))
+        self.bias = nn.Parameter(torch.empty((order + 1) * channels)) if short_bias else None
+        self.parts, self.first_gate = order + 1, first_gate
         spec = {"name": "hyena"} if kernel is None else kernel
         self.filters = nn.ModuleList(
-            ToeplitzMixer(channels, causal=causal, kernel=spec, engine=engine) for _ in range(order)
+            ToeplitzMixer(channels, causal=causal, kernel=spec, engine=engine) for _ in range(order - first_gate)
         )
         self.out = nn.Linear(channels, channels)
         self.reset_parameters()
@@ -69,11 +75,13 @@ class HyenaMixer(Derived, Mixer):
         """Uniform within the inverse root of the number of taps, as PyTorch's convolutions."""
         bound = self.taps.shape[1] ** -0.5
         nn.init.uniform_(self.taps, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         before, after = tap_reach(self.taps.shape[1], causal=self.causal)
         short = layout.near(self._short, masked(self.input(x), layout.mask), before, after)
-        value, *gates = short.chunk(len(self.filters) + 1, 2)
+        value, *gates = self._parts(short)
         for gate, long in zip(gates, self.filters, strict=True):
             value = gate * long(value, layout=layout)
         return self.out(value)
@@ -84,6 +92,12 @@ class HyenaMixer(Derived, Mixer):
         """As its filters."""
         for long in self._filters():
             long.require_pieces()
+
+    def _parts(self, short: Tensor) -> list[Tensor]:
+        """What the first long convolution reads, and the gates after the long convolutions."""
+        short = short if self.bias is None else short + self.bias
+        value, *gates = short.chunk(self.parts, -1)
+        return [gates[0] * value, *gates[1:]] if self.first_gate else [value, *gates]
 
     def _short(self, x: Tensor, layout: Layout) -> Tensor:
         return dilated_convolution(x, self.taps, 1, causal=self.causal)
@@ -110,7 +124,7 @@ class HyenaMixer(Derived, Mixer):
 
     def mix_next(self, x: Tensor, state: HyenaState, mask: Tensor | None) -> tuple[Tensor, HyenaState]:
         short, window = dilated_prefill(masked(self.input(x), mask), self.taps, 1, *state.short)
-        value, *gates = short.chunk(len(self.filters) + 1, 2)
+        value, *gates = self._parts(short)
         states = list(state.filters)
         for index, (gate, long) in enumerate(zip(gates, self._filters(), strict=True)):
             value, states[index] = long.prefill(value, states[index], mask=mask)
@@ -120,7 +134,7 @@ class HyenaMixer(Derived, Mixer):
 
     def mix_token(self, x: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
         short, window = dilated_step(self.input(x), self.derived().taps, 1, *state.short)
-        value, *gates = short.chunk(len(self.filters) + 1, 1)
+        value, *gates = self._parts(short)
         states = list(state.filters)
         for index, (gate, long) in enumerate(zip(gates, self._filters(), strict=True)):
             value, states[index] = long.step(value, states[index])

@@ -21,9 +21,10 @@ class _UndecayedLinear(KernelLinear):
 class HyenaKernel(LagKernel):
     """An implicit filter (Poli et al. 2023, "Hyena Hierarchy", §3.3 and app. D.3).
 
-    Formula: ``k(l) = exp(-|t| rate_c) (W f(z(t)))_c`` with ``t = l / (span - 1)``. z is t with cosines and sines
-    ``cos(2 pi b s), -sin(2 pi b s)``, s = l / span, of frequencies b at even distances from 1e-4 to bands - 1. f is a
-    linear layer followed by ``layers`` times (sine, linear) and a sine, each ``sin(w * h)`` with learned frequencies w.
+    Formula: ``k(l) = (exp(-|t| rate_c) + shift) (W f(z(t)))_c`` with ``t = l / (span - 1)``. z is t with cosines and
+    sines ``cos(2 pi b s), -sin(2 pi b s)``, s = l / span, of frequencies b at even distances from 1e-4 to bands - 1. f
+    is a linear layer followed by ``layers`` times (sine, linear) and a sine, each ``sin(w * h)`` with learned
+    frequencies w.
     The rates of the windows are distributed evenly over the channels, from a decay to 1 % within 1.5 spans
     to one within 0.3, and are not learned. A learned direct part is added at lag 0.
 
@@ -34,10 +35,11 @@ class HyenaKernel(LagKernel):
         layers: its depth.
         bands: number of frequencies in z; the published language models have 16.
         frequency: w at the start; the published language models have 14.
+        shift: added to the windows. Above 0 they do not decay to zero, and the kernel ends at span, as in the published
+            code, which has 0.05 (HyenaDNA) or 0. With 0 it ends where the slowest window falls below rounding.
 
-    The published code can add a constant to the window (0 or 0.05); here it is 0, so that the kernel ends. As there,
-    weight decay applies to no parameter. A two-sided kernel reads lags with their sign. ValueError for options out of
-    range.
+    As in the published code, weight decay applies to no parameter. A two-sided kernel reads lags with their sign.
+    ValueError for options out of range.
     """
 
     continuous = True
@@ -54,13 +56,16 @@ class HyenaKernel(LagKernel):
         layers: int = 2,
         bands: int = 1,
         frequency: float = 1.0,
+        shift: float = 0.0,
     ):
         super().__init__(channels, causal)
         if check_integer("span", span) < 2:
             raise ValueError(f"span must be at least 2, got {span}")
         if not frequency > 0:
             raise ValueError(f"frequency must be above 0, got {frequency}")
-        self.span, self.bands, self.start = span, check_integer("bands", bands), frequency
+        if not 0 <= shift < math.inf:
+            raise ValueError(f"shift must be a number of at least 0, got {shift}")
+        self.span, self.bands, self.start, self.shift = span, check_integer("bands", bands), frequency, shift
         check_integer("layers", layers, least=0)
         self.first = _UndecayedLinear(1 + 2 * bands, check_integer("hidden", hidden))
         self.hidden = nn.ModuleList(_UndecayedLinear(hidden, hidden) for _ in range(layers))
@@ -80,7 +85,9 @@ class HyenaKernel(LagKernel):
 
     @property
     def support(self) -> int:
-        """The lag at which the slowest window falls below rounding."""
+        """The lag at which the slowest window falls below rounding, or the span if windows are shifted."""
+        if self.shift:
+            return self.span
         slowest = math.log(1 / _TARGET) / _SLOW
         return math.ceil(-math.log(negligible(self.precision(self.last))) / slowest * (self.span - 1)) + 1
 
@@ -109,7 +116,7 @@ class HyenaKernel(LagKernel):
             fast, slow = (math.log(1 / _TARGET) / share for share in (_FAST, _SLOW))
             rates = torch.linspace(slow, fast, self.all_channels, dtype=dtype, device=lags.device)
             rates = rates[self.first_channel : self.first_channel + self.channels]
-            return values * (-rates[:, None] * t.abs()).exp()
+            return values * ((-rates[:, None] * t.abs()).exp() + self.shift)
 
     def local_taps(self) -> tuple[Tensor, int]:
         """See `LagKernel.local_taps`: the direct part."""

@@ -33,8 +33,8 @@ _INITIAL_STD = 0.02
 
 
 class ChunkState(NamedTuple):
-    """The last chunk of a stream: windows of keys, already rotated, and values, ``(batch, n, heads * size)``, and the
-    number of tokens of each row, ``(batch,)``."""
+    """The last chunk of a stream, or the last two if chunks slide: windows of keys, already rotated, and values,
+    ``(batch, n, heads * size)``, and the number of tokens of each row, ``(batch,)``."""
 
     key: Window | Tensor
     value: Window | Tensor
@@ -42,7 +42,7 @@ class ChunkState(NamedTuple):
 
 
 class LagBias(NamedTuple):
-    """Biases by lag, ``(heads, 2 chunk - 1)``, lag ``-(chunk - 1)`` first; None if there are none."""
+    """Biases by lag, ``(heads, 2 reach - 1)``, lag ``-(reach - 1)`` first; None if there are none."""
 
     bias: Tensor | None
 
@@ -60,6 +60,8 @@ class ChunkedAttention(Derived):
             ``simple``: a table of biases (MEGA app. D.1), one per lag and head, for windows up to the larger of chunk
             and evaluation_chunk, where lags that training never meets keep their initial values; ``rotary``: MEGA's
             bias ``<R_i a, R_j b>`` with learned a and b for each head, for windows of any width.
+        sliding: whether a token also sees the whole chunk before its own, if causal (Gecko). ``rope`` then rotates by
+            the position in the text.
 
     A stream keeps the window that it started with. ValueError for widths below 1, unknown names, or an odd query_size
     with ``rope`` or ``rotary``.
@@ -77,6 +79,7 @@ class ChunkedAttention(Derived):
         evaluation_chunk: int | None = None,
         function: str = "softmax",
         position: str = "rope",
+        sliding: bool = False,
     ):
         super().__init__()
         for name, width in (("query_size", query_size), ("heads", heads), ("chunk", chunk)):
@@ -89,7 +92,10 @@ class ChunkedAttention(Derived):
         self.position: str = known(position, POSITIONS, "position")
         if position in ("rope", "rotary") and query_size % 2:
             raise ValueError(f"position {position!r} needs an even size of queries, got {query_size}")
-        widest = max(self.chunk, self.evaluation_chunk)
+        if sliding and not causal:
+            raise ValueError("sliding chunks are of causal attention: a token sees the chunk before its own")
+        self.chunks = 2 if sliding else 1  # that a token sees
+        widest = max(self.chunk, self.evaluation_chunk) * self.chunks
         self.lag_table: nn.Parameter | None = None
         self.rotary_pair: nn.Parameter | None = None
         if position == "simple":
@@ -109,6 +115,11 @@ class ChunkedAttention(Derived):
         """The chunk in the current mode, training or evaluation."""
         return self.chunk if self.training else self.evaluation_chunk
 
+    @property
+    def sliding(self) -> bool:
+        """Whether a token also sees the chunk before its own."""
+        return self.chunks == 2
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences. Shapes as in `chunked_attention`."""
         length, chunk = query.shape[2], self.window
@@ -116,8 +127,9 @@ class ChunkedAttention(Derived):
             number = torch.arange(length, device=query.device)
             if mask is not None:
                 number = number - first_real(mask)[:, None]
-            query, key = _rotated(query, key, number, chunk)
-        bias = self._lag_bias(chunk if symbolic(length) else min(chunk, length))
+            query, key = self._rotated(query, key, number, chunk)
+        reach = self.chunks * chunk if symbolic(length) or length > chunk else length
+        bias = self._lag_bias(reach)
         return self._in_chunks(query, key, value, chunk, bias, mask)
 
     def over(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
@@ -138,21 +150,21 @@ class ChunkedAttention(Derived):
         if layout.pieces is None:
             y = per_document(attend, x, layout)
         else:
-            y = layout.pieces.within(attend, x, *_chunks(layout.pieces, self.window, causal=self.causal))
+            chunks = _chunks(layout.pieces, self.window, causal=self.causal, sliding=self.sliding)
+            y = layout.pieces.within(attend, x, *chunks)
         return y.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def derive(self, form: str = "eager") -> Any:
         """See `Derived.derive`."""
-        return LagBias(self._lag_bias(self.window))
+        return LagBias(self._lag_bias(self.chunks * self.window))
 
     def init_state(self, batch_size: int, value_size: int, *, like: Tensor) -> ChunkState:
         """The state before the first token, with the device and, until then, the dtype of ``like``. ValueError if
         bidirectional."""
         if not self.causal:
             raise ValueError("bidirectional attention has no streaming state; build it with causal=True")
-        key, value = (
-            Window.empty(batch_size, self.heads * n, self.window, like=like) for n in (self.query_size, value_size)
-        )
+        reach = self.chunks * self.window
+        key, value = (Window.empty(batch_size, self.heads * n, reach, like=like) for n in (self.query_size, value_size))
         return ChunkState(key, value, torch.zeros(batch_size, dtype=torch.long, device=like.device))
 
     def prefill(
@@ -162,7 +174,7 @@ class ChunkedAttention(Derived):
 
         Shapes as in `forward`. A row with padding continues as if it had only its real tokens. A few tokens meet the
         window directly, O(n * chunk). More than a chunk are cut into chunks; rows that are out of step are aligned,
-        which wastes less than one chunk of work.
+        which wastes less than one chunk of work (two if chunks slide).
         """
         if mask is None:
             return (
@@ -187,53 +199,60 @@ class ChunkedAttention(Derived):
         """Several tokens, with padding only before the first of a row."""
         if not isinstance(state.key, Window) or not isinstance(state.value, Window):
             return self._in_graph(query, key, value, state)
-        n, seen, chunk = query.shape[2], state.seen, state.key.reach
-        assert chunk is not None
+        n, seen, reach = query.shape[2], state.seen, state.key.reach
+        assert reach is not None
+        chunk = reach // self.chunks
+        before = reach - chunk  # tokens of the chunk before a token's own that it sees
         number = torch.arange(n, device=query.device)
         together = common(seen) if mask is None else None  # rows in step have seen equally many tokens
         if together is not None:
-            number, kept = number + together, min(state.key.size, together % chunk)
+            number, kept = number + together, min(state.key.size, together % chunk + before)
         else:
             start = seen if mask is None else seen - torch.where(mask.any(1), first_real(mask), n)
-            number, kept = number + start[:, None], min(state.key.size, chunk - 1)
+            number, kept = number + start[:, None], min(state.key.size, reach - 1)
         if self.position == "rope":
-            query, key = _rotated(query, key, number, chunk)
+            query, key = self._rotated(query, key, number, chunk)
         keys, key_window = self._extended(state.key, key, kept)
         values, value_window = self._extended(state.value, value, kept)
         after = ChunkState(key_window, value_window, seen + (n if mask is None else mask.sum(1)))
         number = torch.cat([number[..., :1] + torch.arange(-kept, 0, device=query.device), number], -1)
-        bias = self._lag_bias(chunk)
+        bias = self._lag_bias(reach)
         if kept and n <= chunk:
             return self._few(query, keys, values, number, chunk, bias, together is not None), after
         real = None
-        if together is None:  # tokens before a row's current chunk count as padding
-            real = number >= (seen // chunk * chunk)[:, None]
+        if together is None:  # tokens before the chunks that a row's next token sees count as padding
+            real = number >= ((seen // chunk * chunk - before).clamp(min=0))[:, None]
         y = self._in_chunks(F.pad(query, (0, 0, kept, 0)), keys, values, chunk, bias, real)
         return y[:, :, kept:], after
 
     def mix_token(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
         """`prefill` for one token of every row: a pure function of tensors (see `Mixer.mix_token`)."""
         seen, (bias,) = state.seen, self.derived()
-        chunk = state.key.reach if isinstance(state.key, Window) else state.key.shape[1]
-        assert chunk is not None
+        reach = state.key.reach if isinstance(state.key, Window) else state.key.shape[1]
+        assert reach is not None
+        chunk = reach // self.chunks
         place = seen % chunk
         if self.position == "rope":
-            factors = self._rotations(place, chunk, query.dtype)
+            factors = self._rotations(seen, chunk, query.dtype)
             query, key = rotate(query, factors), rotate(key, factors)
         # Concatenate heads without a branch on the batch size.
         key, value = (torch.cat(t[:, :, 0].unbind(1), 1)[:, None] for t in (key, value))
         keys, values = extended(state.key, key, seen), extended(state.value, value, seen)
-        met = recent(keys, place + 1, seen)
+        visible = (place + reach - chunk).minimum(seen) + 1 if self.sliding else place + 1
+        met = recent(keys, visible, seen)
         if bias is not None:
-            bias = _nearest(bias, chunk)[:, met.lags + chunk - 1]  # (heads, n) or (heads, batch, n)
+            bias = _nearest(bias, reach)[:, met.lags + reach - 1]  # (heads, n) or (heads, batch, n)
             bias = bias[:, None] if met.lags.dim() == 1 else bias.transpose(0, 1)[:, :, None]
         allowed = None if met.allowed is None else met.allowed[:, None, None]
         by_head = (self._by_head(latest(window, met), query.dtype) for window in (keys, values))
         y = pair_attention(query, *by_head, function=self.function, bias=bias, allowed=allowed)
         return y, ChunkState(keys, values, seen + 1)
 
-    def _rotations(self, place: Tensor, chunk: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _rotations(self, seen: Tensor, chunk: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`rotary_factors` of one token of each row, from a table where it can be remembered."""
+        if self.sliding:
+            return _absolute(seen[:, None], self.query_size, dtype)
+        place = seen % chunk
         if traced():
             return rotary_factors(place[:, None], self.query_size, dtype=dtype)
 
@@ -247,18 +266,19 @@ class ChunkedAttention(Derived):
         """Several tokens on rings, without loops over their number. Scores cover all of them and the last chunk."""
         assert isinstance(state.key, Tensor)
         assert isinstance(state.value, Tensor)
-        n, seen, chunk = query.shape[2], state.seen, state.key.shape[1]
+        n, seen, reach = query.shape[2], state.seen, state.key.shape[1]
+        chunk = reach // self.chunks
         number = seen[:, None] + torch.arange(n, device=query.device)  # (batch, n), from 0 in every row
         (bias,) = self.derived()
         if self.position == "rope":
-            query, key = _rotated(query, key, number, chunk)
+            query, key = self._rotated(query, key, number, chunk)
         new = [t.transpose(1, 2).flatten(2) for t in (key, value)]
         after = ChunkState(extended(state.key, new[0], seen), extended(state.value, new[1], seen), seen + n)
-        before = seen[:, None] + torch.arange(-chunk, 0, device=query.device)
+        before = seen[:, None] + torch.arange(-reach, 0, device=query.device)
         lags = number[..., None] - torch.cat([before, number], 1)[:, None]
-        allowed = (lags >= 0) & (lags <= (number % chunk)[..., None])
+        allowed = (lags >= 0) & (lags <= (number % chunk + reach - chunk).minimum(number)[..., None])
         if bias is not None:
-            bias = bias[:, lags.clamp(1 - chunk, chunk - 1) + chunk - 1].transpose(0, 1)
+            bias = bias[:, lags.clamp(1 - reach, reach - 1) + reach - 1].transpose(0, 1)
         by_head = (
             self._by_head(torch.cat([ring_tokens(ring, seen), t], 1), query.dtype)
             for ring, t in zip((state.key, state.value), new, strict=True)
@@ -281,19 +301,38 @@ class ChunkedAttention(Derived):
         lags = index[m - n :, None] - index
         allowed = None
         if not in_step or n > 1:  # one token in step with the others sees all tokens kept
-            home = number.div(chunk, rounding_mode="floor")
-            allowed = (home[..., m - n :, None] == home[..., None, :]) & (lags >= 0)
+            home = number.div(chunk, rounding_mode="floor")  # below 0 before the first token
+            ago = home[..., m - n :, None] - home[..., None, :]
+            allowed = (ago < self.chunks) & (home >= 0)[..., None, :] & (lags >= 0)
             allowed = allowed if in_step else allowed[:, None]
         if bias is not None:
-            bias = bias[:, lags.clamp(max=chunk - 1) + chunk - 1]
+            reach = self.chunks * chunk
+            bias = bias[:, lags.clamp(max=reach - 1) + reach - 1]
         return pair_attention(query, key, value, function=self.function, bias=bias, allowed=allowed)
 
     def _in_chunks(
         self, query: Tensor, key: Tensor, value: Tensor, chunk: int, lag_bias: Tensor | None, mask: Tensor | None
     ) -> Tensor:
         return chunked_attention(
-            query, key, value, chunk=chunk, causal=self.causal, function=self.function, bias=lag_bias, mask=mask
+            query,
+            key,
+            value,
+            chunk=chunk,
+            causal=self.causal,
+            function=self.function,
+            bias=lag_bias,
+            mask=mask,
+            sliding=self.sliding,
         )
+
+    def _rotated(self, query: Tensor, key: Tensor, number: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        """Query and key rotated by their position in the chunk, or in the row if chunks slide; number: their position
+        in the row, as in `rotary`."""
+        if self.sliding:
+            factors = _absolute(number, query.shape[3], query.dtype)
+        else:
+            factors = rotary_factors(number % chunk, query.shape[3], dtype=query.dtype, limit=chunk)
+        return rotate(query, factors), rotate(key, factors)
 
     def _lag_bias(self, reach: int) -> Tensor | None:
         """Biases ``(heads, 2 * reach - 1)``, lag ``-(reach - 1)`` first."""
@@ -333,8 +372,9 @@ class ChunkedAttentionMixer(Mixer):
         evaluation_chunk: window in evaluation mode; by default the same.
         function: ``softmax``, ``laplace`` or ``relu2``, as in `pair_attention`.
         position: ``none``, ``rope``, ``simple`` or ``rotary``, as in `ChunkedAttention`.
+        sliding: whether a token also sees the whole chunk before its own, if causal.
 
-    Streaming state: at most one chunk of keys and values.
+    Streaming state: at most one chunk of keys and values, or two if chunks slide.
     """
 
     def __init__(
@@ -347,6 +387,7 @@ class ChunkedAttentionMixer(Mixer):
         evaluation_chunk: int | None = None,
         function: str = "softmax",
         position: str = "rope",
+        sliding: bool = False,
     ):
         super().__init__(channels, causal)
         check_heads(channels, heads)
@@ -358,6 +399,7 @@ class ChunkedAttentionMixer(Mixer):
             evaluation_chunk=evaluation_chunk,
             function=function,
             position=position,
+            sliding=sliding,
         )
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
@@ -385,10 +427,12 @@ class ChunkedAttentionMixer(Mixer):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
-def _rotated(query: Tensor, key: Tensor, number: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Query and key rotated by their position in the chunk; number: their position in the row, as in `rotary`."""
-    factors = rotary_factors(number % chunk, query.shape[3], dtype=query.dtype, limit=chunk)
-    return rotate(query, factors), rotate(key, factors)
+def _absolute(number: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`rotary_factors` of any positions. Angles are in float64, because those of float32 are wrong by thousandths of
+    a radian after 100,000 tokens, and ever more."""
+    factors = rotary_factors(number, size, dtype=torch.float64)
+    cos, sin = (factor.to(torch.promote_types(dtype, torch.float32)) for factor in factors)
+    return cos, sin
 
 
 def _nearest(lag_bias: Tensor, reach: int) -> Tensor:
@@ -397,16 +441,17 @@ def _nearest(lag_bias: Tensor, reach: int) -> Tensor:
     return lag_bias[:, centre + 1 - reach : centre + reach]
 
 
-def _chunks(pieces: Pieces, chunk: int, *, causal: bool) -> tuple[list[Span], Layout]:
-    """The tokens of the chunks that each piece has a part of, in any row, and this process's layout of them, where
-    tokens of a chunk that begins before them count as padding. ValueError for padding between the tokens of a chunk."""
+def _chunks(pieces: Pieces, chunk: int, *, causal: bool, sliding: bool) -> tuple[list[Span], Layout]:
+    """The tokens of the chunks that each piece has a part of, in any row, and of those before if they slide; and this
+    process's layout of them, where tokens of a chunk that begins before them count as padding. ValueError for padding
+    between the tokens of a chunk."""
     place = pieces.places()
     if pieces.whole.mask is not None and pieces.has_holes():
         raise ValueError("attention in chunks cannot be split between processes with padding between tokens of a text")
     inside, spans = place.clamp(min=0) % chunk, []
     for start, end in pieces.spans:
         before, after = int(inside[:, start].max()), 0 if causal else int((chunk - 1 - inside[:, end - 1]).max())
-        spans.append((start - before, min(pieces.length, end + after)))
+        spans.append((max(0, start - before - chunk * sliding), min(pieces.length, end + after)))
     start, end = spans[pieces.rank]
     layout = pieces.layout(start, end)
     missing = (-place[:, start].clamp(min=0)) % chunk  # tokens until a chunk begins

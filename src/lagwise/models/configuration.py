@@ -50,7 +50,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     ngram_sizes: sizes n of n-grams from 2 to 16, such as [2, 3, 4]: the last n tokens together have an embedding, added
     to that of the token (`NgramEmbedding`); [] for none. Helps models of bytes most.
     ngram_buckets: rows in the table of embeddings of each size, which n-grams share by chance.
-    match_sizes: sizes n from 2 to 16, such as [3, 6]: the token that came next when the last n tokens occurred before
+    match_sizes: sizes n from 1 to 16, such as [3, 6]: the token that came next when the last n tokens occurred before
     has an embedding, added to that of the token (`MatchEmbedding`); [] for none.
     pooling: how a classifier pools a sequence: the ``mean`` of its real tokens, the ``first``, the ``last``, or by
     ``ends`` the first and the last, concatenated; or, by ``pair`` and ``signed_pair``, the means of two texts, which

@@ -150,7 +150,7 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
     ``model`` if one is given. A pickle is named in the error, but not opened."""
     path = folder / _WEIGHTS
     if not path.is_file():
-        pickles = [f.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for f in folder.glob(pattern)]
+        pickles = [f.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt") for f in folder.glob(pattern)]
         found = f"; {pickles[0]} is a pickle, which lagwise never opens: convert it to safetensors" if pickles else ""
         raise FileNotFoundError(f"no {_WEIGHTS} in {str(folder)!r}{found}")
     try:

@@ -81,7 +81,8 @@ class MatchEmbedding(nn.Module):
 
     Args:
         hidden_size: Channels.
-        sizes: Sizes n, from 2 to 16.
+        sizes: Sizes n, from 1 to 16. Tokens of bytes or letters come again so soon that 1 tells little; of words or
+            keys, it is the lookup of one token.
         vocab_size: Number of token ids.
 
     Raises:
@@ -95,7 +96,7 @@ class MatchEmbedding(nn.Module):
 
     def __init__(self, hidden_size: int, *, sizes: Sequence[int], vocab_size: int):
         super().__init__()
-        self.sizes = _checked("match_sizes", sizes)
+        self.sizes = _checked("match_sizes", sizes, least=1)
         self.table = nn.Embedding((vocab_size + 1) * len(sizes), hidden_size)  # rows of one token side by side
         self.reach = max(sizes)
         self.state_size = self.reach + len(sizes) * self.BUCKETS
@@ -209,9 +210,9 @@ def _follower(entries: Tensor, numbers: Tensor) -> Tensor:
     return torch.where((rest > 0) & (rest < _FOLLOWERS), rest, 0)
 
 
-def _checked(name: str, sizes: Sequence[int]) -> list[int]:
-    if not sizes or len(set(sizes)) < len(sizes) or not all(2 <= n <= LARGEST_SIZE for n in sizes):
-        raise ValueError(f"{name} must be different numbers from 2 to {LARGEST_SIZE}, got {list(sizes)}")
+def _checked(name: str, sizes: Sequence[int], least: int = 2) -> list[int]:
+    if not sizes or len(set(sizes)) < len(sizes) or not all(least <= n <= LARGEST_SIZE for n in sizes):
+        raise ValueError(f"{name} must be different numbers from {least} to {LARGEST_SIZE}, got {list(sizes)}")
     return sorted(sizes)
 
 
@@ -234,7 +235,8 @@ def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list
     them."""
     reach = sizes[-1] - 1
     length = tokens.shape[1] - reach
-    number, found = tokens[:, reach:], []
+    number = tokens[:, reach:]
+    found = [number] if 1 in sizes else []
     for lag in range(1, reach + 1):
         token = tokens[:, reach - lag : reach - lag + length]
         if positions is not None:

@@ -9,24 +9,27 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
-from lagwise.data.letters import is_vocabulary_of_letters
+from lagwise.data.letters import DNA, is_vocabulary_of_letters, vocabulary_tokenizer
 from lagwise.data.options import DataOptions
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.files import expanded, is_unused, one_line, read_json, saved_whole
 from lagwise.models.classification import LagwiseForSequenceClassification
+from lagwise.models.hyena_import import SPECIAL, from_hyena_dna
 from lagwise.models.loading import check_weights, quiet, save_tokenizer
 from lagwise.models.mega_import import from_mega
+from lagwise.tables import shown
 from lagwise.tasks.classes import class_fields
 from lagwise.training import Recipe
 from lagwise.training.folder import RECIPE_FILE, TOKENIZER
 
 _LONGEST = 1 << 20  # tokens of a row, of a model without a limit
+_FAMILIES = {"mega": from_mega, "hyenadna": from_hyena_dna}  # by model_type
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Sequence[str] = ()) -> dict[str, Any]:
-    """Write the MEGA model that transformers saved in ``folder``, and its tokenizer, as a lagwise model to ``out``. Of
-    a vocabulary of letters, ``vocab.txt``, it makes a tokenizer (`read_vocabulary`).
+    """Write the MEGA or HyenaDNA model that transformers saved in ``folder``, and its tokenizer, as a lagwise model to
+    ``out``. Of a vocabulary of letters, ``vocab.txt``, and for HyenaDNA it makes a tokenizer (`vocabulary_tokenizer`).
 
     A classifier of sequences with a tokenizer is a run, which predicts and is evaluated on other data.
 
@@ -37,7 +40,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
 
     Returns the name of the head, the number of parameters, and, if there is no tokenizer, the reason as
     ``no_tokenizer``. Only JSON and safetensors are read. FileNotFoundError and ValueError as `load_model` and
-    `from_mega`, before anything is written; FileExistsError if ``out`` is not empty.
+    `from_mega` or `from_hyena_dna`, before anything is written; FileExistsError if ``out`` is not empty.
     """
     folder = expanded(folder)
     if not (folder / "config.json").is_file():
@@ -47,8 +50,12 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
     values = read_json(folder / "config.json")
     if labels:
         values |= _label_fields(values, labels)
+    if (kind := values.get("model_type")) not in _FAMILIES:
+        raise ValueError(
+            f"config.json is of a model of type {shown(kind)}; lagwise imports models of {' and '.join(_FAMILIES)}"
+        )
     check_weights(folder)
-    model: Any = from_mega(values, load_file(folder / "model.safetensors"))
+    model: Any = _FAMILIES[kind](values, load_file(folder / "model.safetensors"))
     if model.can_generate():
         special = {name: getattr(model.config, name) for name in _SPECIAL}
         model.generation_config = GenerationConfig(**special)
@@ -58,16 +65,8 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
     result = {"model": type(model).__name__, "parameters": model.num_parameters()}
     tokenizer: Any = None
     try:
-        if is_vocabulary_of_letters(folder):
-            letters = load_tokenizer(str(folder))
-            if len(letters) > model.config.vocab_size:
-                raise ValueError(
-                    f"vocab.txt makes {len(letters)} tokens, more than the model's {model.config.vocab_size}"
-                )
-            tokenizer = letters
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever the folder holds in its place
+        tokenizer = _tokenizer(folder, kind, values, model.config.vocab_size)
+    except Exception as error:  # of whatever the folder holds in its place
         result["no_tokenizer"] = one_line(error)
     with quiet(), saved_whole(out, "the model", last="config.json") as partial:
         model.save_pretrained(partial)
@@ -77,6 +76,22 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
             tokenizer.save_pretrained(partial / TOKENIZER)
             (partial / RECIPE_FILE).write_text(_recipe(folder, model, text).to_yaml(), encoding="utf-8")
     return result
+
+
+def _tokenizer(folder: Path, kind: str, values: Mapping[str, Any], most: int) -> Any:
+    """The tokenizer of a model folder. ValueError if it has more tokens than the model."""
+    if kind == "hyenadna":  # its tokenizer is code; the configuration of that names the letters
+        file = folder / "tokenizer_config.json"
+        letters = (read_json(file) if file.is_file() else {}).get("characters", DNA)
+        if len(SPECIAL) + len(letters) != values.get("vocab_size", len(SPECIAL) + len(DNA)):
+            raise ValueError(f"HyenaDNA's tokenizer has {len(SPECIAL)} tokens and the letters {letters}, not as many")
+        return vocabulary_tokenizer([*SPECIAL, *letters], end="[SEP]", unknown="[UNK]", pad="[PAD]")
+    if not is_vocabulary_of_letters(folder):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = load_tokenizer(str(folder))
+    if len(tokenizer) > most:
+        raise ValueError(f"vocab.txt makes {len(tokenizer)} tokens, more than the model's {most}")
+    return tokenizer
 
 
 def _recipe(folder: Path, model: Any, text: Sequence[str]) -> Recipe:

@@ -31,8 +31,8 @@ class PlainText(TextData):
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
 
     def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
-        tokens, end, length = self.text.splits["train"], self.text.tokenizer.eos_token_id, self.task.data.length
-        return CarriedPieces(tokens, end, length, batch_size, steps * batch_size, seed, most=pieces)
+        tokens, end = self.text.splits["train"], self.text.tokenizer.eos_token_id
+        return CarriedPieces(tokens, end, self.sequence_lengths, batch_size, steps, seed, most=pieces)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)

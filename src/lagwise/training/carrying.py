@@ -31,7 +31,6 @@ from lagwise.training.recipe import TrainingOptions
 
 # What the states of whole texts in one process do not go with, by the option's name.
 _APART: dict[str, Callable[[Task, TrainingOptions], bool]] = {
-    "data.lengths": lambda task, options: bool(task.data.lengths),
     "training.gradient_checkpointing": lambda task, options: options.gradient_checkpointing,
     "training.sequence_parallel": lambda task, options: options.sequence_parallel > 1,
     "training.shard": lambda task, options: options.shard,

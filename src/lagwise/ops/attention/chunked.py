@@ -30,25 +30,29 @@ def chunked_attention(
     function: str = "softmax",
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    sliding: bool = False,
 ) -> Tensor:
-    """Attention in which a token sees the tokens of its own chunk.
+    """Attention in which a token sees the tokens of its own chunk, and if ``sliding`` also those of the chunk before.
 
     Formula: ``y_i = sum_j f(s_ij) v_j`` over real keys ``j`` with ``floor(j / chunk) = floor(i / chunk)`` (and ``j <=
     i`` when causal). Positions are counted from each row's first real token; ``f`` and ``s`` as in `pair_attention`,
-    with the bias indexed by the positions of query and key in their chunk.
+    with the bias indexed by the positions of query and key in their chunk. Sliding chunks, of causal attention only,
+    add the keys with ``floor(j / chunk) = floor(i / chunk) - 1``; their bias is by lag.
 
     Shapes: query and key ``(batch, heads, length, d)``; value ``(batch, heads, length, e)``; bias ``(heads or 1, c,
-    c)`` with c >= min(chunk, length), or by lag ``(heads or 1, 2 c - 1)``, lag ``-(c - 1)`` first, or None; mask
-    ``(batch, length)``, true where a token is real. Result like value. chunk is in tokens and need not divide the
-    length.
+    c)`` with c >= min(chunk, length), or by lag ``(heads or 1, 2 c - 1)``, lag ``-(c - 1)`` first, or None; for sliding
+    chunks and more tokens than one c >= 2 chunk. mask ``(batch, length)``, true where a token is real. Result like
+    value. chunk is in tokens and need not divide the length.
 
     Preconditions: ValueError for an unknown function, a chunk below 1, an empty sequence, or shapes that do not match.
     Outputs at padding are finite and have no meaning.
 
     Source: TCNCA §2 and fig. 1; MEGA (Ma et al. 2023), §3.4, which counts chunks from the row's start, padding
-    included.
+    included; sliding chunks: Gecko (Ma et al. 2026), as released.
     """
     _check(query, key, value, chunk, function, bias, mask)
+    if sliding:
+        _check_sliding(query.shape[2], chunk, causal, bias)
     shift = None
     if mask is not None:
         # Inspect padding only outside of graphs and `torch.vmap`, which cannot branch on values.
@@ -62,7 +66,10 @@ def chunked_attention(
             mask = mask.gather(1, index)
         if eager and not ((mask[:, 1:] > mask[:, :-1]).any() if causal else (~mask).any()):
             mask = None  # a causal query never sees padding on the right
-    y = _in_chunks(query, key, value, chunk, causal, function, bias, mask)
+    if sliding:
+        y = _in_sliding_chunks(query, key, value, chunk, function, bias, mask)
+    else:
+        y = _in_chunks(query, key, value, chunk, causal, function, bias, mask)
     return y if shift is None else _take(y, _rolled(-shift, y.shape[2]))
 
 
@@ -125,6 +132,7 @@ def chunked_attention_reference(
     function: str = "softmax",
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    sliding: bool = False,
 ) -> Tensor:
     """`chunked_attention` over all pairs of the sequence with a mask for "in the same chunk", for tests.
 
@@ -135,11 +143,17 @@ def chunked_attention_reference(
     start = torch.tensor([row.nonzero()[0].item() if row.any() else 0 for row in real])
     position = (torch.arange(length) - start[:, None]).clamp(min=0)
     i, j = position[:, :, None], position[:, None, :]
-    allowed = (i // chunk == j // chunk) & real[:, None, :]
+    allowed = (i // chunk - j // chunk >= 0) & (i // chunk - j // chunk <= sliding) & real[:, None, :]
     if causal:
         allowed = allowed & torch.ones(length, length, dtype=torch.bool).tril()
     scores = query @ key.transpose(2, 3)
-    added = 0 if bias is None else bias[:, i % chunk, j % chunk].transpose(0, 1)
+    if bias is None:
+        added: Tensor | int = 0
+    elif sliding:
+        widest = bias.shape[1] // 2
+        added = bias[:, (i - j).clamp(-widest, widest) + widest].transpose(0, 1)
+    else:
+        added = bias[:, i % chunk, j % chunk].transpose(0, 1)
     if function == "softmax":
         seen = (allowed | torch.eye(length, dtype=torch.bool))[:, None]
         scores = scores / math.sqrt(query.shape[3]) + added
@@ -287,6 +301,40 @@ def _in_whole_chunks(
     return y.unflatten(0, (batch, whole)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
+def _in_sliding_chunks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    chunk: int,
+    function: str,
+    bias: Tensor | None,
+    real: Tensor | None,
+) -> Tensor:
+    """Causal attention of each chunk over itself and the one before, all chunks at once, as rows of a batch."""
+    batch, _, length, _ = query.shape
+    graph = symbolic(length) or in_graph()
+    if not graph and length <= chunk:
+        return _in_chunks(query, key, value, chunk, True, function, bias, real)
+    whole = pieces(length, chunk) if symbolic(length) else -(-length // chunk)
+    rest, first, kept = whole * chunk - length, None, None
+
+    def fold(x: Tensor, late: int = 0) -> Tensor:  # (batch, chunks, heads, chunk, size)
+        return F.pad(x, (0, 0, late, rest - late)).unflatten(2, (whole, chunk)).transpose(1, 2)
+
+    rows = [fold(query), *(torch.cat([fold(x, chunk), fold(x)], 3) for x in (key, value))]
+    if graph or real is not None:
+        real = torch.ones(batch, length, dtype=torch.bool, device=query.device) if real is None else real
+        seen = real[:, None, :, None]
+        kept = torch.cat([fold(seen, chunk), fold(seen)], 3).flatten(0, 1).transpose(2, 3)
+    else:  # the first chunk has none before it
+        first = _in_chunks(*(x[:, :, :chunk] for x in (query, key, value)), chunk, True, function, bias, None)
+        rows = [x[:, 1:] for x in rows]
+    bias = None if bias is None else _corner(bias, 2 * chunk)
+    y = _attend(*(x.flatten(0, 1) for x in rows), True, function, bias, kept)
+    y = y.unflatten(0, (batch, whole - (first is not None))).transpose(1, 2).flatten(2, 3)
+    return (y if first is None else torch.cat([first, y], 2))[:, :, :length]
+
+
 def _attend(
     query: Tensor,
     key: Tensor,
@@ -296,11 +344,12 @@ def _attend(
     bias: Tensor | None,
     real: Tensor | None,
 ) -> Tensor:
-    """Attention within one window; real ``(batch, heads or 1, 1, n)``."""
-    if function == "softmax" and bias is None and real is None:
+    """Attention of the last tokens of a window, or all, over all n of them; real ``(batch, heads or 1, 1, n)``."""
+    n, parts = key.shape[2], []
+    before = n - query.shape[2]
+    if function == "softmax" and bias is None and real is None and not before:
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
-    n, parts = query.shape[2], []
-    for start in range(0, n, _ROWS):
+    for start in range(before, n, _ROWS):
         end = min(start + _ROWS, n)
         seen, allowed = end if causal else n, real
         index = torch.arange(seen, device=query.device)
@@ -312,7 +361,7 @@ def _attend(
         if causal:
             allowed = lags >= 0 if allowed is None else allowed & (lags >= 0)
         added = None if bias is None else _biases(bias, start, end, seen)
-        rows = (query[:, :, start:end], key[:, :, :seen], value[:, :, :seen])
+        rows = (query[:, :, start - before : end - before], key[:, :, :seen], value[:, :, :seen])
         parts.append(pair_attention(*rows, function=function, bias=added, allowed=allowed))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
@@ -374,3 +423,13 @@ def _check(
             f"bias must be (heads={heads} or 1, at least {n}, at least {n}), or by lag (heads, at least {2 * n - 1}), "
             f"got {tuple(bias.shape)}"
         )
+
+
+def _check_sliding(length: int, chunk: int, causal: bool, bias: Tensor | None) -> None:
+    if not causal:
+        raise ValueError("sliding chunks are of causal attention: a token sees the chunk before its own")
+    if bias is None or symbolic(length):
+        return
+    least = 2 * (2 * chunk if length > chunk else length) - 1
+    if bias.dim() != 2 or bias.shape[1] < least:
+        raise ValueError(f"bias of sliding chunks must be by lag, (heads, at least {least}), got {tuple(bias.shape)}")
