@@ -13,7 +13,7 @@ from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import Head
-from lagwise.tables import known, shown, whole_number
+from lagwise.tables import check_integer, known, shown
 
 _HEADS: dict[str, type[Head]] = {
     "HyenaDNAForCausalLM": LagwiseForCausalLM,
@@ -108,7 +108,7 @@ def _config(values: Mapping[str, Any], head: type[Head], *, tied: bool) -> Lagwi
     if values.get("model_type") != "hyenadna":
         raise ValueError(f"config.json is of a model of type {shown(values.get('model_type'))}, not 'hyenadna'")
     for name in _SIZES:
-        whole_number(name, values[name])
+        check_integer(name, values[name])
     for name, wanted in _FIXED.items():
         if values[name] != wanted:
             raise ValueError(f"{name}={shown(values[name])} cannot be imported; it must be {wanted}")
@@ -119,12 +119,12 @@ def _config(values: Mapping[str, Any], head: type[Head], *, tied: bool) -> Lagwi
         "name": "hyena",
         "span": values["max_seq_len"],
         "hidden": values["filter_order"],
-        "layers": whole_number("num_inner_mlps", values["num_inner_mlps"], least=0),
+        "layers": check_integer("num_inner_mlps", values["num_inner_mlps"], least=0),
         "bands": values["emb_dim"] // 2,
         "frequency": float(values["activation_freq"]),
         "shift": _SHIFT,
     }
-    inner = whole_number("d_inner", values.get("d_inner") or 4 * width)
+    inner = check_integer("d_inner", values.get("d_inner") or 4 * width)
     block = {
         "name": "prenorm",
         "norm": {"name": "layer", "epsilon": 1e-5},
