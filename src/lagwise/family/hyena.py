@@ -46,6 +46,8 @@ class HyenaMixer(Derived, Mixer):
     Source: Poli et al. 2023, "Hyena Hierarchy", definition 3.1 and algorithm 1.
     """
 
+    derives_from_parts = False
+
     def __init__(
         self,
         channels: int,

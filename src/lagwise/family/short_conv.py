@@ -32,6 +32,8 @@ class ShortConvMixer(Derived, Mixer):
     Source: LFM2 (Liquid AI 2025), its gated short convolution block.
     """
 
+    derives_from_parts = False
+
     def __init__(self, channels: int, *, causal: bool = True, kernel_size: int = 3):
         super().__init__(channels, causal)
         self._origin = centre_tap(check_integer("kernel_size", kernel_size), causal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -44,7 +44,9 @@ def remembered_taps(kernel: LagKernel, length: int) -> Tensor:
     return remembered(kernel, "taps", length, lambda: kernel.taps(length), by_value=True)
 
 
-def remembered(module: nn.Module, kind: str, key: Hashable, make: Callable[[], Any], *, by_value: bool) -> Any:
+def remembered(
+    module: nn.Module, kind: str, key: Hashable, make: Callable[[], Any], *, by_value: bool, parts: bool = True
+) -> Any:
     """``make()``, or what it last returned for this kind and key if the module's settings and parameters are the same.
 
     With gradients and in graphs everything is computed again.
@@ -57,6 +59,7 @@ def remembered(module: nn.Module, kind: str, key: Hashable, make: Callable[[], A
         by_value: Compare parameters by value with copies of them, on the CPU; too many, and those on another device,
             count as changed. Otherwise compare their places in memory and version counters: a hundred times as fast,
             for every token of a stream, but PyTorch does not count writes through ``.data``.
+        parts: Whether the result depends on the module's parts too, not only on what the module itself holds.
     """
     if torch.is_grad_enabled() or _traced():
         return make()
@@ -64,12 +67,12 @@ def remembered(module: nn.Module, kind: str, key: Hashable, make: Callable[[], A
     made = None if kept is None else kept.get(kind)
     autocast = torch.is_autocast_enabled("cpu")
     if made is not None and made.key == (key, autocast):
-        same = _equal(made, module) if by_value else all(map(_unchanged, made.held))
+        same = _equal(made, module, parts) if by_value else all(map(_unchanged, made.held))
         if same:
             return made.result
     held = [
         _Held(table, name, tensor, tensor.data_ptr(), _version(tensor))
-        for part in module.modules()
+        for part in _parts(module, parts)
         for table in (part._parameters, part._buffers)
         for name, tensor in table.items()
         if tensor is not None
@@ -79,7 +82,7 @@ def remembered(module: nn.Module, kind: str, key: Hashable, make: Callable[[], A
     result = make()
     if sum(part.numel() for part in pytree.tree_leaves(result) if isinstance(part, Tensor)) <= _MOST_TAPS:
         copies = None if many else [value.detach().clone() for value in values]
-        _latest.setdefault(module, {})[kind] = _Made((key, autocast), _settings(module), held, copies, result)
+        _latest.setdefault(module, {})[kind] = _Made((key, autocast), _settings(module, parts), held, copies, result)
     return result
 
 
@@ -87,20 +90,24 @@ def _traced() -> bool:
     return traced() or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, and recorders of operations
 
 
-def _settings(module: nn.Module) -> list[Any]:
+def _parts(module: nn.Module, parts: bool) -> Iterable[nn.Module]:
+    return module.modules() if parts else (module,)
+
+
+def _settings(module: nn.Module, parts: bool) -> list[Any]:
     """The plain attributes of a module and its parts, such as a decay."""
     plain = (bool, int, float, str, tuple, type(None))
     return [
         (type(part), name, value)
-        for part in module.modules()
+        for part in _parts(module, parts)
         for name, value in vars(part).items()
         if isinstance(value, plain)
     ]
 
 
-def _equal(made: _Made, module: nn.Module) -> bool:
+def _equal(made: _Made, module: nn.Module, parts: bool) -> bool:
     """Whether settings and values are those of then."""
-    if made.values is None or made.settings != _settings(module):
+    if made.values is None or made.settings != _settings(module, parts):
         return False
     pairs = zip(made.values, made.held, strict=True)
     return all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ class Derived(nn.Module):
     changes. In a copy for graphs (`frozen`) they are buffers, so that a graph does not compute them at every token.
     """
 
+    #: whether `derive` uses the parameters of parts, such as a kernel's, or only the module's own
+    derives_from_parts: ClassVar[bool] = True
     _frozen: Any = None  # the type of what `derive` returns, in a frozen copy
 
     def derive(self, form: str = "eager") -> Any:
@@ -41,7 +43,7 @@ class Derived(nn.Module):
         versions are compared, which PyTorch does not count for writes through ``.data``."""
         if self._frozen is not None:
             return self._frozen._make(getattr(self, _buffer(name)) for name in self._frozen._fields)
-        return remembered(self, "derived", None, self.derive, by_value=checked)
+        return remembered(self, "derived", None, self.derive, by_value=checked, parts=self.derives_from_parts)
 
     def freeze(self, form: str) -> None:
         """Keep what `derive` returns in buffers from now on."""

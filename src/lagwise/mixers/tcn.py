@@ -71,6 +71,8 @@ class TCNMixer(Derived, Mixer):
     Source: TCNCA §2, app. E; Cheng et al. 2022 (CDIL-CNN) for circular.
     """
 
+    derives_from_parts = False
+
     def __init__(
         self,
         channels: int,

@@ -233,14 +233,14 @@ class ToeplitzMixer(Derived, Mixer):
         if isinstance(state, ModalState):
             poles, lost, weights, direct, _ = self.derived()
             token = x.to(direct.dtype)
-            (a, b), (u, v), (r, i) = poles, weights, state
-            real = torch.addcmul(torch.addcmul(token[:, None], a, r), b, i, value=-1)
-            imaginary = torch.addcmul(a * i, b, r)
+            (a, b), (u, v), (r, i) = poles.unbind(), weights.unbind(), state
+            real = torch.addcmul(token[:, None], a, r).addcmul_(b, i, value=-1)
+            imaginary = (a * i).addcmul_(b, r)
             if lost is not None:
-                c, d = lost
-                real = torch.addcmul(torch.addcmul(real, c, r), d, i, value=-1)
-                imaginary = torch.addcmul(torch.addcmul(imaginary, c, i), d, r)
-            y = (u * real - v * imaginary).sum(1) + direct * token
+                c, d = lost.unbind()
+                real.addcmul_(c, r).addcmul_(d, i, value=-1)
+                imaginary.addcmul_(c, i).addcmul_(d, r)
+            y = (u * real).addcmul_(v, imaginary, value=-1).sum(1).addcmul_(direct, token)
             return y.to(x.dtype), ModalState(real, imaginary)
         if isinstance(state, DueState):
             return due_step(x, state, self.derived().near)
