@@ -118,8 +118,8 @@ def forecast(
         from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
         from lagwise.forecasting.choosing import BASELINE
         from lagwise.forecasting.seasons import season
-        from lagwise.forecasting.times import plain_times
         from lagwise.forecasting.writing import check_names
+        from lagwise.forecasting.year_parts import plain_times
 
     out = out or Path(f"{re.sub(_ENDINGS, '', data.name)}-forecast.csv")
     if out.suffix != ".csv" or not out.parent.is_dir():
