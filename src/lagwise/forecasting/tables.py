@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _UNNAMED = "Unnamed: 0"  # pandas' name for a first column without a name: the index of a table that pandas wrote
 _MONTHS = 12
+_NAMED = 3  # columns in a note
 _MOST_BELOW = 20  # lines below the rows, such as totals and notes
 
 
@@ -167,7 +168,7 @@ def read_series(
         extra = extra.of(np.zeros(len(chosen), dtype=int))
         kept &= np.asarray(times.times <= grid.times[-1])
     full, more = _regular(values[kept], times._replace(times=times.times[kept], grid=grid))
-    said = (*titles, *notes, *joined, *below, *times.notes, *codes, *more)
+    said = (*titles, *notes, *joined, *below, *times.notes, *codes, *more, *_early_ends(full))
     return SeriesTable(full, said, grid, times.write, beside=extra, zone=times.zone)
 
 
@@ -223,6 +224,19 @@ def _long(
             f"{inside:,} values are missing within series; as inputs, the last value before each stands in for it"
         )
     return replace(table, notes=(*start.notes, *said, *below, *notes, *codes, *more))
+
+
+def _early_ends(frame: pd.DataFrame) -> list[str]:
+    """A note if series without values in the last rows, which others have, may be forecast from these others."""
+    rows = frame.notna().to_numpy()[::-1].argmax(0)  # without values, at the end
+    early, others = frame.columns[rows > 1], frame.columns[rows == 0]
+    if not len(early) or not len(others):
+        return []
+    return [
+        f"series {early[0]!r} has no value in the last {rows.max()} rows; if {', '.join(map(repr, others[:_NAMED]))} "
+        f"{'are' if len(others) > 1 else 'is'} known in advance, name {'them' if len(others) > 1 else 'it'} with "
+        "`future`, to forecast these rows"
+    ]
 
 
 def _numbers_rows(frame: pd.DataFrame) -> bool:
