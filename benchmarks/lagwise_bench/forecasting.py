@@ -62,6 +62,15 @@ PUBLISHED = {
     "TimesNet": {"ETTh1": 0.458, "ETTh2": 0.414, "ETTm1": 0.400, "ETTm2": 0.291},
     "DLinear": {"ETTh1": 0.444, "ETTh2": 0.409, "ETTm1": 0.358, "ETTm2": 0.282},
     "PatchTST": {"ETTh1": 0.424, "ETTh2": 0.343, "ETTm1": 0.352, "ETTm2": 0.257},
+    "DUET": {
+        "ETTh1": 0.398,
+        "ETTh2": 0.334,
+        "ETTm1": 0.338,
+        "ETTm2": 0.248,
+        "weather": 0.218,
+        "exchange": 0.280,
+        "illness": 1.616,
+    },
     "FITS": {"ETTh1": 0.407, "ETTh2": 0.333, "ETTm1": 0.355, "ETTm2": 0.249, "weather": 0.218},
 }
 

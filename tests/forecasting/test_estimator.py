@@ -133,12 +133,15 @@ def test_look_backs_are_averaged() -> None:
     np.testing.assert_allclose(LagForecaster(6, [12, 24], **options).fit(x).predict(), np.mean(each, axis=0))
 
 
-def test_weights_of_look_backs_are_those_of_the_lowest_error_on_held_out_rows() -> None:
+def test_weights_of_look_backs_are_those_of_the_lowest_error_on_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x = waves(noise=0.5)
-    both = LagForecaster(6, [3, 12, 24], validation=60, shared=True, refit=False).fit(x)
+    options: Any = {"validation": 60, "shared": True}
+    drawn = LagForecaster(6, [3, 12, 24], **options).fit(x)
+    monkeypatch.setattr("lagwise.forecasting.fitting._DRAWN", 0)
+    both = LagForecaster(6, [3, 12, 24], refit=False, **options).fit(x)
     assert both.weights_.min() >= 0
     assert both.weights_.sum() == pytest.approx(1)
-    each = [LagForecaster(6, n, validation=60, shared=True, refit=False).fit(x) for n in (3, 12, 24)]
+    each = [LagForecaster(6, n, refit=False, **options).fit(x) for n in (3, 12, 24)]
     padded = [np.pad(one.maps_, ((0, 0), (24 - one.maps_.shape[1], 0), (0, 0))) for one in each]
     np.testing.assert_allclose(both.maps_, np.tensordot(both.weights_, padded, 1))
     held = x[340 - 24 :]
@@ -146,8 +149,8 @@ def test_weights_of_look_backs_are_those_of_the_lowest_error_on_held_out_rows() 
     for other in np.random.default_rng(0).dirichlet(np.ones(3), size=20):
         both.maps_ = np.tensordot(other, padded, 1)
         assert both.evaluate(held).mse >= both.validation_error_ - 1e-9
-    refitted = LagForecaster(6, [3, 12, 24], validation=60, shared=True).fit(x)
-    assert refitted.weights_.tolist() == both.weights_.tolist()
+    assert LagForecaster(6, [3, 12, 24], **options).fit(x).weights_.tolist() == both.weights_.tolist()  # and refitted
+    np.testing.assert_allclose(drawn.weights_, both.weights_ / 2 + 1 / 6)  # 60 rows are 10 horizons of 6
 
 
 def test_toeplitz_has_few_parameters_and_forecasts_waves() -> None:
