@@ -41,6 +41,7 @@ def load_series() -> dict[str, Series]:
     """Small series that sktime, statsmodels and vega_datasets carry."""
     import statsmodels.api as sm  # type: ignore[missing-import]
     from sktime import datasets  # type: ignore[missing-import]
+    from statsmodels.datasets import elec_equip  # type: ignore[missing-import]
     from vega_datasets import local_data  # type: ignore[missing-import]
 
     found: dict[str, Series] = {}
@@ -74,6 +75,8 @@ def load_series() -> dict[str, Series]:
     add(local_data.seattle_weather()[-500:], 7, 14, heat="temp_max", wind="wind")
     add(local_data.seattle_temps()[:720], 24, 24, temperature="temp")
     add(local_data.us_employment(), 12, 12, nonfarm="nonfarm", construction="construction", government="government")
+    add(datasets.load_solar(api_version=None)[-960:], 48, 48, solar=None)
+    add(elec_equip.load().data, 12, 12, elec_equip=None)
     iowa = local_data.iowa_electricity()
     add(iowa[iowa.source == "Fossil Fuels"], 1, 3, fossil="net_generation")
     return found

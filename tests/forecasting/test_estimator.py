@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
 from sklearn.base import clone
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit, cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 
 from lagwise.forecasting import LagForecaster
+from lagwise.forecasting.moments import level_weights
 
 NAN = np.nan
 PREDICT_TAKES_A_HORIZON = "predict takes a horizon, not X"
@@ -68,14 +70,43 @@ def test_ridge_equals_scikit_learns_on_explicit_windows(level: str) -> None:
     np.testing.assert_allclose(forecaster.predict(), expected, atol=1e-8)
 
 
-def test_penalty_and_sharing_are_chosen_on_held_out_rows() -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_penalty_is_chosen_on_held_out_rows(shared: bool) -> None:
     x = waves()
-    errors = {shared: float(small(shared=shared).fit(x).validation_error_) for shared in (True, False)}
-    best = small().fit(x)
+    best = small(shared=shared).fit(x).validation_error_
+    fixed = [small(penalty=p, shared=shared).fit(x).validation_error_ for p in (1e-6, 1e-3, 1.0, 10.0)]
+    assert best <= min(fixed) + 1e-12
+
+
+def test_sharing_is_chosen_on_held_out_rows_for_a_given_penalty() -> None:
+    x = waves()
+    errors = {shared: small(penalty=0.1, shared=shared).fit(x).validation_error_ for shared in (True, False)}
+    best = small(penalty=0.1).fit(x)
     assert best.validation_error_ == min(errors.values())
     assert best.shared_ is (errors[True] <= errors[False])
-    fixed = [float(small(penalty=p, shared=best.shared_).fit(x).validation_error_) for p in (1e-6, 1e-3, 1.0, 10.0)]
-    assert best.validation_error_ <= min(fixed) + 1e-12
+
+
+@pytest.mark.parametrize("model", ["ridge", "toeplitz"])
+@pytest.mark.parametrize(("level", "refit"), [("mean", False), ("mean", True), ("last", False), ("none", False)])
+def test_maps_are_drawn_to_the_shared_one_by_a_penalty_on_the_difference(model: str, level: str, refit: bool) -> None:
+    """Ridge regression of what the shared map leaves over."""
+    x = waves()
+    options: Any = {"model": model, "level": level, "refit": refit}
+    shared, drawn = small(shared=True, **options).fit(x), small(**options).fit(x)
+    assert drawn.validation_error_ <= shared.validation_error_
+    assert not drawn.shared_
+    z = (x - drawn.mean_) / drawn.scale_
+    for series, (penalty,) in enumerate(drawn.penalty_):
+        if penalty == np.inf:
+            np.testing.assert_allclose(drawn.maps_[series], shared.maps_[0], atol=1e-12)
+        elif model == "ridge":
+            windows = sliding_window_view(z[: 400 if refit else 340, series], 24 + 6)
+            inputs, targets = windows[:, :24], windows[:, 24:]
+            now = inputs @ level_weights(level, 24)[:, None]
+            rest = targets - now - (inputs - now) @ shared.maps_[0]
+            ridge = Ridge(alpha=penalty * len(windows), fit_intercept=False, solver="cholesky").fit(inputs - now, rest)
+            made = shared.maps_[0] + ridge.coef_.T - np.outer(level_weights(level, 24), ridge.coef_.sum(1))
+            np.testing.assert_allclose(drawn.maps_[series], made, atol=1e-7)
 
 
 def test_the_held_out_error_equals_the_error_of_the_scored_windows() -> None:
@@ -100,6 +131,26 @@ def test_look_backs_are_averaged() -> None:
     options = {"penalty": 0.1, "validation": 0, "shared": True}
     each = [LagForecaster(6, look_back, **options).fit(x).predict() for look_back in (12, 24)]
     np.testing.assert_allclose(LagForecaster(6, [12, 24], **options).fit(x).predict(), np.mean(each, axis=0))
+
+
+def test_weights_of_look_backs_are_those_of_the_lowest_error_on_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = waves(noise=0.5)
+    options: Any = {"validation": 60, "shared": True}
+    drawn = LagForecaster(6, [3, 12, 24], **options).fit(x)
+    monkeypatch.setattr("lagwise.forecasting.fitting._DRAWN", 0)
+    both = LagForecaster(6, [3, 12, 24], refit=False, **options).fit(x)
+    assert both.weights_.min() >= 0
+    assert both.weights_.sum() == pytest.approx(1)
+    each = [LagForecaster(6, n, refit=False, **options).fit(x) for n in (3, 12, 24)]
+    padded = [np.pad(one.maps_, ((0, 0), (24 - one.maps_.shape[1], 0), (0, 0))) for one in each]
+    np.testing.assert_allclose(both.maps_, np.tensordot(both.weights_, padded, 1))
+    held = x[340 - 24 :]
+    assert both.validation_error_ == pytest.approx(both.evaluate(held).mse)
+    for other in np.random.default_rng(0).dirichlet(np.ones(3), size=20):
+        both.maps_ = np.tensordot(other, padded, 1)
+        assert both.evaluate(held).mse >= both.validation_error_ - 1e-9
+    assert LagForecaster(6, [3, 12, 24], **options).fit(x).weights_.tolist() == both.weights_.tolist()  # and refitted
+    np.testing.assert_allclose(drawn.weights_, both.weights_ / 2 + 1 / 6)  # 60 rows are 10 horizons of 6
 
 
 def test_toeplitz_has_few_parameters_and_forecasts_waves() -> None:

@@ -82,7 +82,7 @@ def test_a_series_without_held_out_errors_takes_those_of_others() -> None:
     assert widths[:, :2].min() < widths[:, 2].mean() < 1.5 * widths[:, :2].max()
 
 
-def test_maps_are_shared_or_separate_by_held_out_rows() -> None:
+def test_maps_are_drawn_to_the_shared_one_by_held_out_rows() -> None:
     rng = np.random.default_rng(1)
     alike = {f"s{i}": np.sin(np.arange(60 + i) * 2 * np.pi / 7) + 0.3 * rng.normal(size=60 + i) for i in range(6)}
     unlike = {"up": 0.1 * rng.normal(size=300), "down": 0.1 * rng.normal(size=280)}
@@ -90,10 +90,13 @@ def test_maps_are_shared_or_separate_by_held_out_rows() -> None:
         unlike["up"][t] += 0.9 * unlike["up"][t - 1]
     for t in range(1, 280):
         unlike["down"][t] -= 0.9 * unlike["down"][t - 1]
-    for series, shared in ((alike, True), (unlike, False)):
+    apart = []
+    for series in (alike, unlike):
         chosen = LagForecaster(HORIZON, LOOK_BACK).fit(series)
-        assert chosen.shared_ is shared
-        assert chosen.maps_.shape == (1 if shared else len(series), LOOK_BACK, HORIZON)
+        errors = [LagForecaster(HORIZON, LOOK_BACK, shared=shared).fit(series) for shared in (True, False)]
+        assert chosen.validation_error_ <= min(each.validation_error_ for each in errors) * 1.01
+        apart.append(np.abs(chosen.maps_ - errors[0].maps_).mean() / np.abs(errors[1].maps_ - errors[0].maps_).mean())
+    assert apart[0] < 0.6 < 0.9 < apart[1]
 
 
 def test_a_long_series_does_not_decide_how_many_rows_are_held_out() -> None:

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.forecasting.moments import LEVELS, Moments, level_weights, normalized_moments, total, window_moments
+from lagwise.forecasting.moments import (
+    LEVELS,
+    Moments,
+    level_weights,
+    normalized_moments,
+    total,
+    window_moments,
+    window_products,
+)
 from lagwise.forecasting.solving import expand, kernel_equations, parameter_count, ridge_path
 
 LOOK_BACK, HORIZON = 20, 6
@@ -36,6 +44,16 @@ def assert_moments(moments: Moments, made: np.ndarray, look_back: int = LOOK_BAC
 def test_moments_equal_those_of_explicit_windows(level: str, rows: int) -> None:
     x = series(rows)
     assert_moments(window_moments(x, LOOK_BACK, HORIZON).without_level(level), windows(x, level))
+
+
+@pytest.mark.parametrize("at_a_time", [1, 7, 19])
+def test_products_are_computed_some_rows_at_a_time(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = window_products([series(60, 4).reshape(60, 2, 2)], LOOK_BACK, HORIZON)
+    monkeypatch.setattr("lagwise.forecasting.moments._ROWS", at_a_time)
+    parts = window_products([series(60, 4).reshape(60, 2, 2)], LOOK_BACK, HORIZON)
+    for found, expected in zip(parts, whole, strict=True):
+        np.testing.assert_allclose(found, expected)
+    assert_moments(window_moments(series(64), LOOK_BACK, HORIZON), windows(series(64)))
 
 
 def test_one_input_and_one_target() -> None:

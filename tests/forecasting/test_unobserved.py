@@ -12,6 +12,7 @@ from lagwise.forecasting.design import make_design
 from lagwise.forecasting.errors import error_quantiles, window_errors
 from lagwise.forecasting.fitting import fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward
+from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import LEVELS, level_weights
 from lagwise.forecasting.unobserved import Stretch, held_out_windows
 
@@ -116,7 +117,7 @@ def test_candidates_are_compared_on_the_same_targets() -> None:
         design = make_design(forecaster)
         z = np.where(np.isnan(x), NAN, (x - forecaster.mean_) / forecaster.scale_)
         filled, missing = carry_forward(z), np.isnan(z)
-        _, (fit,) = forecaster._fits(design, filled, missing, 480)
+        (fit,) = fit_groups(design, Rows(filled, missing), 480, True, str).fits
         counts.add(fit.count)
     assert len(counts) == 1
     ranked = choose_forecaster(x, HORIZON)
@@ -192,10 +193,11 @@ def test_a_refit_trains_a_learned_kernel_for_the_chosen_steps(monkeypatch: pytes
     design = make_design(forecaster)
     z = (x - forecaster.mean_) / forecaster.scale_
     none = np.zeros(z.shape, dtype=bool)
-    _, (chosen,) = forecaster._fits(design, z, none, 240)
+    rows = Rows(z, none)
+    (chosen,) = fit_groups(design, rows, 240, True, str).fits
     (choice,) = chosen.choices
     assert 0 <= choice.steps < 60
-    refitted = forecaster._fit_series(design, z, none, [0, 1], 300, [choice])
+    refitted = rows.fit(design, [0, 1], 300, like=chosen)
     assert np.array_equal(refitted.maps, forecaster.maps_[0])
     all_steps = learned(validation=0).fit(x)
     assert not np.allclose(all_steps.maps_, forecaster.maps_)

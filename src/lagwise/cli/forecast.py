@@ -13,6 +13,7 @@ from lagwise.cli.terminal import plain, print_table
 from lagwise.process import quick_imports
 
 _ROWS, _SERIES = 10, 5  # rows and series that are printed
+_MODELS = 10  # models that are printed
 _ENDINGS = r"(\.(csv|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # endings of tables' names
 
 
@@ -118,8 +119,8 @@ def forecast(
         from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
         from lagwise.forecasting.choosing import BASELINE
         from lagwise.forecasting.seasons import season
-        from lagwise.forecasting.times import plain_times
         from lagwise.forecasting.writing import check_names
+        from lagwise.forecasting.year_parts import plain_times
 
     out = out or Path(f"{re.sub(_ENDINGS, '', data.name)}-forecast.csv")
     if out.suffix != ".csv" or not out.parent.is_dir():
@@ -137,7 +138,7 @@ def forecast(
     first, last = (plain_times([at])[0] for at in table.frame.index[[0, -1]])
     typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
     for note in table.notes:
-        typer.echo(plain(f"note: {note}"))
+        typer.echo(plain("note: " + re.sub(r"`(\w+)`", r"--\1", note)))
     rows = season(table.frame) if period is None else period
     if rows > 1:
         typer.echo(f"season: {rows} rows" + ("; --period gives another" if period is None else ""))
@@ -154,13 +155,16 @@ def forecast(
     )
     names = list(table.frame.columns)
     unit = "in the unit of the series" if len(names) == 1 else "in standard deviations, the mean of all series"
+    baseline = next(each for each in ranked if each.name == BASELINE)
+    printed = ranked[:_MODELS]
+    printed += [] if baseline in printed else [baseline]
+    some = f" (the best {_MODELS} of {len(ranked)})" if len(ranked) > _MODELS else ""
     print_table(
-        f"Mean absolute error of forecasts of held-out rows, {unit}",
+        f"Mean absolute error of forecasts of held-out rows, {unit}{some}",
         ("model", "error"),
-        [(each.name, _number(each.errors[0] if len(names) == 1 else each.error)) for each in ranked],
+        [(each.name, _number(each.errors[0] if len(names) == 1 else each.error)) for each in printed],
     )
     if len(names) > 1:
-        baseline = next(each for each in ranked if each.name == BASELINE)
         errors = zip(names[:_SERIES], ranked[0].errors, baseline.errors, strict=False)
         print_table(
             "In the unit of each series" + (f" ({_SERIES} of {len(names)})" if len(names) > _SERIES else ""),

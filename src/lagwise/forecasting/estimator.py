@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
 from lagwise.forecasting.columns import Columns, FittedColumns, check_columns, column_parameters
-from lagwise.forecasting.design import Design, held_out_rows, make_design, plain
+from lagwise.forecasting.design import held_out_rows, make_design, plain
 from lagwise.forecasting.errors import (
     CRPS_COVERAGES,
     column_parts,
@@ -24,10 +24,9 @@ from lagwise.forecasting.errors import (
     sorted_sizes,
     window_errors,
 )
-from lagwise.forecasting.fitting import Choice, Fit, fit_maps, held_out_stretches, usable_rows
 from lagwise.forecasting.gaps import aligned, carry_forward, fill, first_observed, scales
+from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import window_count
-from lagwise.forecasting.unobserved import Stretch
 from lagwise.tables import check_integer, shown
 
 _FEW = 10  # values before the held-out rows: fewer give no scale of a series among others
@@ -64,7 +63,8 @@ class LagForecaster(BaseEstimator):
     Parameters:
         horizon: rows to forecast.
         look_back: rows that a forecast uses. With several numbers, each has a map, and their forecasts are averaged,
-            which is again one map.
+            which is again one map: with the weights, none below 0, that are best on held-out rows, drawn to equal ones
+            where few held-out windows do not overlap.
         model: see above.
         kernels: for ``toeplitz``; must divide the horizon.
         rank: for ``ridge``; None for any.
@@ -73,8 +73,10 @@ class LagForecaster(BaseEstimator):
         nonnegative: replace forecasts, and ends of intervals, below 0 by 0. Scores are those of the map alone.
         normalize: also divide windows by their deviation (reversible instance normalisation). For a linear map this
             only changes how much each window counts in the fit.
-        shared: one map for all series (True), one for each (False), or whichever has the lower error on held-out rows
-            (None).
+        shared: one map for all series (True), one for each (False), or one for each that is drawn to the shared map
+            (None): the penalty is on their difference, and is chosen on the held-out rows of the series. Models other
+            than ``ridge`` without a rank and ``toeplitz``, a given penalty and columns instead take whichever of the
+            two has the lower error on held-out rows.
         penalty: relative to the variance of a standardised series; None for the best on held-out rows (for learned
             kernels: 0, and the number of steps is chosen on held-out rows). With infinity the map is 0, and the level
             is forecast: the last value with ``level="last"``.
@@ -87,7 +89,8 @@ class LagForecaster(BaseEstimator):
     Attributes:
         maps_: fitted maps (1 or series, look_back, horizon).
         mean_, scale_: of each series (series,).
-        penalty_: of each map and look-back.
+        penalty_: of each map and look-back; infinite for that of all series, where a map is drawn to it.
+        weights_: of look-backs.
         validation_error_: mean squared error on the held-out rows.
         effects_: of columns (1 or series, columns, look_back + 1, horizon); the last row is that of the row forecast.
             None without columns.
@@ -187,8 +190,10 @@ class LagForecaster(BaseEstimator):
             check_columns(design)
             self._columns, beside = FittedColumns.fit(columns, len(x), x.shape[1], design.look_back, design.horizon)
         kinds = () if self._columns is None else self._columns.kinds
-        self.shared_, fits = self._fits(design, filled, missing, cut, beside)
-        self.validation_error_ = _error(fits) if held else None
+        rows = Rows(filled, missing, beside, kinds)
+        groups = fit_groups(design, rows, cut, self.shared, self._name)
+        self.shared_, fits = groups.shared, groups.fits
+        self.validation_error_ = groups.error if held else None
         self.errors_, self.independent_ = None, None
         if held:
             begin = cut - design.look_back
@@ -203,12 +208,10 @@ class LagForecaster(BaseEstimator):
             )
             self.errors_ = sorted_sizes(errors, first > cut)
             self.independent_ = independent_errors(errors, held / design.horizon)
+        self.weights_ = fits[0].weights
         self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
         if held and self.refit:
-            fits = [
-                self._fit_series(design, filled, missing, series, len(x), fit.choices, beside)
-                for series, fit in zip(self._groups(self.shared_), fits, strict=True)
-            ]
+            fits = groups.refit(design, rows).fits
         self.maps_ = np.stack([fit.maps for fit in fits])
         self.effects_: Any = None if beside is None else np.stack([fit.effects for fit in fits])  # type: ignore
         self.n_parameters_ = len(fits) * (design.parameters + column_parameters(kinds, design))
@@ -358,62 +361,6 @@ class LagForecaster(BaseEstimator):
         """Minus the mean squared error of `evaluate`: greater is better."""
         return -self.evaluate(X).mse
 
-    def _fits(
-        self, design: Design, filled: np.ndarray, missing: np.ndarray, cut: int, beside: np.ndarray | None = None
-    ) -> tuple[bool, list[Fit]]:
-        """Whether maps are shared, and the fits for the shared map or for each series."""
-        options = [self.shared] if self.shared is not None else [True, False]
-        held = len(filled) - cut
-        if filled.shape[1] == 1:
-            options = [True]
-        elif len(options) == 2 and not held:
-            raise ValueError("shared=None chooses on held-out rows; give shared, or validation above 0")
-        unknown = np.atleast_1d(missing[cut:].all(0)) if held else np.zeros(1, dtype=bool)
-        if unknown.all() or (unknown.any() and options == [False]):
-            raise ValueError(
-                f"the last {held} rows are held out, and {self._name(unknown)} has no observed value there; give "
-                "shared=True, other held-out rows by validation, or data that end with observed values"
-            )
-        if unknown.any():  # no error is known for a separate map of such a series
-            options = [True]
-        found = {}
-        for shared in options:
-            try:
-                found[shared] = [
-                    self._fit_series(design, filled, missing, series, cut, beside=beside)
-                    for series in self._groups(shared)
-                ]
-            except ValueError:  # one of the series has too few rows for a separate map
-                if shared in options[:1]:
-                    raise
-        shared = min(found, key=lambda each: 0 if len(found) == 1 else _error(found[each]))
-        return shared, found[shared]
-
-    def _fit_series(
-        self,
-        design: Design,
-        filled: np.ndarray,
-        missing: np.ndarray,
-        series: Sequence[int],
-        cut: int,
-        choices: Sequence[Choice] | None = None,
-        beside: np.ndarray | None = None,
-    ) -> Fit:
-        """One map for some series, from the rows before ``cut``. All windows of the later rows are held out, so that
-        forecasters of any look-back are compared on the same targets."""
-        x, gaps, look_back = filled[:, series], missing[:, series], design.look_back
-        own = None if beside is None else beside[:, series]
-        if design.windowless:  # gaps do not matter
-            train = [Stretch(x[:cut], gaps[:cut])]
-        else:
-            train = usable_rows(x[:cut], gaps[:cut], design.width, look_back, None if own is None else own[:cut])
-        valid = held_out_stretches(x, gaps, cut - look_back, look_back, design.horizon, own) if cut < len(x) else []
-        return fit_maps(design, train, valid, choices, () if self._columns is None else self._columns.kinds)
-
-    def _groups(self, shared: bool) -> list[list[int]]:
-        series = list(range(self.n_features_in_))
-        return [series] if shared else [[each] for each in series]
-
     def _steps(self, horizon: int | None) -> int:
         fitted = self.maps_.shape[2]
         if horizon is None:
@@ -493,8 +440,3 @@ def _average_columns(made: LagForecaster, given: Sequence[LagForecaster], count:
     made.effects_ = total / count
     assert longest._columns is not None
     made._columns = longest._columns.rescaled(made.scale_ / longest.scale_, look_back)
-
-
-def _error(fits: Sequence[Fit]) -> float:
-    """The mean squared error on all observed held-out targets."""
-    return sum(fit.squares for fit in fits) / sum(fit.count for fit in fits)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +24,10 @@ from lagwise.forecasting.moments import (
 )
 from lagwise.forecasting.smoothing import fit_smoothing
 from lagwise.forecasting.solving import Refill, ridge_path
-from lagwise.forecasting.unobserved import Stretch, Unobserved, held_out_windows
+from lagwise.forecasting.unobserved import HeldOut, Stretch, Unobserved, held_out_windows
 
+_DRAWN = 10  # windows by which weights of look-backs are drawn to equal ones
+_JITTER = 1e-9  # relative to the squared errors of maps: nearly equal ones get equal weights
 _LONGEST_GAP = 0.1  # share of the look-back: windows with longer runs of missing rows are not used in training
 
 #: A map from raw inputs, and the effects of columns if there are any.
@@ -40,15 +43,70 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """Maps ``(look_back, horizon)`` from raw inputs to forecasts; the sum of their squared errors on held-out windows
-    and the number of observed targets there; the choices for each look-back; and the effects of columns ``(columns,
-    look_back + 1, horizon)`` (`column_path`)."""
+    """Maps fitted to the same rows, one for each look-back, and their weighted average.
 
-    maps: np.ndarray
-    squares: float
+    parts: a map ``(look_back, horizon)`` from raw inputs to forecasts, and effects of columns ``(columns, look_back +
+    1, horizon)`` (`column_path`), for each look-back. products: sums over held-out windows of products of their errors
+    ``(look_backs, look_backs)``; count: the number of observed targets there. choices: for each look-back; weights:
+    those of the average.
+    """
+
+    parts: tuple[_Made, ...]
+    products: np.ndarray
     count: float
     choices: tuple[Choice, ...]
-    effects: np.ndarray | None = None
+    weights: np.ndarray
+
+    @cached_property
+    def maps(self) -> np.ndarray:
+        """The average map, of the longest look-back."""
+        longest = max(len(maps) for maps, _ in self.parts)
+        padded = [np.pad(maps, ((longest - len(maps), 0), (0, 0))) for maps, _ in self.parts]
+        return np.tensordot(self.weights, padded, 1)
+
+    @cached_property
+    def effects(self) -> np.ndarray | None:
+        """The average of the effects of columns."""
+        found = [effects for _, effects in self.parts if effects is not None]
+        if not found:
+            return None
+        longest = max(each.shape[1] for each in found)
+        padded = [np.pad(each, ((0, 0), (longest - each.shape[1], 0), (0, 0))) for each in found]
+        return np.tensordot(self.weights, padded, 1)
+
+    @property
+    def squares(self) -> float:
+        """The sum of squared errors of the average on held-out windows."""
+        return float(self.weights @ self.products @ self.weights)
+
+
+def weighted(fits: Sequence[Fit], apart: float) -> list[Fit]:
+    """Fits with the weights of look-backs that minimise the squared error of all together on their held-out windows:
+    none below 0, with the sum 1 (stacking, Breiman 1996). Of these windows, ``apart`` do not overlap: few say little,
+    so the weights are drawn to equal ones as by 10 more."""
+    found = _least_squares(np.sum([fit.products for fit in fits], axis=0))
+    weights = (apart * found + _DRAWN / len(found)) / (apart + _DRAWN)
+    return [replace(fit, weights=weights) for fit in fits]
+
+
+def _least_squares(products: np.ndarray) -> np.ndarray:
+    """The weights w that minimise ``w^T P w``, none below 0, with the sum 1.
+
+    They are those without a sum that minimise ``w^T P w / 2 - sum w``, divided by their sum: non-negative least squares
+    with P = R^T R.
+    """
+    from scipy.optimize import nnls
+
+    size = len(products)
+    unit = float(np.trace(products)) / size
+    if size == 1 or unit <= 0:
+        return np.full(size, 1 / size)
+    try:
+        root = np.linalg.cholesky(products / unit + _JITTER * np.eye(size)).T
+    except np.linalg.LinAlgError:  # held-out targets that are forecast almost exactly
+        return np.full(size, 1 / size)
+    found = nnls(root, np.linalg.solve(root.T, np.ones(size)))[0]
+    return found / found.sum()
 
 
 def usable_rows(
@@ -89,37 +147,64 @@ def fit_maps(
     design: Design,
     train: Sequence[Stretch],
     valid: Sequence[Stretch],
-    choices: Sequence[Choice] | None = None,
+    like: Fit | None = None,
     kinds: Sequence[str] = (),
+    near: Fit | None = None,
 ) -> Fit:
-    """Fit one map for all given series, from stretches of rows to train on.
+    """Fit one map for each look-back, for all given series, from stretches of rows to train on.
 
     Args:
         design: The kind of map.
         train: Stretches to train on.
         valid: Held-out stretches, if any, whose windows choose one of ``design.penalties``.
-        choices: Those of each look-back, if already made. Each of several look-backs has a map, and the maps are
-            averaged.
+        like: A fit whose choices and weights are taken over. By default look-backs have equal weights.
         kinds: Of the columns of stretches.
+        near: A fit to other series. The penalty is then on the difference from its maps, and may be infinite.
     """
     held_out = held_out_windows(valid, design.look_back, design.horizon) if valid else None
-    maps = np.zeros((design.look_back, design.horizon))
-    effects = np.zeros((len(kinds), design.look_back + 1, design.horizon)) if kinds else None
-    made = []
+    error = None if held_out is None else held_out.error
+    parts, choices = [], []
     for i, look_back in enumerate(design.look_backs):
-        error = None if held_out is None else held_out.error
-        found = _candidates(design, train, look_back, error, None if choices is None else choices[i], kinds)
+        found = _candidates(
+            design,
+            train,
+            look_back,
+            error,
+            None if like is None else like.choices[i],
+            kinds,
+            None if near is None else near.parts[i][0],
+        )
         best, best_error, choice = None, np.inf, Choice(0.0)
         for candidate, chosen in found:
             own = -1.0 if error is None else error(*candidate)
             if best is None or own < best_error:
                 best, best_error, choice = candidate, own, chosen
         assert best is not None
-        made.append(choice)
-        maps[-look_back:] += best[0] / len(design.look_backs)
-        if effects is not None and best[1] is not None:
-            effects[:, -look_back - 1 :] += best[1] / len(design.look_backs)
-    return Fit(maps, *(held_out.squares(maps, effects) if held_out else (0.0, 0.0)), tuple(made), effects)
+        parts.append(best)
+        choices.append(choice)
+    size = len(parts)
+    products, count = np.zeros((size, size)), 0.0
+    if held_out is not None:
+        products, count = _error_products(held_out, parts)
+    weights = np.full(size, 1 / size) if like is None else like.weights
+    return Fit(tuple(parts), products, count, tuple(choices), weights)
+
+
+def _error_products(held_out: HeldOut, parts: Sequence[_Made]) -> tuple[np.ndarray, float]:
+    """Sums over held-out windows of products of the errors of maps, and the number of targets.
+
+    An average of maps has the average of their errors: ``sum a b = 2 sum ((a + b) / 2)^2 - (sum a^2 + sum b^2) / 2``.
+    """
+    size, count = len(parts), 0.0
+    found = np.zeros((size, size))
+    for i in range(size):
+        found[i, i], count = held_out.squares(*parts[i])
+    for i in range(size):
+        for j in range(i):
+            pair = Fit((parts[i], parts[j]), found, count, (), np.full(2, 0.5))
+            both = held_out.squares(pair.maps, pair.effects)[0]
+            found[i, j] = found[j, i] = 2 * both - (found[i, i] + found[j, j]) / 2
+    return found, count
 
 
 def _candidates(
@@ -129,8 +214,10 @@ def _candidates(
     error: Callable[..., float] | None,
     choice: Choice | None,
     kinds: Sequence[str],
+    near: np.ndarray | None,
 ) -> Iterator[tuple[_Made, Choice]]:
-    """Maps from raw inputs, and effects of columns, for each penalty."""
+    """Maps from raw inputs, and effects of columns, for each penalty: on the difference from the map ``near``, which is
+    that of an infinite one, if it is given."""
     if design.spec["name"] == "smoothing":
         filled = np.concatenate([each.filled for each in train], axis=1)
         missing = np.concatenate([each.missing for each in train], axis=1)
@@ -150,10 +237,17 @@ def _candidates(
         for penalty, made in zip(penalties, path, strict=True):
             yield made, Choice(penalty)
         return
+    if near is not None and choice in (None, Choice(math.inf)):
+        yield (near, None), Choice(math.inf)
+        if choice is not None:
+            return
     moments, unobserved = _training_sums(design, train, look_back)
+    if near is not None:  # least squares for what its forecasts leave over
+        moments = replace(moments, cross=moments.cross - moments.inputs @ near)
 
     def raw(maps: np.ndarray) -> np.ndarray:
         """Maps of inputs without their level, with the level added back."""
+        maps = maps if near is None else near + maps
         return maps + np.outer(level, 1 - maps.sum(0))
 
     def refilled(maps: np.ndarray) -> np.ndarray:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lagwise.forecasting.times import Times, regular_times, repeated
+from lagwise.forecasting.clock_changes import clock_zone, repeated_days, repeated_note
+from lagwise.forecasting.times import Times, regular_times
 from lagwise.tables import shown
 
 if TYPE_CHECKING:
@@ -121,18 +122,19 @@ def place_rows(frame: pd.DataFrame, time: str, ids: Sequence[str], some: np.ndar
     times = regular_times(pd.Series(unique, name=time), with_values)
     own = times.times[codes]
     again = pd.DataFrame({"series": series, "time": own}).duplicated().to_numpy()
-    notes = []
+    days: set[str] = set()
     for number in np.unique(series[again]):
         try:
-            note = repeated(own[series == number])
+            days |= set(repeated_days(own[series == number]))
         except ValueError as error:
             raise ValueError(f"series {names[number]!r}: {error}") from None
-        notes = [note] if note else []
+    if days:
+        times = times._replace(zone=clock_zone(times.times.append(own[again].unique()), times.grid.times))
     grid = times.grid.times
     rows = grid.get_indexer(own, method="nearest")
     far = ~own.isin(grid) if not pd.api.types.is_numeric_dtype(grid) else np.zeros(len(own), dtype=bool)
     rows = np.where(far, -1, rows)  # rows without a value, out of hours
-    return Places(keys, names, times, series, rows), [*times.notes, *notes]
+    return Places(keys, names, times, series, rows), [*times.notes, *repeated_note(sorted(days))]
 
 
 def long_notes(places: Places, values: np.ndarray) -> tuple[np.ndarray, list[str]]:

@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 LEVELS = ("mean", "last", "none")
 _CHUNK = 4096  # windows to create at a time where they are needed
 _SERIES = 256  # to transform at a time
+_ROWS = 256  # of products to compute at a time
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -
 
     Formula: windows start at t = 0..m-1, with ``m = rows - look_back - horizon + 1``. Entry (i, j) is ``a(i, j) = sum_t
     x(t + i) y(t + j)``; its neighbour on the diagonal is ``a(i + 1, j + 1) = a(i, j) + x(m + i) y(m + j) - x(i) y(j)``,
-    and the first row and column are correlations, by FFT.
+    and the first row is correlations, by FFT. Products of inputs are symmetric, so only j >= i is computed.
 
     Shapes: parts ``(rows, series, channels)`` of finite values, float64, with any numbers of rows and series. With C
     channels it costs O(series * C (rows log rows + C look_back (look_back + horizon))) for any number of windows.
@@ -118,12 +119,15 @@ def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -
     )  # (channels, rows, series)
     a = np.empty((channels, look_back, channels, width))
     a[:, 0] = first
-    a[:, 1:, :, 0] = first[:, :, 1:look_back].transpose(1, 2, 0)
-    for c in range(channels):
-        for d in range(channels):
-            a[c, 1:, d, 1:] = tail[c, : look_back - 1] @ tail[d].T - head[c, : look_back - 1] @ head[d].T
+    for begin in range(1, look_back, _ROWS):  # above the diagonal, some rows at a time
+        rows, others = slice(begin - 1, min(begin + _ROWS, look_back) - 1), slice(begin - 1, None)
+        for c in range(channels):
+            for d in range(channels):
+                sums = tail[c, rows] @ tail[d, others].T - head[c, rows] @ head[d, others].T
+                a[c, begin : begin + _ROWS, d, begin:] = sums
     for i in range(1, look_back):
-        a[:, i, :, 1:] += a[:, i - 1, :, :-1]
+        a[:, i, :, i:] += a[:, i - 1, :, i - 1 : -1]
+        a[:, i, :, :i] = a[:, :i, :, i].transpose(2, 0, 1)
     return Products(a, targets, count)
 
 
@@ -131,8 +135,7 @@ def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon
     """Moments of all windows of some series ``(rows, series)``, or of several such together, by `window_products`."""
     parts = [np.ascontiguousarray(part, dtype=np.float64) for part in ([x] if isinstance(x, np.ndarray) else x)]
     a, targets, count = window_products([part[:, :, None] for part in parts], look_back, horizon)
-    inputs = np.triu(a[0, :, 0, :look_back])
-    return Moments(inputs + np.triu(inputs, 1).T, a[0, :, 0, look_back:], targets[:, 0, 0], count)
+    return Moments(a[0, :, 0, :look_back], a[0, :, 0, look_back:], targets[:, 0, 0], count)
 
 
 def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) -> Moments:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.forecasting.columns import KINDS, Columns
+from lagwise.forecasting.gaps import fill
 from lagwise.forecasting.numbers import to_numbers
-from lagwise.forecasting.times import plain_times
+from lagwise.forecasting.year_parts import plain_times
 from lagwise.tables import known, shown
 
 if TYPE_CHECKING:
@@ -30,12 +31,18 @@ class TableColumns:
         return TableColumns(tuple((kind, name, x[:, series]) for kind, name, x in self.found))
 
     def aligned(
-        self, names: Sequence[str], ends: np.ndarray, rows: int, horizon: int, times: Callable[..., Any]
+        self,
+        names: Sequence[str],
+        ends: np.ndarray,
+        rows: int,
+        horizon: int,
+        times: Callable[..., Any],
+        exist: Callable[[Any], np.ndarray],
     ) -> Columns:
         """The columns of series that end in these rows, so that all end in the last of ``rows``.
 
         ValueError names a column, a series and a time of the horizon (``times(horizon, end)``) without a value, and a
-        series without any.
+        series without any. Times that do not ``exist`` need no value.
         """
         at = np.arange(rows + horizon)[:, None] + ends - rows
         parts: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
@@ -47,6 +54,9 @@ class TableColumns:
             if kind == "static":
                 parts[kind].append(_constant(name, names, x))
                 continue
+            if kind == "future":
+                there = np.stack([exist(times(horizon, int(end))) for end in ends], axis=1)
+                made[rows:] = np.where(there, made[rows:], fill(made)[rows:])
             if kind == "future" and (gone := np.isnan(made[rows:])).any():
                 row, series = np.argwhere(gone)[0]
                 when = plain_times([times(horizon, int(ends[series]))[row]])[0]

@@ -16,12 +16,15 @@ from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_tabl
 from lagwise.data.text_tables import read_head, read_text_table
 from lagwise.extras import require
 from lagwise.files import one_line
+from lagwise.forecasting.clock_changes import is_skipped, skipped_note
 from lagwise.forecasting.columns import Columns
 from lagwise.forecasting.grids import Grid
 from lagwise.forecasting.long_tables import Places, find_ids, find_target, find_time, long_notes, place_rows
+from lagwise.forecasting.month_names import in_english
 from lagwise.forecasting.numbers import missing_codes, to_numbers
 from lagwise.forecasting.table_columns import TableColumns, beside_columns, check_beside
-from lagwise.forecasting.times import MONTH_NAME, Times, Writer, is_clock, regular_times
+from lagwise.forecasting.times import MONTH_NAME, Times, is_clock, regular_times
+from lagwise.forecasting.year_parts import Writer
 from lagwise.tables import known, shown
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 _UNNAMED = "Unnamed: 0"  # pandas' name for a first column without a name: the index of a table that pandas wrote
 _MONTHS = 12
+_NAMED = 3  # columns in a note
 _MOST_BELOW = 20  # lines below the rows, such as totals and notes
 
 
@@ -37,7 +41,8 @@ _MOST_BELOW = 20  # lines below the rows, such as totals and notes
 class SeriesTable:
     """Series at regular times: a DataFrame of numbers, NaN where missing, indexed by time, notes on how it was read,
     its grid of times, and the function that writes times as the table had them. Of a long table also the ids of its
-    series, ``(series, columns of ids)``, and the name of the column to forecast. Columns beside the series, if any."""
+    series, ``(series, columns of ids)``, and the name of the column to forecast. Columns beside the series, if any, and
+    a zone whose clock changes the times show."""
 
     frame: pd.DataFrame
     notes: tuple[str, ...]
@@ -46,6 +51,7 @@ class SeriesTable:
     ids: pd.DataFrame | None = None
     target: str = ""
     beside: TableColumns | None = None
+    zone: str | None = None
 
     @property
     def ends(self) -> np.ndarray:
@@ -67,13 +73,16 @@ class SeriesTable:
         there. None without any."""
         if self.beside is None:
             return None
-        names = list(self.frame.columns)
-        return self.beside.aligned(names, self.ends, len(self.frame), horizon, self.next_times)
+        return self.beside.aligned(self.frame.columns, self.ends, len(self.frame), horizon, self.next_times, self.exist)
 
     def next_times(self, count: int, end: int | None = None) -> pd.Index:
         """The times of the next rows, by default after all rows."""
         after = self.grid.following(count)
         return after if end is None else self.frame.index[end:].append(after)[:count]
+
+    def exist(self, times: pd.Index) -> np.ndarray:
+        """Whether each time exists: not where the clock goes forward."""
+        return ~is_skipped(times, self.zone)
 
 
 def read_series(
@@ -159,8 +168,8 @@ def read_series(
         extra = extra.of(np.zeros(len(chosen), dtype=int))
         kept &= np.asarray(times.times <= grid.times[-1])
     full, more = _regular(values[kept], times._replace(times=times.times[kept], grid=grid))
-    said = (*titles, *notes, *joined, *below, *times.notes, *codes, *more)
-    return SeriesTable(full, said, grid, times.write, beside=extra)
+    said = (*titles, *notes, *joined, *below, *times.notes, *codes, *more, *_early_ends(full))
+    return SeriesTable(full, said, grid, times.write, beside=extra, zone=times.zone)
 
 
 class _Start(NamedTuple):
@@ -203,17 +212,31 @@ def _long(
     said = ["; ".join(said)] if said else []
     assert places.ids is not None
     keys = places.ids[kept].reset_index(drop=True)
-    table = SeriesTable(full, (), Grid(index, make), places.times.write, keys, target)
+    table = SeriesTable(full, (), Grid(index, make), places.times.write, keys, target, zone=places.times.zone)
     if beside:
         decimal = _decimal(frame[[name for some in beside.values() for name in some]], start.usual)
         table = replace(table, beside=beside_columns(frame, beside, decimal, places.spread).of(kept))
-    observed = full.notna().to_numpy()
-    inside = int((table.ends - observed.argmax(0) - observed.sum(0)).sum())
+    observed, skipped = full.notna().to_numpy(), ~table.exist(index)
+    more += skipped_note(index[skipped])
+    inside = int((table.ends - observed.argmax(0) - (observed | skipped[:, None]).sum(0)).sum())
     if inside:
         more.append(
             f"{inside:,} values are missing within series; as inputs, the last value before each stands in for it"
         )
     return replace(table, notes=(*start.notes, *said, *below, *notes, *codes, *more))
+
+
+def _early_ends(frame: pd.DataFrame) -> list[str]:
+    """A note if series without values in the last rows, which others have, may be forecast from these others."""
+    rows = frame.notna().to_numpy()[::-1].argmax(0)  # without values, at the end
+    early, others = frame.columns[rows > 1], frame.columns[rows == 0]
+    if not len(early) or not len(others):
+        return []
+    return [
+        f"series {early[0]!r} has no value in the last {rows.max()} rows; if {', '.join(map(repr, others[:_NAMED]))} "
+        f"{'are' if len(others) > 1 else 'is'} known in advance, name {'them' if len(others) > 1 else 'it'} with "
+        "`future`, to forecast these rows"
+    ]
 
 
 def _numbers_rows(frame: pd.DataFrame) -> bool:
@@ -303,8 +326,8 @@ def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[
         row = frame.iloc[count - 1]
         text = "" if pd.isna(row[time]) else str(row[time]).strip()
         word = re.match(r"[\W_]*[^\W\d_]{3,}", text)
-        if word and _form(text) == form:  # a time that begins with a word, as those above
-            break
+        if word and (_form(text) == form or in_english(pd.Series([text])) is not None):
+            break  # a time that begins with a word
         if not (text == "" or (word and pd.isna(pd.to_datetime(text, errors="coerce")))):
             break
         notes.insert(0, f"the last row, {shown(', '.join(map(str, row.dropna())))}, has no time; it is left out")
@@ -341,14 +364,15 @@ def _regular(frame: pd.DataFrame, times: Times) -> tuple[pd.DataFrame, list[str]
     # Numbers of a grid may differ from those of the table by rounding.
     values[grid.get_indexer(at, method="nearest")] = frame.to_numpy()
     full = pd.DataFrame(values, index=grid, columns=frame.columns)
-    notes = []
-    if added := len(full) - len(frame):
+    skipped = is_skipped(grid, times.zone)
+    notes = skipped_note(grid[skipped])
+    if added := len(full) - len(frame) - int(skipped.sum()):
         notes.append(
             "1 time is missing from the grid; it counts as a row without values"
             if added == 1
             else f"{added:,} times are missing from the grid; they count as rows without values"
         )
-    if missing := int(full.isna().to_numpy().sum()):
+    if missing := int(full[~skipped].isna().to_numpy().sum()):
         notes.append(
             f"{missing:,} of {full.size:,} values {'is' if missing == 1 else 'are'} missing; as inputs, the last value "
             "before each stands in for it"

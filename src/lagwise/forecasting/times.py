@@ -6,48 +6,34 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lagwise.forecasting.clock_changes import clock_zone, repeated_days, repeated_note
 from lagwise.forecasting.grids import Grid, regular_grid
+from lagwise.forecasting.month_names import BETWEEN, in_english
+from lagwise.forecasting.time_numbers import numbers_as_times
+from lagwise.forecasting.year_parts import (
+    YEAR,
+    Reading,
+    Writer,
+    parts_of_years,
+    plain_times,
+    with_centuries,
+)
 from lagwise.tables import shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"  # the UTC offset after a time of day
-# Dates as integers. Those with an hour are from 1900 to 2100.
-_INTEGERS = (
-    (180001, 220012, "%Y%m"),
-    (1800001, 2200366, "%Y%j"),
-    (10**7, 10**8, "%Y%m%d"),
-    (1900010100, 2100123123, "%Y%m%d%H"),
-)
-_SINCE_1970: Any = (("s", 10**9), ("ms", 10**12), ("us", 10**15), ("ns", 10**18))  # from 2001, up to 2.5 times as much
-_SHEET, _SHEETS = "1899-12-30", (20_000, 80_000)  # day 0 of spreadsheets, and their days from 1954 to 2119
-_FRACTION = 4  # decimals of a day number with a time of day
+_END_OF_DAY = r"\b24:00(?=(?::00)?$)"
 _DAY = np.timedelta64(23, "h")  # the shortest
-_CLOCK_MONTHS = (3, 4, 10, 11)  # in which clocks go back, in the south or the north, on a Sunday
 _CLOCK = r"(?i)^\s*\d{1,2}:\d\d(:\d\d(\.\d+)?)?(\s*[ap]\.?m\.?)?\s*$"
 _TIME_OF_DAY = r"(?P<clock>[T ]\s*\d{1,2}:\d\d(?P<seconds>:\d\d(?P<fraction>\.\d+)?)?(?P<half>\s*[ap]m)?)?$"
-# Parts of years. The month in which a part begins is factor * (part - 1) + 1.
-_YEAR, _SHORT = r"(?P<year>\d{4})", r"(?P<year>\d{4}|\d\d)"
-_PARTS = (
-    (rf"^{_YEAR}[ :./-]*(?:q|t|k|qtr )(?P<part>[1-4])$", 3),  # also trimestre and kvartal
-    (rf"^(?:q|t|k|qtr )(?P<part>[1-4])[ :./'-]*{_SHORT}$", 3),
-    (rf"^(?P<part>[1-4])[qtk][ :./'-]*{_SHORT}$", 3),
-    (rf"^{_YEAR}[ -]?[sh](?P<part>[12])$", 6),
-    (rf"^{_YEAR}[ -]?m(?P<part>0?[1-9]|1[0-2])$", 1),
-    (rf"^m(?P<part>0?[1-9]|1[0-2])[ -]?{_YEAR}$", 1),
-    (rf"^{_YEAR}\.(?P<part>0[1-9]|1[0-2])$", 1),
-)
-_NUMBER = r"(?P<part>0?[1-9]|[1-4]\d|5[0-3])"
-_WEEK = rf"^{_YEAR}[ -]*(?:w|wk|week|kw)[ -]?{_NUMBER}$"  # also Kalenderwoche
-_YEAR_LAST = rf"^(?:w|wk|week|kw)[ -]?{_NUMBER}[ ,./-]+{_YEAR}$"
-_WEEK_NUMBER = rf"^{_YEAR}(?P<part>0[1-9]|[1-4]\d|5[0-3])$"
-_MONTH_OR_QUARTER = rf"^(?:{_YEAR}[ ./:-]?0?(?P<part>[1-4])|0?(?P<first>[1-4])[ ./-](?P<second>\d{{4}}))$"
+_MONTH_OR_QUARTER = rf"^(?:{YEAR}[ ./:-]?0?(?P<part>[1-4])|0?(?P<first>[1-4])[ ./-](?P<second>\d{{4}}))$"
 _SPAN = (r"\s+(?:-|–|to)\s+", r"\s*/\s*")  # between the start and the end of a time
 # Words that dates may have; others would be guessed, as the T of 2015-T1 (a quarter) as that of a time of day.
 _WORDS = (
@@ -61,25 +47,16 @@ _SEPTEMBER = r"(?i)\bsept\b\.?"  # short for September, as Python's formats do n
 
 _FIRST = {"Y": "year", "y": "year", "G": "year", "m": "month", "b": "month", "B": "month", "d": "day"}
 
-#: Writes times as the table had them.
-Writer = Callable[["pd.Index"], list[Any]]
-
 
 class Times(NamedTuple):
-    """The time of each row, the regular grid that contains them all, notes on how they were read, and the function that
-    writes times in the same form."""
+    """The time of each row, the regular grid that contains them all, notes on how they were read, the function that
+    writes times in the same form, and a zone whose clock changes they show, if they are local and show some."""
 
     times: Any
     grid: Grid
     notes: tuple[str, ...]
     write: Writer
-
-
-class _Reading(NamedTuple):
-    times: Any
-    write: Writer
-    order: str = ""  # what a date begins with: "day", "month" or "year"
-    note: str = ""
+    zone: str | None = None
 
 
 def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
@@ -105,11 +82,11 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
     for reading in _readings(column):
         try:
             _check_years(reading.times, column)
-            note, grid = _placed(reading.times.rename(column.name), some)
+            notes, grid = _placed(reading.times.rename(column.name), some)
         except ValueError as error:
             failures.append(error)
             continue
-        found.append((len(grid.times), reading, Times(reading.times, grid, (note,) if note else (), reading.write)))
+        found.append((len(grid.times), reading, Times(reading.times, grid, tuple(notes), reading.write)))
     if not found:
         raise failures[0]
     shortest = min(size for size, *_ in found)
@@ -121,7 +98,8 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
         )
     reading, made = best[0]
     order = (f"dates are read {reading.order} first",) if len(found) + len(failures) > 1 and reading.order else ()
-    return made._replace(notes=(*((reading.note,) if reading.note else ()), *order, *made.notes))
+    notes = (*((reading.note,) if reading.note else ()), *order, *made.notes)
+    return made._replace(notes=notes, zone=clock_zone(made.times, made.grid.times))
 
 
 def is_clock(column: pd.Series) -> bool:
@@ -131,31 +109,31 @@ def is_clock(column: pd.Series) -> bool:
     return bool(pd.api.types.is_string_dtype(column) and len(column) and column.str.match(_CLOCK).all())
 
 
-def _placed(times: Any, some: np.ndarray | None) -> tuple[str, Grid]:
-    """A note on times that occur twice, and the grid."""
+def _placed(times: Any, some: np.ndarray | None) -> tuple[list[str], Grid]:
+    """Notes on times that occur twice, and the grid."""
     if some is None or some.all():
-        return repeated(times), regular_grid(times.unique())
+        return repeated_note(repeated_days(times)), regular_grid(times.unique())
     try:
-        note, grid = repeated(times[some]), regular_grid(times[some].unique())
+        notes, grid = repeated_note(repeated_days(times[some])), regular_grid(times[some].unique())
     except ValueError:
         return _placed(times, None)
     if times.max() > grid.times[-1]:
         longer = grid.make(grid.times[0], times.max(), None).rename(times.name)
         grid = Grid(longer[longer <= times[times.isin(longer)].max()], grid.make)
-    return note, grid
+    return notes, grid
 
 
-def _readings(column: pd.Series) -> list[_Reading]:
+def _readings(column: pd.Series) -> list[Reading]:
     """The ways to read a column: several if all of it can be read in several orders of day, month and year."""
     import pandas as pd
 
     if pd.api.types.is_datetime64_any_dtype(column):
         if column.isna().any():
             _no_time(column, column)
-        return [_Reading(_of_calendar(pd.DatetimeIndex(column)), plain_times)]
+        return [Reading(_of_calendar(pd.DatetimeIndex(column)), plain_times)]
     if pd.api.types.is_numeric_dtype(column):
         _check_quarters(column, column.astype(str))
-        return _of_numbers(column, column.astype(str))
+        return _numeric(column, column.astype(str))
     text = column.astype(str).str.strip().where(column.notna())
     _check_quarters(column, text)
     if (starts := _starts(text)) is not None:
@@ -167,7 +145,7 @@ def _readings(column: pd.Series) -> list[_Reading]:
     if not eight and not any(text.str.fullmatch(each).all() for each in months):
         numbers = pd.to_numeric(text.str.replace(",", ".", n=1, regex=False), errors="coerce")
         if numbers.notna().all():
-            return _of_numbers(numbers.rename(str(column.name)), text)
+            return _numeric(numbers.rename(str(column.name)), text)
     if text.isna().any():
         _no_time(column, text)
     text = text.str.replace(_SEPTEMBER, "Sep", regex=True)
@@ -176,9 +154,22 @@ def _readings(column: pd.Series) -> list[_Reading]:
             f"column {column.name!r} has times of day without a date, such as {text.iloc[0]!r}; write date and time in "
             "one column, such as 2024-01-31 08:00"
         )
-    if parts := _parts_of_years(text):
+    if parts := parts_of_years(text):
         return [parts]
+    if (english := in_english(text)) is not None:
+        found = _dates(column, english.text)
+        return [
+            each._replace(write=lambda times, each=each: list(map(english.back, each.write(times)))) for each in found
+        ]
     return _dates(column, text)
+
+
+def _numeric(column: pd.Series, text: pd.Series) -> list[Reading]:
+    """`numbers_as_times`; a missing or infinite one is an error."""
+    finite = column.where(~column.isin([np.inf, -np.inf]))
+    if finite.isna().any():
+        _no_time(column, finite)
+    return numbers_as_times(column, text)
 
 
 def _check_quarters(column: pd.Series, text: pd.Series) -> None:
@@ -204,131 +195,10 @@ def _starts(text: pd.Series) -> pd.Series | None:
     return None
 
 
-def _of_numbers(column: pd.Series, text: pd.Series) -> list[_Reading]:
-    """Numbers as dates, times since 1970, or themselves; and as days of a spreadsheet, if they may be those."""
+def _dates(column: pd.Series, text: Any) -> list[Reading]:
+    """The ways to read text as dates, with a time of day or without. 24:00 is the next day's midnight."""
     import pandas as pd
 
-    finite = column.where(~column.isin([np.inf, -np.inf]))
-    if finite.isna().any():
-        _no_time(column, finite)
-    whole = bool((column == column.round()).all()) and float(column.abs().max()) < 2**63
-    if whole and not text.str.contains(r"[.,e]", regex=True).any():
-        integers = column.astype("int64")
-        for low, high, form in _INTEGERS:
-            if integers.between(low, high).all():
-                dates = pd.to_datetime(integers.astype(str), format=form, errors="coerce")
-                if dates.notna().all():
-                    return [_Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(_text(times, form)))]
-        if text.str.fullmatch(r"\d{6}").all() and integers.diff().abs().max() > 1:
-            dates = pd.to_datetime(text, format="%y%m%d", errors="coerce")
-            if dates.notna().all():
-                return [_Reading(_with_centuries(pd.DatetimeIndex(dates)), lambda times: _text(times, "%y%m%d"))]
-            if weeks := _parts_of_years(text):
-                return [weeks]
-        for unit, least in _SINCE_1970:
-            if integers.between(least, int(2.5 * least)).all():
-                dates = pd.DatetimeIndex(pd.to_datetime(integers, unit=unit))
-                return [
-                    _Reading(
-                        dates, lambda times, unit=unit: _whole(pd.DatetimeIndex(times).as_unit(unit).astype("int64"))
-                    )
-                ]
-        return [_Reading(pd.Index(integers), lambda times: list(times)), *_of_sheets(integers, 0)]
-    decimals = int(text.str.extract(r"[.,](\d+)$")[0].str.len().fillna(0).max())
-    plain = _Reading(pd.Index(column), lambda times: [round(float(at), max(decimals, 1)) for at in times])
-    sheet = _of_sheets(column, decimals)
-    return sheet if sheet and decimals >= _FRACTION else [plain, *sheet]
-
-
-def _of_sheets(column: pd.Series, decimals: int) -> list[_Reading]:
-    """Numbers as days of a spreadsheet, with a fraction for the time of day, to the second."""
-    import pandas as pd
-
-    if not column.between(*_SHEETS).all():
-        return []
-    start, day = pd.Timestamp(_SHEET), pd.Timedelta(days=1)
-    times = pd.DatetimeIndex(start + pd.to_timedelta(column.to_numpy() * 86_400, unit="s")).round("s")
-
-    def write(times: pd.Index) -> list[Any]:
-        days = [(at - start) / day for at in times]
-        return [round(each, decimals) if decimals else round(each) for each in days]
-
-    return [_Reading(times, write, note=f"numbers such as {column.iloc[0]} are read as days of a spreadsheet")]
-
-
-def _text(times: Any, form: str) -> list[str]:
-    return list(times.strftime(form))
-
-
-def _whole(values: Any) -> list[int]:
-    return [int(value) for value in values]
-
-
-def plain_times(times: Iterable[object]) -> list[str]:
-    """Dates as year-month-day, with a time of day unless all are midnight."""
-    texts = [str(at) for at in times]
-    midnight = r" 00:00:00$"
-    return [re.sub(midnight, "", text) for text in texts] if all(re.search(midnight, t) for t in texts) else texts
-
-
-def _parts_of_years(text: pd.Series) -> _Reading | None:
-    """Quarters, half years, months and ISO weeks as numbers."""
-    import pandas as pd
-
-    for pattern, factor in (*_PARTS, (_WEEK, 0), (_YEAR_LAST, 0), (_WEEK_NUMBER, 0)):
-        first = re.match(pattern, text.iloc[0], re.IGNORECASE)
-        if first is None:
-            continue
-        found = text.str.extract(pattern, flags=re.IGNORECASE)
-        if found.isna().any(axis=None):
-            continue
-        years = _centuries(found["year"].astype(int).to_numpy()) if len(found["year"].iloc[0]) == 2 else found["year"]
-        years, parts = pd.Series(np.asarray(years)).astype(int), found["part"].astype(int).reset_index(drop=True)
-        if factor:
-            times = pd.to_datetime({"year": years, "month": factor * (parts - 1) + 1, "day": 1})
-        else:
-            times = pd.to_datetime(
-                years.astype(str) + "-" + parts.astype(str) + "-1", format="%G-%V-%u", errors="coerce"
-            )
-            if times.isna().any():  # week 53 of a year that has 52
-                continue
-            if pattern == _WEEK_NUMBER and years.nunique() == 1:  # numbers
-                continue
-        width = int(found["part"].str.len().min())  # 2 for M01, 1 for M1
-
-        def write(times: pd.Index, first: Any = first, factor: int = factor, width: int = width) -> list[str]:
-            calendar = times.isocalendar()  # type: ignore[missing-attribute]
-            pairs = [
-                (at.year, (at.month - 1) // factor + 1) if factor else (year, week)
-                for at, year, week in zip(times, calendar["year"], calendar["week"], strict=True)
-            ]
-            return [_filled(first, year, part, width) for year, part in pairs]
-
-        return _Reading(pd.DatetimeIndex(times), write)
-    return None
-
-
-def _filled(match: re.Match[str], year: int, part: int, width: int) -> str:
-    """The matched text with another year and part."""
-    digits = match.end("year") - match.start("year")
-    values = {"year": f"{year:04d}"[-digits:], "part": f"{part:0{width}d}"}
-    made, end = "", 0
-    for name in sorted(values, key=match.start):
-        made += match.string[end : match.start(name)] + values[name]
-        end = match.end(name)
-    return made + match.string[end:]
-
-
-def _centuries(years: np.ndarray) -> np.ndarray:
-    """Years of two digits in full: consecutive ones, of which the last is before 2050."""
-    found = np.unique(years % 100)
-    gaps = np.diff(np.append(found, found[0] + 100))
-    last = int(found[gaps.argmax()])  # the largest gap follows it
-    century = 2000 if last < 50 else 1900
-    return np.where(years % 100 <= last, century, century - 100) + years % 100
-
-
-def _dates(column: pd.Series, text: Any) -> list[_Reading]:
     offsets: Any = text.str.extract(_OFFSET)["offset"]
     some: Any = offsets.notna()
     if bool(some.any()) and not some.all():
@@ -337,19 +207,23 @@ def _dates(column: pd.Series, text: Any) -> list[_Reading]:
             f"{text[~some].iloc[0]!r}"
         )
     note = ""
+    ends = text.str.contains(_END_OF_DAY)
+    if ends.any():
+        text = text.str.replace(_END_OF_DAY, "00:00", regex=True)
+        note = "24:00 is the midnight at the end of the day"
     if offsets.nunique() > 1:
-        import pandas as pd
-
         times: Any = pd.to_datetime(text, errors="coerce", utc=True, format="ISO8601")
         times = pd.DatetimeIndex(times if times.notna().all() else pd.to_datetime(text, errors="coerce", utc=True))
         if times.hasnans:
             _no_time(column, text)
         if np.median(np.diff(np.sort(times.to_numpy()))) < _DAY:
-            return [_Reading(times, plain_times, note="times have several UTC offsets; they are read as UTC")]
+            return [Reading(times, plain_times, note="times have several UTC offsets; they are read as UTC")]
         text = text.str.replace(_OFFSET, r"\g<minutes>", regex=True)
         note = "times have several UTC offsets; dates and times are those written, without the offset"
-    found: list[_Reading] = []
+    found: list[Reading] = []
     for reading in _parsed(text):
+        if ends.any():
+            reading = reading._replace(times=reading.times + pd.to_timedelta(ends.to_numpy().astype(int), unit="D"))
         if not any(reading.times.equals(each.times) for each in found):
             found.append(reading._replace(times=_of_calendar(reading.times), note=note))
     if not found:
@@ -357,7 +231,7 @@ def _dates(column: pd.Series, text: Any) -> list[_Reading]:
     return found
 
 
-def _parsed(text: pd.Series) -> Iterator[_Reading]:
+def _parsed(text: pd.Series) -> Iterator[Reading]:
     """Text read as ISO 8601, with and without a time of day; or else by the formats that its first row may have; or
     else as pandas reads it. Only formats that fit every row count."""
     import pandas as pd
@@ -367,19 +241,21 @@ def _parsed(text: pd.Series) -> Iterator[_Reading]:
         if text.str.match(r"\d{4}").all():
             times = pd.to_datetime(text, errors="coerce", format="ISO8601")
             if times.notna().all():
-                yield _Reading(pd.DatetimeIndex(times), _as_first(text, pd.DatetimeIndex(times)))
+                yield Reading(pd.DatetimeIndex(times), _as_first(text, pd.DatetimeIndex(times)))
                 return
-        formats, any_found = _formats(text.iloc[0]), False
+        formats, any_found, unpadded = _formats(text.iloc[0]), False, _unpadded(text)
         for form in formats:
             times = pd.to_datetime(text, errors="coerce", format=form)
             if times.notna().all():
                 index = pd.DatetimeIndex(times)
+                if re.match("%[aA]", form) and (index.strftime("%a").str.lower() != text.str[:3].str.lower()).any():
+                    continue  # another weekday
                 if "%y" in form:
-                    index = _with_centuries(index)
+                    index = with_centuries(index)
                     if "%d" not in form and not _are_months(index):  # days of a month, without a year
                         continue
                 any_found = True
-                yield _Reading(index, lambda times, form=form: _text(times, form), _order(form))
+                yield Reading(index, lambda times, form=form: unpadded(_text(times, form)), _order(form))
         if any_found or formats or not text.str.contains(r"\d{4}").all():
             return
         if text.str.replace(_WORDS, "", regex=True).str.contains(r"[^\W\d_]", regex=True).any():
@@ -387,7 +263,7 @@ def _parsed(text: pd.Series) -> Iterator[_Reading]:
         for day_first in (False, True):
             times = pd.to_datetime(text, errors="coerce", dayfirst=day_first)
             if times.notna().all():
-                yield _Reading(pd.DatetimeIndex(times), plain_times, "day" if day_first else "month")
+                yield Reading(pd.DatetimeIndex(times), plain_times, "day" if day_first else "month")
 
 
 def _as_first(text: Any, times: pd.DatetimeIndex) -> Writer:
@@ -424,7 +300,9 @@ def _formats(text: str) -> list[str]:
     if re.fullmatch(r"\d{4}-W\d\d-\d", date):
         return [f"%G-W%V-%u{after}"]
     numbers = re.findall(r"\d+", date)
-    if re.search(r"[^\d\0 ./,'-]", date) or not all(len(number) in (1, 2, 4) for number in numbers):
+    if re.search(r"[^\d\0 ./,'-]", re.sub(BETWEEN, "", date)) or not all(
+        len(number) in (1, 2, 4) for number in numbers
+    ):
         return []
     short = [len(number) < 4 for number in numbers]
     orders: list[str] = []
@@ -444,6 +322,27 @@ def _formats(text: str) -> list[str]:
     return made
 
 
+def _text(times: Any, form: str) -> list[str]:
+    return list(times.strftime(form))
+
+
+def _unpadded(text: Any) -> Callable[[list[str]], list[str]]:
+    """Drops the zero before days and months of one digit, and before hours, where text has none."""
+    parts = [rf"(?<![\d:]){{}}{after}" for after in (r"(?=[./, -])", "(?=:)")]
+    dropped = [
+        each.format(r"0(\d)")
+        for each in parts
+        if text.str.contains(each.format("[1-9]")).any() and not text.str.contains(each.format(r"0\d")).any()
+    ]
+
+    def write(texts: list[str]) -> list[str]:
+        for pattern in dropped:
+            texts = [re.sub(pattern, r"\1", each) for each in texts]
+        return texts
+
+    return write
+
+
 def _order(form: str) -> str:
     """What a date of this format begins with."""
     return next(name for mark in re.findall("%([A-Za-z])", form) if (name := _FIRST.get(mark)))
@@ -452,15 +351,6 @@ def _order(form: str) -> str:
 def _are_months(times: pd.DatetimeIndex) -> bool:
     """Whether times read as year and month are in order, and not all in one month of the year."""
     return (times.is_monotonic_increasing or times.is_monotonic_decreasing) and len(set(times.month)) > 1
-
-
-def _with_centuries(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
-    import pandas as pd
-
-    years = _centuries(np.asarray(times.year))
-    parts: Any = {name: getattr(times, name) for name in ("month", "day", "hour", "minute", "second", "microsecond")}
-    made = pd.to_datetime({"year": years, **parts, "us": parts.pop("microsecond")}, errors="coerce")
-    return pd.DatetimeIndex(made) if made.notna().all() else times
 
 
 def _of_calendar(times: pd.Index) -> Any:
@@ -473,32 +363,6 @@ def _of_calendar(times: pd.Index) -> Any:
     return times.tz_localize(None) if far else times
 
 
-def repeated(times: Any) -> str:
-    """A note on the hours that occur twice because clocks went back; ValueError for other times that occur twice, and
-    for fewer than 3."""
-    import pandas as pd
-
-    again = times[times.duplicated()]
-    if len(again):
-        if not _clock_went_back(times, again):
-            dated = isinstance(times, pd.DatetimeIndex)
-            local = dated and times.tz is None and (times != times.normalize()).any()
-            offset = ", write local times with their UTC offset if the clock was changed" if local else ""
-            offset = offset if local else ", join year and month, or date and time, if they are in several columns"
-            raise ValueError(
-                f"column {times.name!r} has {again.sort_values()[0]} more than once; keep one row for each time"
-                f"{offset}, or name the column that tells series apart with `id`"
-            )
-        days = sorted({f"{at:%Y-%m-%d}" for at in again})
-        return (
-            f"times occur twice on {', '.join(days[:3])}{', ...' if len(days) > 3 else ''}, where the clock goes back "
-            "at the end of summer time; the mean of both rows stands for them"
-        )
-    if len(times) < 3:
-        raise ValueError(f"at least 3 rows are needed, got {len(times)}")
-    return ""
-
-
 def _check_years(times: Any, column: pd.Series) -> None:
     """ValueError for years that nanoseconds in 64 bits do not have."""
     years = getattr(times, "year", None)
@@ -508,24 +372,6 @@ def _check_years(times: Any, column: pd.Series) -> None:
             f"column {column.name!r} has {column.iloc[row]!r} in row {row + 1}; dates are of the Gregorian calendar, "
             "from 1678 to 2261"
         )
-
-
-def _clock_went_back(times: Any, again: Any) -> bool:
-    """Whether the times that occur twice are one whole hour of a night, once a year."""
-    import pandas as pd
-
-    if not isinstance(times, pd.DatetimeIndex) or times.tz is not None or again.duplicated().any():
-        return False
-    again = again.sort_values()
-    nights = again.normalize().unique()
-    if len(nights) > 1 and (nights[1:] - nights[:-1]).min() < pd.Timedelta(days=150):
-        return False
-    step = pd.Series(times.sort_values().unique()).diff().mode()[0]
-    hour = again.floor("h")
-    whole = pd.Series(1, index=again).groupby(hour).sum() * step == pd.Timedelta(hours=1)
-    sunday = (again + pd.Timedelta(hours=1)).dayofweek == 6  # or the last hour of Saturday
-    night = ((again.hour <= 4) | (again.hour == 23)) & sunday & again.month.isin(_CLOCK_MONTHS)
-    return bool(whole.all() and night.all() and len(hour.unique()) == len(nights))
 
 
 def _no_time(column: pd.Series, text: pd.Series) -> Any:

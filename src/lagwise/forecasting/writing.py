@@ -56,6 +56,8 @@ def write_forecast(
         with saved_whole(out.parent, plot.name) as partial:
             last = table.ends == len(table.frame)  # series that end earlier are not drawn
             times = table.next_times(len(values))
+            exist = table.exist(times)
+            times, (values, lower, upper) = times[exist], (each[exist] for each in (values, lower, upper))
             drawn = values[:, last], (lower[:, last], upper[:, last])
             figure = forecast_figure(table.frame.loc[:, last], times, *drawn, forecaster.coverage)
             figure.savefig(partial / plot.name, dpi=130)
@@ -70,17 +72,20 @@ def _wide(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:
     import pandas as pd
 
     times = table.next_times(len(parts[""]))
-    columns = {f"{name}{end}": x[:, i] for i, name in enumerate(table.frame.columns) for end, x in parts.items()}
-    return pd.DataFrame(columns, index=pd.Index(table.write(times), name=table.frame.index.name))
+    exist = table.exist(times)
+    columns = {f"{name}{end}": x[exist, i] for i, name in enumerate(table.frame.columns) for end, x in parts.items()}
+    return pd.DataFrame(columns, index=pd.Index(table.write(times[exist]), name=table.frame.index.name))
 
 
 def _long(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """A row for each series and time, indexed by the ids."""
     assert table.ids is not None
     horizon, series = parts[""].shape
-    written = {end: table.write(table.next_times(horizon, end)) for end in set(table.ends)}
+    times = {end: table.next_times(horizon, end) for end in set(table.ends)}
+    written = {end: table.write(each) for end, each in times.items()}
+    exist = {end: table.exist(each) for end, each in times.items()}
     made = table.ids.loc[np.repeat(np.arange(series), horizon)].reset_index(drop=True)
     made[str(table.frame.index.name)] = [at for end in table.ends for at in written[end]]
     for end, x in parts.items():
         made[f"{table.target}{end}"] = x.T.ravel()
-    return made.set_index(list(table.ids.columns))
+    return made[np.concatenate([exist[end] for end in table.ends])].set_index(list(table.ids.columns))
