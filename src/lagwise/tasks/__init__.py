@@ -9,6 +9,7 @@ from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
 from lagwise.tasks.multi_query_recall import MultiQueryRecallTask
 from lagwise.tasks.sequence_classification import SequenceClassification
 from lagwise.tasks.sequence_labelling import SequenceLabelling
+from lagwise.tasks.signal_to_signal import SignalToSignal
 
 TASKS: dict[str, type[Task]] = {
     "language_modelling": LanguageModelling,
@@ -18,6 +19,7 @@ TASKS: dict[str, type[Task]] = {
     "sequence_classification": SequenceClassification,
     "image_classification": ImageClassification,
     "sequence_labelling": SequenceLabelling,
+    "signal_to_signal": SignalToSignal,
     "forecasting": Forecasting,
 }
 
@@ -32,6 +34,7 @@ __all__ = [
     "MultiQueryRecallTask",
     "SequenceClassification",
     "SequenceLabelling",
+    "SignalToSignal",
     "Table",
     "Task",
     "TaskData",
