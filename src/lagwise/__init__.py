@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LagwiseForPrediction,
         LagwiseForQuestionAnswering,
         LagwiseForSequenceClassification,
+        LagwiseForSignalRegression,
         LagwiseForTokenClassification,
         LagwiseModel,
         StreamingCache,

@@ -41,6 +41,7 @@ TARGETS = {
     LagwiseForQuestionAnswering: {"start_positions": torch.tensor([0, 1]), "end_positions": torch.tensor([2, 3])},
     LagwiseForTokenClassification: {"labels": torch.tensor([[0, 1, -100, 1], [1, 0, 0, -100]])},
 }
+_OTHERS = {"LagwiseConfig", "LagwiseModel", "LagwiseForPrediction", "LagwiseForSignalRegression"}  # no texts
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 
 
@@ -52,7 +53,7 @@ def logits_of(out: object) -> list[torch.Tensor]:
     return [value for name, value in out.items() if name.endswith("logits")]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", sorted(CLASSES.keys() - {"LagwiseConfig", "LagwiseModel", "LagwiseForPrediction"}))
+@pytest.mark.parametrize("name", sorted(CLASSES.keys() - _OTHERS))
 def test_the_signature_lists_the_columns_that_a_head_reads_and_its_labels(name: str) -> None:
     """The Trainer of transformers removes every other column of a data set, and knows from these that there are
     labels."""

@@ -26,6 +26,7 @@ FIELDS = {
     "LagwiseModel": {},
     "LagwiseForImageClassification": {"causal": False, "inputs": PATCHES},
     "LagwiseForPrediction": {"causal": False, "inputs": {"name": "values", "features": 4}},
+    "LagwiseForSignalRegression": {"inputs": {"name": "values", "stride": 2}, "outputs": {"window": 8}},
 }
 
 ANYWHERE = """

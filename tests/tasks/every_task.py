@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from glue_files import write_task
+from scipy.io import wavfile
 
 from lagwise.data.images import encode_array
 from lagwise.training import Recipe, load_recipe
@@ -125,6 +126,50 @@ def _forecasting(folder: Path) -> list[str]:
     return [*options, f"data.source={folder / 'waves.csv'}"]
 
 
+def _columns(folder: Path) -> list[str]:
+    """Recordings of two sensors and of a third one, which depends on them and is missing now and then."""
+    for number in range(6):
+        values = np.random.default_rng(number).normal(size=(120, 2))
+        target = np.convolve(values[:, 0], [0.5, 0.3, 0.2])[:120] + values[:, 1]
+        rows = [
+            {"x": x, "y": y, "z": "" if i % 11 == 3 else z}
+            for i, ((x, y), z) in enumerate(zip(values, target, strict=True))
+        ]
+        _write(folder / f"recording-{number}.csv", rows)
+    return [
+        "task.name=signal_to_signal",
+        "task.targets=[z]",
+        "data.length=32",
+        "task.stride=2",
+        "task.delay=3",
+        f"data.source={folder}",
+    ]
+
+
+def _noisy(folder: Path) -> list[str]:
+    """Waves, and noise to be added."""
+    for name, count in (("waves", 8), ("noise", 4)):
+        (folder / name).mkdir()
+        for number in range(count):
+            random = np.random.default_rng((number, count))
+            wave = np.sin(np.arange(300) * random.uniform(0.1, 0.3)) if name == "waves" else random.normal(size=200)
+            wavfile.write(folder / name / f"{number}.wav", 8000, (8000 * wave).clip(-32768, 32767).astype(np.int16))
+    options = [
+        f"task.noise={folder / 'noise'}",
+        "task.ratios=[0, 10]",
+        "task.stride=4",
+        "task.window=16",
+        "task.loss=sdr",
+    ]
+    return [
+        "task.name=signal_to_signal",
+        f"data.source={folder / 'waves'}",
+        "data.length=64",
+        "task.hide=0.1",
+        *options,
+    ]
+
+
 _CLASSIFY = ["task.name=sequence_classification", "data.length=32"]
 _LABEL = ["task.name=sequence_labelling", "data.length=32", "task.delay=2"]
 
@@ -199,6 +244,15 @@ CASES = {
         _steps,
         [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
         ("task.label=state", "task.label='state'"),
+    ),
+    "another signal": Case(
+        "signal_to_signal",
+        _columns,
+        [{"input_values": [[0.0, 1.0], [2.0, float("nan")], [1.0, 1.0]]}],
+        ("task.targets=[w]", r"unknown column of .*: 'w'"),
+    ),
+    "signals without noise": Case(
+        "signal_to_signal", _noisy, [{"input_values": [0.0, 0.5, -0.5] * 9}], ("task.ratios=null", "belong together")
     ),
     "events in series": Case(
         "sequence_labelling", _events, [{"input_values": [0.0] * 9}], ("task.tolerance=null", "belong together")

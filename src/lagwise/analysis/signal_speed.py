@@ -1,4 +1,4 @@
-"""Latency of a streaming classifier of signals, and its speed relative to real time."""
+"""Latency of the streams of signals, and their speed relative to real time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from lagwise.models import LagwiseForTokenClassification, StreamingClassifier
+from lagwise.models import (
+    LagwiseForSignalRegression,
+    LagwiseForTokenClassification,
+    StreamingClassifier,
+    StreamingRegressor,
+)
+from lagwise.models.signal_stream import SignalStream
+from lagwise.models.streaming_regressor import whole_output
 
-_TOLERANCE = 1e-3  # for probabilities, in float32 and with possibly large weights
+_TOLERANCE = 1e-3  # for probabilities, or relative to the deviation of outputs, in float32 with possibly large weights
 
 
 @dataclass(frozen=True)
@@ -46,16 +53,18 @@ def time_signal(
     First, streaming with the smallest chunks is compared with the model's output for the whole signal.
 
     Args:
-        model: A classifier of signals.
+        model: A classifier of signals, or a model that gives another signal.
         rate: Samples per second.
         seconds: Seconds of signal to time.
         chunks: Samples per push.
         warmup: Seconds of signal that are not timed.
 
     Raises:
-        ValueError: If a probability differs by more than 1e-3, or if the signal is too short for a chunk size.
+        ValueError: If a probability, or an output relative to the outputs' deviation, differs by more than 1e-3, or if
+            the signal is too short for a chunk size.
     """
-    stream = StreamingClassifier(model)
+    regression = isinstance(model, LagwiseForSignalRegression)
+    stream: SignalStream = StreamingRegressor(model) if regression else StreamingClassifier(model)
     total, before = round((warmup + seconds) * rate), round(warmup * rate)
     signal = torch.randn(total, stream.features)
     _check(model, stream, signal[: max(4 * stream.stride, min(total, round(rate)))], min(chunks))
@@ -90,11 +99,16 @@ def time_signal(
 
 
 @torch.inference_mode()
-def _check(model: Any, stream: StreamingClassifier, signal: torch.Tensor, chunk: int) -> None:
-    if not isinstance(model, LagwiseForTokenClassification):
+def _check(model: Any, stream: SignalStream, signal: torch.Tensor, chunk: int) -> None:
+    if not isinstance(model, LagwiseForTokenClassification | LagwiseForSignalRegression):
         return  # outputs for prefixes are covered by tests
-    streamed = torch.cat([stream.push(part) for part in signal.split(chunk)])
-    whole = model(input_values=signal[None, : len(streamed) * stream.stride]).logits[0].softmax(-1)
+    parts = [stream.push(part) for part in signal.split(chunk)]
+    if isinstance(stream, StreamingRegressor):
+        streamed, whole = torch.cat([*parts, stream.finish()]), whole_output(model, signal)
+        streamed, whole = (each / whole.std().clamp(min=1e-6) for each in (streamed, whole))
+    else:
+        streamed = torch.cat(parts)
+        whole = model(input_values=signal[None, : len(streamed) * stream.stride]).logits[0].softmax(-1)
     error = float((streamed - whole).abs().max())
     if not error <= _TOLERANCE:
         raise ValueError(f"streaming differs by {error:.1e} from the output for the whole signal")

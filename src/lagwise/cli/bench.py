@@ -91,14 +91,14 @@ def tcn(
 
 @bench.command()
 def stream_signal(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained classifier of signals.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained model of signals.")],
     rate: Annotated[float, typer.Option(callback=at_least(0), help="Sampling rate in Hz.")],
     seconds: Annotated[float, typer.Option(callback=at_least(0), help="Seconds of signal per chunk size.")] = 60.0,
     chunks: Annotated[str, typer.Option(help="Samples per push, separated by commas.")] = "1,36,360",
     threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")] = 1,
     out: Out = None,
 ) -> None:
-    """Measure the latency of a streaming classifier of signals, and its speed relative to real time.
+    """Measure the latency of a stream of signals, and its speed relative to real time.
 
     lagwise bench stream-signal runs/ecg --rate 360 --chunks 1,12,360
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,6 @@ import typer
 
 from lagwise.cli.parsing import not_empty, path
 from lagwise.cli.terminal import plain, write
-from lagwise.files import write_whole
 from lagwise.process import quick_imports
 
 
@@ -32,17 +30,20 @@ def predict(
         Path | None, typer.Option(parser=path, help="A .csv file for the result.", show_default="standard output")
     ] = None,
 ) -> None:
-    """Predict the classes, numbers or next rows of new data.
+    """Predict the classes, numbers, signals or next rows of new data.
 
     A classifier writes each row again with the predicted class and the probability of every class; a regression, with
     the predicted number. A language model writes how well it predicts each text, in bits per byte. A forecaster writes
-    the rows that follow a table of series over time.
+    the rows that follow a table of series over time. A model of signals writes a folder of sounds, or a line for each
+    sample.
 
     lagwise predict runs/classify --data new.csv --out predicted.csv
 
     lagwise predict runs/forecast-tnn --data my.csv --out next.csv
 
     lagwise predict runs/tnn-cifar --data images/ --out predicted.csv
+
+    lagwise predict runs/denoise --data noisy/ --out cleaned/
 
     lagwise predict runs/classify --text "I would see it again."
 
@@ -52,12 +53,13 @@ def predict(
     """
     with quick_imports():
         from lagwise.runs import predict_run
-        from lagwise.runs.predict import write_rows
+        from lagwise.runs.evaluate import open_run
 
     if source is not None and text:
         raise typer.BadParameter("give --data or --text, not both")
-    if out is not None and (out.suffix != ".csv" or not out.parent.is_dir()):
-        raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
+    task = open_run(run)[1]
+    if out is not None:
+        task.check_output(out)
     if out is not None and source is not None and out.exists() and Path(source).exists() and out.samefile(source):
         raise typer.BadParameter(f"--out would overwrite the rows of --data, {source!r}")
     if source is not None:
@@ -67,12 +69,10 @@ def predict(
             typer.echo("Reading one text per line from standard input; end with Ctrl-D.", err=True)
         lines = text or _stdin()
         rows = predict_run(run, texts(run, lines), progress=False)
-    text_of_rows = io.StringIO()
-    write_rows(rows, text_of_rows)
     if out is None:
-        write(text_of_rows.getvalue())
+        write(task.as_csv(rows))
         return
-    write_whole(out, text_of_rows.getvalue())
+    task.save_predictions(rows, out)
     typer.echo(f"{len(rows):,} rows: {plain(str(out))}", err=True)
 
 

@@ -210,12 +210,15 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
 
 
 def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each feature over all samples of series ``(length, features)``, in one pass; the deviation
-    of a constant feature is 1."""
-    count, mean, square = 0, np.zeros(1), np.zeros(1)  # Chan et al. 1979
+    """Mean and deviation of each feature over all samples of series ``(length, features)`` but missing ones (NaN), in
+    one pass; the deviation of a constant feature is 1."""
+    count, mean, square = np.zeros(1), np.zeros(1), np.zeros(1)  # Chan et al. 1979
     for each in series:
-        own, total = each.mean(0, dtype=np.float64), count + len(each)
-        square = square + ((each - own) ** 2).sum(0) + (own - mean) ** 2 * (count * len(each) / total)
-        mean, count = mean + (own - mean) * (len(each) / total), total
-    std = np.sqrt(square / max(1, count))
+        known = ~np.isnan(each)
+        size = known.sum(0)
+        own = np.where(known, each, 0).sum(0, dtype=np.float64) / np.maximum(size, 1)
+        total = np.maximum(count + size, 1)
+        square = square + (np.where(known, each - own, 0) ** 2).sum(0) + (own - mean) ** 2 * (count * size / total)
+        mean, count = mean + (own - mean) * (size / total), count + size
+    std = np.sqrt(square / np.maximum(1, count))
     return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from lagwise.models.prediction import LagwiseForPrediction
     from lagwise.models.question_answering import LagwiseForQuestionAnswering
     from lagwise.models.session import StreamingSession
+    from lagwise.models.signal_regression import LagwiseForSignalRegression
     from lagwise.models.streaming_classifier import StreamingClassifier
+    from lagwise.models.streaming_regressor import StreamingRegressor
     from lagwise.models.token_classification import LagwiseForTokenClassification
 
 _HOMES = HOMES | {
     "StreamingCache": "lagwise.models.cache",
     "StreamingClassifier": "lagwise.models.streaming_classifier",
+    "StreamingRegressor": "lagwise.models.streaming_regressor",
     "StreamingSession": "lagwise.models.session",
     "generate_text": "lagwise.models.generation",
     "load_model": "lagwise.models.loading",

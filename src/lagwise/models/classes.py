@@ -23,6 +23,7 @@ CLASSES = {
     "LagwiseForPrediction": ModelClass("prediction", "AutoModelForTimeSeriesPrediction"),
     "LagwiseForQuestionAnswering": ModelClass("question_answering", "AutoModelForQuestionAnswering"),
     "LagwiseForSequenceClassification": ModelClass("classification", "AutoModelForSequenceClassification"),
+    "LagwiseForSignalRegression": ModelClass("signal_regression", "AutoModelForTextToWaveform"),
     "LagwiseForTokenClassification": ModelClass("token_classification", "AutoModelForTokenClassification"),
 }
 #: The same for the linear models that `LagwiseLinearConfig` describes.

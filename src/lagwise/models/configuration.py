@@ -66,6 +66,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     head_bias: whether that output layer has a bias. By default only a masked language model's has.
     sparse_prediction: whether a masked language model that is given labels computes logits only at these.
     prediction_length: steps that `LagwiseForPrediction` forecasts.
+    outputs: options of `LagwiseForSignalRegression` (`SignalOutputs`): ``features`` of every output sample, ``delay``,
+    ``window`` of its filters, ``mean`` and ``std``.
     label_mean, label_std: of the labels of a regression; its output is scaled and shifted by them, so that weights
     learn numbers near 1 whatever the labels' unit.
     initializer_range: standard deviation of linear and embedding weights at the start.
@@ -105,6 +107,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     head_bias: bool | None = None
     sparse_prediction: bool = False
     prediction_length: int = 96
+    outputs: dict[str, Any] | None = None
     label_mean: float = 0.0
     label_std: float = 1.0
     initializer_range: float = 0.02

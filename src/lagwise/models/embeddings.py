@@ -72,14 +72,22 @@ class ValueInput(nn.Linear):
             raise ValueError(f"std must be greater than 0, got {std}")
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
 
-    def forward(self, input_values: Tensor) -> Tensor:
-        # In at least float32: in bfloat16 a signal far from 0 would lose its digits.
+    def standardized(self, input_values: Tensor) -> Tensor:
+        """The samples less their mean, over their deviation; in at least float32: in bfloat16 a signal far from 0 would
+        lose its digits."""
         x = input_values.to(torch.promote_types(input_values.dtype, torch.float32))
         if self.mean is not None:
             x = x - x.new_tensor(self.mean)
         if self.std is not None:
             x = x / x.new_tensor(self.std)
-        return super().forward(x.to(self.weight.dtype).reshape(x.shape[0], -1, self.in_features))
+        return x
+
+    def steps(self, z: Tensor) -> Tensor:
+        """The steps ``(batch, steps, hidden_size)`` of standardised samples."""
+        return super().forward(z.to(self.weight.dtype).reshape(z.shape[0], -1, self.in_features))
+
+    def forward(self, input_values: Tensor) -> Tensor:
+        return self.steps(self.standardized(input_values))
 
     @staticmethod
     def check(input_values: Tensor, embedding: ValueInput) -> None:

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.linear.modeling import LinearModel
-from lagwise.models.offload import require_loaded
+from lagwise.models.signal_stream import SignalStream
 from lagwise.models.token_classification import LagwiseForTokenClassification
-from lagwise.tables import check_integer
 
 _LINEAR_CHUNK = 64  # samples of a linear model, of which each has ten thousand features
 
 
-class StreamingClassifier:
+class StreamingClassifier(SignalStream):
     """Classifies a signal while it is recorded, sample by sample or in chunks of any size.
 
     ``push`` returns the model's probabilities for every step that the new samples complete. They equal those for the
@@ -43,74 +42,34 @@ class StreamingClassifier:
             length.
     """
 
+    what = "a streaming classifier"
+
     def __init__(self, model: Any, *, chunk: int = 4096):
         if not isinstance(model, LagwiseForTokenClassification | LagwiseForSequenceClassification | LinearModel):
             raise ValueError(
                 "model must be a LagwiseForTokenClassification or LagwiseForSequenceClassification, or a linear model "
                 f"of series, got {type(model).__name__}"
             )
-        if not model.config.causal:
-            raise ValueError("only causal models stream; this one has causal=False")
-        if model.config.input_name != "values":
-            raise ValueError(f"the model must read real values, this one reads {model.config.input_name}")
+        self.is_linear = isinstance(model, LinearModel)
+        super().__init__(model, chunk=chunk)
         if model.config.problem_type == "regression":
             raise ValueError("the model must predict classes, this one is of problem_type 'regression'")
-        require_loaded(model, "a streaming classifier")
-        if model.training:
-            raise ValueError("the model is in training mode; call model.eval() first")
-        if model.length_limit is not None:
-            raise ValueError(f"the model takes at most {model.length_limit} steps, but a stream is unbounded")
-        self.model = model
-        self.chunk = check_integer("chunk", chunk)
-        inputs = model.config.inputs if isinstance(model.config.inputs, dict) else {}
-        self.features: int = inputs.get("features", 1)
-        self.stride: int = inputs.get("stride", 1)
-        self.is_linear = isinstance(model, LinearModel)
-        self.reset()
 
     def reset(self) -> None:
         """Start again: the next sample is the first of a signal."""
-        weight = self.model.classifier.weight
+        super().reset()
         linear: Any = self.model
         self._state: Any = linear.features.start(1) if self.is_linear else None
         self._cache = None if self.is_linear else self.model.model.new_cache()
-        kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
-        self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
-        self._steps = 0
+        weight = self.model.classifier.weight
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
         self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
 
-    @property
-    def samples(self) -> int:
-        """Samples pushed so far."""
-        return self._steps * self.stride + len(self._waiting)
+    def _most(self) -> int:
+        return min(self.chunk, _LINEAR_CHUNK) if self.is_linear else self.chunk
 
-    @torch.inference_mode()
-    def push(self, samples: Any) -> Tensor:
-        """Process the next samples.
-
-        Args:
-            samples: ``(n, features)``, or ``(n,)`` or one number for a single feature; n may be 0.
-
-        Returns:
-            Probabilities ``(steps, classes)`` of the steps that these samples complete, perhaps none.
-
-        Raises:
-            ValueError: For samples of another shape and for NaN or infinity; the stream is then unchanged.
-        """
-        x = torch.as_tensor(samples, dtype=self._waiting.dtype, device=self._waiting.device)
-        if self.features == 1 and x.dim() < 2:
-            x = x.reshape(-1, 1)
-        if x.dim() != 2 or x.shape[1] != self.features:
-            raise ValueError(f"samples must be (n, features={self.features}), got {tuple(x.shape)}")
-        if not x.isfinite().all():
-            raise ValueError("samples have NaN or infinite values; fill the gap, or reset the stream after it")
-        x = torch.cat([self._waiting, x])
-        whole = len(x) - len(x) % self.stride
-        self._waiting = x[whole:].clone()
-        chunk = min(self.chunk, _LINEAR_CHUNK) if self.is_linear else self.chunk
-        parts = [self._step(part) for part in x[:whole].split(chunk * self.stride) if len(part)]
-        return torch.cat(parts) if parts else self.model.classifier.weight.new_zeros(0, self.model.num_labels)
+    def _nothing(self) -> Tensor:
+        return self.model.classifier.weight.new_zeros(0, self.model.num_labels)
 
     def _step(self, samples: Tensor) -> Tensor:
         """Probabilities ``(steps, classes)`` of whole steps."""

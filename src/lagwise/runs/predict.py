@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
-
-import numpy as np
+from typing import Any
 
 from lagwise.data import label_cells
 from lagwise.data.arrays import row_arrays
@@ -82,12 +79,3 @@ def _cells(rows: Any) -> list[dict[str, Any]]:
         except (TypeError, ValueError):  # no series
             columns[name] = table.column(name).to_pylist()
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
-    """Write rows as .csv, with every column that any of them has, except series and images."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    kept = [name for name in names if not any(isinstance(row.get(name), list | bytes | np.ndarray) for row in rows)]
-    writer = csv.DictWriter(file, fieldnames=kept, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)

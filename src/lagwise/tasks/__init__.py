@@ -10,6 +10,7 @@ from lagwise.tasks.multi_query_recall import MultiQueryRecallTask
 from lagwise.tasks.row_modelling import RowModelling
 from lagwise.tasks.sequence_classification import SequenceClassification
 from lagwise.tasks.sequence_labelling import SequenceLabelling
+from lagwise.tasks.signal_to_signal import SignalToSignal
 
 TASKS: dict[str, type[Task]] = {
     "language_modelling": LanguageModelling,
@@ -20,6 +21,7 @@ TASKS: dict[str, type[Task]] = {
     "image_classification": ImageClassification,
     "row_modelling": RowModelling,
     "sequence_labelling": SequenceLabelling,
+    "signal_to_signal": SignalToSignal,
     "forecasting": Forecasting,
 }
 
@@ -35,6 +37,7 @@ __all__ = [
     "RowModelling",
     "SequenceClassification",
     "SequenceLabelling",
+    "SignalToSignal",
     "Table",
     "Task",
     "TaskData",

@@ -14,7 +14,9 @@ import lagwise.models as models
 from lagwise.data import open_rows
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
+from lagwise.data.row_writing import rows_as_csv
 from lagwise.data.tokenizers import without_template
+from lagwise.files import write_whole
 from lagwise.models.loading import save_tokenizer
 from lagwise.tables import known
 
@@ -135,6 +137,19 @@ class Task:
         """A function of the model that gives the next rows of a table over time; None for a source of separate rows,
         which `predict` is for."""
         return None
+
+    def check_output(self, out: Path) -> None:
+        """ValueError for a file or folder that `save_predictions` does not write."""
+        if out.suffix != ".csv" or not out.parent.is_dir():
+            raise ValueError(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
+
+    def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Rows with their predictions as .csv."""
+        return rows_as_csv(rows)
+
+    def save_predictions(self, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+        """Write rows with their predictions to a file, or to a folder if `check_output` accepts one."""
+        write_whole(out, self.as_csv(rows))
 
     def kernel_length(self, config: Any) -> int:
         """The length for which a report draws the kernels of a model."""

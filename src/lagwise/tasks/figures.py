@@ -80,6 +80,17 @@ def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, 
     return figure
 
 
+def signals_beside(signals: Mapping[str, Sequence[float | None]]) -> Figure:
+    """Signals by name over their samples, one below the other on the same scale; gaps where one is missing."""
+    figure, axes = pyplot().subplots(len(signals), sharex=True, sharey=True, figsize=(8, 4.5), layout="constrained")
+    for each, (name, values) in zip(axes, signals.items(), strict=True):
+        each.plot(np.asarray(values, dtype=float), linewidth=0.8)
+        each.set_ylabel(name)
+    axes[0].set_title("A part of a test signal")
+    axes[-1].set_xlabel("sample")
+    return figure
+
+
 def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, most: int = 30) -> Figure:
     """Rows of the true class by the class predicted, as shares of each true class with the counts written in. With more
     than ``most`` classes, the most common are shown."""

@@ -1,0 +1,45 @@
+"""Rows with predictions as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from lagwise.files import saved_whole
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
+    """Write rows as .csv, with every column that any of them has, except series and pictures."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    kept = [name for name in names if not any(isinstance(row.get(name), list | bytes | np.ndarray) for row in rows)]
+    writer = csv.DictWriter(file, fieldnames=kept, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What `write_rows` writes."""
+    write_rows(rows, text := io.StringIO())
+    return text.getvalue()
+
+
+def sound_bytes(samples: np.ndarray, rate: int) -> bytes:
+    """A .wav file of 16 bits, of samples ``(length, channels)`` in [-1, 1); others are cut off."""
+    from scipy.io import wavfile
+
+    whole = np.clip(np.round(samples * 32768.0), -32768, 32767).astype(np.int16)
+    wavfile.write(file := io.BytesIO(), rate, whole[:, 0] if whole.shape[1] == 1 else whole)
+    return file.getvalue()
+
+
+def write_sounds(sounds: Mapping[str, tuple[np.ndarray, int]], folder: Path) -> None:
+    """Write samples and their sampling rates as .wav files, by the names of the files they were made of."""
+    for name, (samples, rate) in sounds.items():
+        path = (folder / name).with_suffix(".wav")
+        with saved_whole(path.parent, path.name) as partial:
+            (partial / path.name).write_bytes(sound_bytes(samples, rate))

@@ -1,0 +1,271 @@
+"""Signals to learn from: pairs of sounds by the names of their files, and columns of tables."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lagwise.data.arrays import row_arrays
+from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
+from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
+from lagwise.data.rows import RowSource, open_rows
+from lagwise.data.series_files import SERIES, read_sound, row_numbers
+from lagwise.data.sound_files import SOUNDS
+from lagwise.data.text_tables import read_head, read_text_table
+from lagwise.files import expanded
+from lagwise.tables import known
+
+INPUTS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
+TARGETS = ("clean", "target", "targets", "output", "outputs", "reference", "references")
+_ROLE = re.compile(rf"(?<![a-z])({'|'.join((*INPUTS, *TARGETS))})(?![a-z])", re.IGNORECASE)
+_COUNTED = 100  # rows that show whether a column numbers them
+
+
+class Signal(NamedTuple):
+    """where: its file and row, for people. inputs, targets: ``(samples, features)``, NaN where a sample is missing.
+    rate: the sampling rate of a sound, in Hz."""
+
+    where: str
+    inputs: np.ndarray
+    targets: np.ndarray
+    rate: int | None = None
+
+
+@dataclass(frozen=True)
+class SignalSource:
+    """Signals and the targets of their samples; see `open_signals`.
+
+    rows: the files; of pairs, those of the inputs. partners: the target of each input of a pair.
+    """
+
+    rows: RowSource
+    partners: Mapping[Path, Path] = field(default_factory=dict)
+    features: Sequence[str] | None = None
+    targets: Sequence[str] | None = None
+    rate: int | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know about the files."""
+        return self.rows.file_notes
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits that the data name."""
+        return self.rows.split_names
+
+    def key(self) -> str:
+        """Hash of the content, of the splits, and of the columns."""
+        others = sorted(
+            (str(one), hashlib.sha256(other.read_bytes()).hexdigest()) for one, other in self.partners.items()
+        )
+        return hashlib.sha256(f"{self.rows.key()}{others}{self.columns}".encode()).hexdigest()
+
+    @property
+    def columns(self) -> tuple[list[str], list[str]]:
+        """The columns of the inputs and of the targets in tables and records; of sounds none."""
+        first = next((path for paths in self.rows.files.values() for path in paths), None)
+        if first is not None and file_kind(first) in SOUNDS:
+            return [], []
+        if first is None or file_kind(first) not in TEXT_TABLES:
+            inputs = list(self.features or [SERIES])
+            return inputs, inputs if self.targets is None else list(self.targets)
+        names = read_columns(first)
+        others = [name for name in names if name not in (self.targets or ())]
+        numbers = row_numbers(read_head(first, _COUNTED), others, samples=True)
+        inputs = list(self.features or [name for name in others if name not in numbers])
+        return inputs, inputs if self.targets is None else list(self.targets)
+
+    def found(self) -> dict[str, Any]:
+        """The options that read other files as these: ``rate`` of sounds, ``features`` of tables."""
+        sound = next((p for paths in self.rows.files.values() for p in paths if file_kind(p) in SOUNDS), None)
+        if sound is not None:
+            return {"rate": read_sound(read_whole(sound), sound)[0]}
+        return {"features": self.columns[0]}
+
+    def signals(self, split: str) -> Iterator[Signal]:
+        """The signals of a split that the data name, in order. ValueError names the file and what is wrong with it."""
+        rate, by = self.rate, "the model was trained at"
+        if self.rows.dataset is not None:
+            yield from self._of_records(self.rows.read()[split], f"{self.rows.name} {split}")
+            return
+        for path in self.rows.files[split]:
+            if file_kind(path) in TEXT_TABLES:
+                table = read_text_table(path)
+                inputs, targets = self.columns
+                x = self._numbers(table, inputs)
+                yield Signal(str(path), x, x if targets is inputs else self._numbers(table, targets))
+            elif file_kind(path) in SOUNDS:
+                signal = self._sound(path)
+                if rate is not None and signal.rate != rate:
+                    found = f"{path} has a sampling rate of {signal.rate} Hz, {by} {rate} Hz"
+                    raise ValueError(f"{found}; resample the sounds to one rate")
+                rate, by = (signal.rate, f"{path} has") if rate is None else (rate, by)
+                yield signal
+            else:
+                records = replace(self.rows, files={split: [path]})
+                yield from self._of_records(records.read()[split], str(path))
+
+    def input_rows(self, split: str) -> Iterator[dict[str, Any]]:
+        """The inputs of a split as rows: input_values, the name of the file in the source or the place of the row, and
+        of sounds the sampling_rate."""
+        root = expanded(self.rows.name)
+        for signal in self.signals(split):
+            path = Path(signal.where)
+            name = (
+                path.relative_to(root if root.is_dir() else root.parent) if path.is_relative_to(root.parent) else path
+            )
+            rate = {} if signal.rate is None else {"sampling_rate": signal.rate}
+            yield {"file": str(name), **rate, SERIES: signal.inputs}
+
+    def _numbers(self, table: Any, names: Sequence[str]) -> np.ndarray:
+        for name in names:
+            known(name, table.names, f"column of {table.path} (task.features, task.targets)")
+        if not names or not table.lines:
+            raise ValueError(f"{table.path} has no samples")
+        return table.numbers(*names).astype(np.float32)
+
+    def _sound(self, path: Path) -> Signal:
+        rate, inputs = read_sound(read_whole(path), path)
+        if not self.partners:
+            return Signal(str(path), inputs, inputs, rate)
+        other = self.partners[path]
+        other_rate, targets = read_sound(read_whole(other), other)
+        if other_rate != rate:
+            raise ValueError(f"{path} has a sampling rate of {rate} Hz, its partner {other} one of {other_rate} Hz")
+        return Signal(str(path), inputs, targets, rate)
+
+    def _of_records(self, rows: Any, where: str) -> Iterator[Signal]:
+        table = rows.with_format("arrow")[:]
+        for name in (name for names in self.columns for name in names):
+            known(name, table.column_names, f"column of {where} (task.features, task.targets)")
+        if not table.num_rows:
+            raise ValueError(f"{where} has no rows")
+        try:
+            inputs, targets = self.columns
+            columns = {name: row_arrays(table.column(name)) for name in {*inputs, *targets}}
+            for i in range(table.num_rows):
+                found = {name: next(arrays).astype(np.float32) for name, arrays in columns.items()}
+                place = f"{where}, row {i + 1}"
+                x = _stacked([found[name] for name in inputs], place)
+                yield Signal(place, x, x if targets is inputs else _stacked([found[name] for name in targets], place))
+        except TypeError as error:
+            raise ValueError(
+                f"{where}: a signal must be a list of numbers or of equally long vectors ({error})"
+            ) from error
+
+
+def _stacked(arrays: Sequence[np.ndarray], where: str) -> np.ndarray:
+    """Signals of one row side by side, ``(samples, features)``."""
+    sizes = sorted({len(array) for array in arrays})
+    if len(sizes) > 1:
+        raise ValueError(f"{where} has features of {sizes[0]} and of {sizes[-1]} samples")
+    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+
+
+def open_signals(
+    name: str,
+    *,
+    features: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    rate: int | None = None,
+    alone: bool = False,
+) -> SignalSource:
+    """Find signals by name, as `open_rows` finds rows.
+
+    Sounds are paired by the names of their files, the inputs being in a folder named as one of `INPUTS` and the targets
+    in one of `TARGETS`; the paths must be the same but for that word. A .csv or .tsv file is a signal, with a line for
+    each sample; ``targets`` are the columns of the targets, ``features`` those of the inputs, by default all others.
+    Other tables have a signal in every row, in columns of lists. alone: without targets, which are then the inputs; of
+    pairs of sounds the targets are read.
+
+    FileNotFoundError or ValueError name what is missing, such as a partner. Only names of files are read yet.
+    """
+    path = expanded(name)
+    sounds = _sounds(path, alone) if path.is_dir() else None
+    if sounds is not None:
+        return replace(sounds, rate=rate)
+    rows = open_rows(name)
+    source = SignalSource(rows, features=features, targets=None if alone else targets or ("target",), rate=rate)
+    if not alone and any(file_kind(file) in SOUNDS for file in rows.files.get("train", ())):
+        raise ValueError(_unpaired(name))
+    if features is not None and not alone and (both := {*features} & {*(targets or ("target",))}):
+        raise ValueError(f"column {min(both)!r} is in both task.features and task.targets")
+    return source
+
+
+def _unpaired(name: str) -> str:
+    return (
+        f"{name!r} has sounds, but not in pairs: put the inputs into a folder 'noisy' (or 'input') and the targets, "
+        "with the same names of files, into a folder 'clean' (or 'target'); or, of sounds without noise, name a folder "
+        "of noises with task.noise"
+    )
+
+
+def _sounds(root: Path, alone: bool) -> SignalSource | None:
+    """The sounds in a folder, in pairs or ``alone``; None if it has none and no folder that should have some."""
+    found = files_below(root)
+    roles: dict[str, dict[tuple[str, ...], Path]] = {"input": {}, "target": {}, "none": {}}
+    splits: dict[Path, str | None] = {}
+    for path in (path for path in found if inner_suffix(path) in SOUNDS):
+        parts = path.relative_to(root).parts[:-1]
+        words = [word[0].lower() for part in parts if (word := _ROLE.search(part))]
+        role = "none" if not words else "input" if words[0] in INPUTS else "target"
+        place = (*(_ROLE.sub("", part) for part in parts), path.name if role == "none" else path.name.partition(".")[0])
+        if place in roles[role]:
+            raise ValueError(f"{roles[role][place]} and {path} have the same name; keep one of them")
+        roles[role][place] = path
+        splits[path] = split_word(Path(*parts))
+    folders = [each for each in sorted(root.rglob("*")) if each.is_dir() and _ROLE.fullmatch(each.name)]
+    if not splits and not folders:
+        return None
+    if not alone and not roles["input"] and not roles["target"] and not folders:
+        raise ValueError(_unpaired(str(root)))
+    chosen = roles["input"]
+    if alone:
+        chosen = roles["target"] or roles["none"] or chosen
+    else:
+        _check_partners(root, roles, folders)
+    for path in splits:
+        check_file(path)
+    read = [*chosen.values(), *([] if alone else roles["target"].values())]
+    if not read:
+        raise ValueError(f"{str(root)!r} has no sounds ({', '.join(SOUNDS)})")
+    rows = RowSource(
+        str(root),
+        by_split(root, {path: splits[path] for path in chosen.values()}),
+        file_notes=tuple(unread_note(root, found, read)),
+    )
+    return SignalSource(rows, {} if alone else {path: roles["target"][place] for place, path in chosen.items()})
+
+
+def _check_partners(root: Path, roles: Mapping[str, Mapping[tuple[str, ...], Path]], folders: Sequence[Path]) -> None:
+    """ValueError for a folder of inputs or targets without sounds, and for a sound without a partner."""
+    for role, words in (("input", INPUTS), ("target", TARGETS)):
+        if not roles[role]:
+            empty = [folder for folder in folders if folder.name.lower() in words]
+            where = f"folder {str(empty[0])!r} has" if empty else f"{str(root)!r} has no folder of {role}s, so"
+            raise ValueError(f"{where} no sounds ({', '.join(SOUNDS)}); the folder may be named {', '.join(words)}")
+    for one, other in (("input", "target"), ("target", "input")):
+        if lonely := sorted(roles[one].keys() - roles[other].keys()):
+            more = f" (and {len(lonely) - 1:,} more)" if len(lonely) > 1 else ""
+            raise ValueError(
+                f"{roles[one][lonely[0]]}{more} has no {other} of the same name; add it, or remove the file"
+            )
+
+
+def inputs_of(name: str) -> RowSource:
+    """The rows that `predict` reads: of a folder of pairs the inputs, otherwise all rows."""
+    path = expanded(name)
+    sounds = _sounds(path, alone=True) if path.is_dir() else None
+    if sounds is None:
+        return open_rows(name)
+    paired = any(_ROLE.search(part.name) for part in path.rglob("*") if part.is_dir())
+    return _sounds(path, alone=False).rows if paired else sounds.rows

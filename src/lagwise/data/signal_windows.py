@@ -1,0 +1,189 @@
+"""Windows of signals as examples, with noise and gaps that are made as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data.arrays import row_arrays
+from lagwise.data.batches import PaddingCollator, with_all_labels
+from lagwise.data.packing import IGNORED
+from lagwise.data.signal_pairs import SignalPairs
+
+if TYPE_CHECKING:
+    from datasets import Dataset as Rows
+
+
+@dataclass
+class Damage:
+    """What is done to the inputs of signals whose targets are these themselves, or to others.
+
+    noises: signals to add, in splits; None for none. ratios: of the signal's power to the noise's, in dB, each about
+    its mean; of a signal as a whole, and of the noise where it is added. hide: the share of samples that is hidden, of
+    each feature by itself. hide_length: samples that are hidden together.
+    """
+
+    noises: SignalPairs | None = None
+    ratios: Sequence[float] = ()
+    hide: float = 0.0
+    hide_length: int = 1
+
+    def __post_init__(self) -> None:
+        splits = {} if self.noises is None else self.noises.splits
+        self._rows: dict[str, Any] = {split: rows.with_format("arrow") for split, rows in splits.items()}
+        self._ends = {split: np.cumsum(rows["length"][:], dtype=np.int64) for split, rows in splits.items()}
+
+    def __call__(
+        self, inputs: np.ndarray, power: float, split: str, ratio: float | None, random: np.random.Generator
+    ) -> np.ndarray:
+        """Inputs ``(samples, features)`` of a split, damaged; power: of their signal as a whole. The noise is that of
+        the same split, so that none of the test is heard in training. Noise of one channel is added to all."""
+        x = inputs
+        if self.noises is not None and ratio is not None:
+            noise = self._noise(len(x), split, random)
+            loud = float(noise.var(0).mean())
+            if loud > 0:
+                x = x + noise * np.float32((power / (loud * 10 ** (ratio / 10))) ** 0.5)
+        if self.hide:
+            starts = random.random(x.shape) < self.hide / self.hide_length
+            kernel = np.ones(self.hide_length)
+            hidden = np.stack([np.convolve(each, kernel)[: len(x)] > 0 for each in starts.T], axis=1)
+            x = np.where(hidden, np.float32(np.nan), x)
+        return x
+
+    def _noise(self, length: int, split: str, random: np.random.Generator) -> np.ndarray:
+        ends = self._ends[split]
+        noise = _row(self._rows[split], int(np.searchsorted(ends, random.integers(ends[-1]), side="right")))
+        return np.nan_to_num(noise[(int(random.integers(len(noise))) + np.arange(length)) % len(noise)])
+
+
+def _row(rows: Any, number: int) -> np.ndarray:
+    return next(row_arrays(rows[number].column("signal")))
+
+
+class Whole(NamedTuple):
+    """A whole signal: inputs ``(samples, features)``, targets ``(samples, outputs)``, and the ratio of its noise."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    ratio: float | None
+
+
+class WholeSignals:
+    """The signals of a split, each damaged in its own way, the same every time."""
+
+    def __init__(self, pairs: SignalPairs, split: str, damage: Damage):
+        self.pairs, self.split, self.damage = pairs, split, damage
+        self.rows: Any = pairs.splits[split].with_format("arrow")
+        self._last: tuple[int, Whole] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Whole]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Whole:
+        if self._last is None or self._last[0] != number:
+            inputs, targets = self.read(number)
+            random = np.random.default_rng((number, ("train", "valid", "test").index(self.split)))
+            ratios = self.damage.ratios
+            ratio = ratios[number % len(ratios)] if ratios else None
+            self._last = number, Whole(self.damage(inputs, power(inputs), self.split, ratio, random), targets, ratio)
+        return self._last[1]
+
+    def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets as they are stored."""
+        row = _row(self.rows, number)
+        return row[:, : self.pairs.inputs], row[:, : self.pairs.outputs] if self.pairs.same else row[
+            :, self.pairs.inputs :
+        ]
+
+
+def power(x: np.ndarray) -> float:
+    """Mean square about the mean, over the samples that are not missing and the features."""
+    known = x[~np.isnan(x).any(1)]
+    return float(known.var(0).mean()) if len(known) else 0.0
+
+
+def delayed(targets: np.ndarray, delay: int) -> np.ndarray:
+    """Targets of the outputs: sample n has that of sample ``n - delay``, NaN before the first."""
+    late = np.full_like(targets, np.nan)
+    late[delay:] = targets[: max(0, len(targets) - delay)]
+    return late
+
+
+class SignalWindows(Dataset):
+    """Windows of signals as input_values ``(samples, features)`` and labels ``(samples, outputs)``. ranges: row, start
+    and end of each."""
+
+    def __init__(self, signals: WholeSignals, ranges: Sequence[tuple[int, int, int]], delay: int):
+        self.signals, self.ranges, self.delay = signals, ranges, delay
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        number, start, end = self.ranges[index]
+        whole = self.signals[number]
+        return _example(whole.inputs[start:end], whole.targets[start:end], self.delay)
+
+
+class RandomSignalWindows(Dataset):
+    """``count`` windows of at most ``length`` samples, each anywhere in the signals of train with equal probability,
+    newly damaged. Window i depends only on the signals, the options, seed and i."""
+
+    def __init__(self, signals: WholeSignals, count: int, length: int, delay: int, seed: int):
+        self.signals, self.count, self.length, self.delay, self.seed = signals, count, length, delay, seed
+        rows: Rows = signals.pairs.splits[signals.split]
+        self.lengths = np.asarray(rows["length"][:], dtype=np.int64)
+        self.ends = np.cumsum(self.lengths)
+        self._powers: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        random = np.random.default_rng((self.seed, index))
+        number = int(np.searchsorted(self.ends, random.integers(self.ends[-1]), side="right"))
+        start = int(random.integers(max(1, self.lengths[number] - self.length + 1)))
+        inputs, targets = self.signals.read(number)
+        damage = self.signals.damage
+        ratio = float(random.choice(damage.ratios)) if damage.ratios else None
+        if ratio is not None and number not in self._powers:
+            self._powers[number] = power(inputs)
+        inputs, targets = (each[start : start + self.length] for each in (inputs, targets))
+        inputs = damage(inputs, self._powers.get(number, 0.0), self.signals.split, ratio, random)
+        return _example(inputs, targets, self.delay)
+
+
+def _example(inputs: np.ndarray, targets: np.ndarray, delay: int) -> dict[str, Tensor]:
+    return {"input_values": torch.tensor(inputs), "labels": torch.from_numpy(delayed(targets, delay))}
+
+
+class SignalCollator:
+    """Pads the windows of a batch on the right to the longest, in whole steps; labels with -100, which also is where a
+    target is missing, as the Trainer counts labels.
+
+    Gives input_values ``(batch, steps * stride, features)``, labels ``(batch, steps * stride, outputs)``, and
+    attention_mask ``(batch, steps)`` if a window is shorter than the longest.
+    """
+
+    def __init__(self, stride: int):
+        self.pad = PaddingCollator(stride=stride)
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        batch = self.pad([{"input_values": each["input_values"]} for each in examples])
+        first = examples[0]["labels"]
+        labels = first.new_full((len(examples), batch["input_values"].shape[1], first.shape[1]), float("nan"))
+        for own, example in zip(labels, examples, strict=True):
+            own[: len(example["labels"])] = example["labels"]
+        batch = with_all_labels({**batch, "labels": labels})
+        batch["labels"] = batch["labels"].nan_to_num(nan=IGNORED)
+        return batch

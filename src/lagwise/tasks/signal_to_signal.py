@@ -1,0 +1,439 @@
+"""Numbers for every sample of a signal: another signal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lagwise.data.options import DataOptions
+from lagwise.data.packing import IGNORED
+from lagwise.data.prepared import key_of
+from lagwise.data.row_writing import rows_as_csv, write_sounds
+from lagwise.data.series_files import SERIES
+from lagwise.data.series_windows import even_windows
+from lagwise.data.signal_files import SignalSource, inputs_of, open_signals
+from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals, signals_key
+from lagwise.data.signal_windows import (
+    Damage,
+    RandomSignalWindows,
+    SignalCollator,
+    SignalWindows,
+    Whole,
+    WholeSignals,
+)
+from lagwise.evaluation.signals import si_sdr, signal_scores
+from lagwise.progress import progress_bar
+from lagwise.schema import Count, Number, Share
+from lagwise.schema import Whole as WholeNumber
+from lagwise.tables import known
+from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
+from lagwise.tasks.figures import metric_curve, signals_beside
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOSSES = {
+    "mse": Metric("mse", "mean squared error", greater_is_better=False),
+    "l1": Metric("mae", "mean absolute error", greater_is_better=False),
+    "sdr": Metric("si_sdr", "SI-SDR (dB)"),
+    "si_sdr": Metric("si_sdr", "SI-SDR (dB)"),
+}
+_SHOWN = 1000  # samples of a test signal in the report
+
+
+class SignalToSignal(Task):
+    """A number or vector for every sample of a signal: the signal without noise, with its gaps filled, or what another
+    sensor would have measured.
+
+    Data: pairs of sounds by the names of their files, columns of tables, or lists in records (`open_signals`). With
+    ``noise`` or ``hide`` the data are the targets alone, and the inputs are made of them: in training newly in every
+    window, of held-out signals always the same. Training uses random windows of ``data.length`` samples, evaluation
+    whole signals.
+
+    Options:
+        features: columns of the inputs, in this order; found in the data.
+        targets: columns of the targets (``target``).
+        stride: samples per step of the model.
+        delay: a causal model gives the output for a sample when it has seen so many more; 0 for a two-sided one.
+        window: samples of the model's filters (`lagwise.models.signal_regression.SignalOutputs`); 0 for none.
+        loss: ``mse``, ``l1``, or the ratio of signal to distortion in dB of each window: ``sdr``, or ``si_sdr``, which
+            ignores the scale, so that outputs may have any (`lagwise.evaluation.signals.si_sdr`).
+        noise: sounds or tables of noise, which is added to the data; it is split as the data are.
+        ratios: of the signal's power to the noise's, in dB; each window draws one.
+        hide: share of the samples of each input that is hidden, to learn to fill gaps.
+        hide_length: samples that are hidden together.
+        rate: sampling rate of sound files in Hz; found in the data.
+
+    Metrics: mean squared error, mean absolute error, SI-SDR in dB, each a mean over signals; the headline is that of
+    the loss. Where there are as many outputs as inputs, also those of the inputs as they are, and the gain in SI-SDR.
+    """
+
+    head = "LagwiseForSignalRegression"
+    next_command = "lagwise predict {run} --data ..."
+    inputs = "values"
+
+    def __init__(
+        self,
+        data: DataOptions,
+        *,
+        features: list[str] | None = None,
+        targets: list[str] | None = None,
+        stride: Count = 1,
+        delay: Annotated[WholeNumber, Field(ge=0)] = 0,
+        window: Annotated[WholeNumber, Field(ge=0)] = 0,
+        loss: str = "mse",
+        noise: str | None = None,
+        ratios: list[Number] | None = None,
+        hide: Share = 0.0,
+        hide_length: Count = 1,
+        rate: Count | None = None,
+    ):
+        super().__init__(data)
+        if not data.source:
+            raise ValueError("signal_to_signal needs signals to learn from; give a file or folder with --data")
+        require_none("signal_to_signal", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length})
+        if (noise is None) != (ratios is None):
+            raise ValueError(
+                f"task.noise and task.ratios belong together, got {noise!r} and {ratios!r}: ratios are those of the "
+                "signal's power to the noise's, in dB, such as [0, 5, 10]"
+            )
+        if ratios is not None and not ratios:
+            raise ValueError("task.ratios must have at least one ratio in dB, got []")
+        self.made = noise is not None or hide > 0  # the inputs, from the targets
+        if self.made and targets is not None:
+            raise ValueError(
+                f"task.targets {targets!r} are for data with targets; with task.noise or task.hide the inputs are made "
+                "of the columns task.features"
+            )
+        if data.length < stride + delay:
+            raise ValueError(f"data.length {data.length} is less than task.stride and task.delay, {stride} + {delay}")
+        if window and window < stride + delay:
+            raise ValueError(
+                f"task.window must be 0 or at least task.stride + task.delay = {stride + delay}, got {window}"
+            )
+        self.headline = LOSSES[known(loss, LOSSES, "task.loss")]
+        self.features, self.targets, self.rate = features, targets, rate
+        self.stride, self.delay, self.window, self.loss = stride, delay, window, loss
+        self.noise, self.ratios, self.hide, self.hide_length = noise, ratios or [], hide, hide_length
+
+    @cached_property
+    def source(self) -> SignalSource:
+        """The signals, not yet read."""
+        return self._signals(str(self.data.source))
+
+    @cached_property
+    def noises(self) -> SignalSource | None:
+        """The noise, not yet read, of the sampling rate of the signals."""
+        if self.noise is None:
+            return None
+        return open_signals(self.noise, features=None, alone=True, rate=self.source.found().get("rate"))
+
+    def _signals(self, name: str) -> SignalSource:
+        return open_signals(name, features=self.features, targets=self.targets, rate=self.rate, alone=self.made)
+
+    def fixed_fields(self) -> dict[str, Any]:
+        outputs = {"delay": self.delay, "window": self.window}
+        return {"inputs": {"name": "values", "stride": self.stride}, "outputs": outputs}
+
+    def lengths(self) -> dict[str, int]:
+        return {"data.length (in steps)": -(-self.data.length // self.stride)}
+
+    def check_config(self, config: Any) -> None:
+        super().check_config(config)
+        if self.delay and not config.causal:
+            raise ValueError(
+                f"a two-sided model (model.causal=false) needs no task.delay, got {self.delay}; set it to 0"
+            )
+
+    def identity(self) -> str:
+        noise = None if self.noises is None else signals_key(self.noises)
+        return key_of([signals_key(self.source), noise, self.ratios, self.hide, self.hide_length])
+
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SignalData:
+        if source is not None:
+            return SignalData(self, scored={"test": self._other(source)})
+        pairs = prepare_signals(self.source, progress=progress)
+        noises = None if self.noises is None else prepare_signals(self.noises, progress=progress)
+        if noises is not None and noises.inputs not in (1, pairs.inputs):
+            raise ValueError(
+                f"the noise in {self.noise!r} has {noises.inputs} channels, but the signals have {pairs.inputs}; use "
+                "noise of one channel, which is added to all, or of as many"
+            )
+        damage = Damage(noises, self.ratios, self.hide, self.hide_length)
+        return SignalData(
+            self, pairs, {split: WholeSignals(pairs, split, damage) for split in ("train", "valid", "test")}
+        )
+
+    def _other(self, name: str) -> Sequence[Whole]:
+        """The signals of other data (their test split, or all), which must have targets."""
+        source = open_signals(name, features=self.features, targets=self.targets, rate=self.rate)
+        split = "test" if "test" in source.split_names else source.split_names[0]
+        found = []
+        for signal in source.signals(split):
+            checked_signal(signal, None)
+            found.append(Whole(signal.inputs, signal.targets, None))
+        return found
+
+    def open_rows(self, source: str) -> Any:
+        return _Inputs(self, source)
+
+    def columns(self) -> tuple[str, ...]:
+        return (SERIES,)
+
+    def predict(
+        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
+    ) -> list[dict[str, Any]]:
+        """``predicted``: the outputs ``(samples, outputs)`` of each row's ``input_values``, which may have NaN."""
+        given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
+        result = []
+        for number, x in enumerate(progress_bar(given, desc="predicting", unit="signal", show=progress), 1):
+            x = x.reshape(len(x), -1)
+            if not len(x) or x.shape[1] != self._inputs(model):
+                wanted = f"(samples, {self._inputs(model)})"
+                raise ValueError(f"{SERIES!r} of row {number} is of shape {x.shape}, but the model reads {wanted}")
+            if np.isinf(x).any():
+                raise ValueError(f"{SERIES!r} of row {number} has infinite values; write NaN where a sample is missing")
+            result.append({"predicted": self.output(model, x)})
+        return result
+
+    def check_output(self, out: Path) -> None:
+        if out.suffix == ".csv":
+            super().check_output(out)
+        elif out.suffix or out.is_file() or not out.parent.is_dir():
+            raise ValueError(
+                f"--out must be a .csv file, or of sounds a folder, in a folder that exists, got {str(out)!r}"
+            )
+
+    def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """A line for each sample: the file or row if there are several, the inputs, and the outputs."""
+        lines = []
+        for number, row in enumerate(rows, 1):
+            x, y = (np.asarray(row[name], dtype=np.float32) for name in (SERIES, "predicted"))
+            names = _names(self.features, x.shape[1], "input") + _names(self._of_outputs, y.shape[1], "predicted")
+            place = {"file": row.get("file", number)} if len(rows) > 1 else {}
+            for values in np.concatenate([x, y], axis=1).tolist():
+                cells = ["" if math.isnan(value) else f"{value:.7g}" for value in values]
+                lines.append({**place, **dict(zip(names, cells, strict=True))})
+        return rows_as_csv(lines)
+
+    @property
+    def _of_outputs(self) -> list[str] | None:
+        """The names of the columns of predictions, where the targets have names."""
+        named = self.features if self.made else self.targets
+        return None if named is None else [f"predicted_{name}" for name in named]
+
+    def save_predictions(self, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+        if out.suffix:
+            super().save_predictions(rows, out)
+            return
+        if any("sampling_rate" not in row for row in rows):
+            raise ValueError(f"--out {str(out)!r} has no .csv at its end, but only sounds are written to a folder")
+        write_sounds({row["file"]: (row["predicted"], row["sampling_rate"]) for row in rows}, out)
+
+    @staticmethod
+    def _inputs(model: Any) -> int:
+        return model.config.inputs["features"]
+
+    @staticmethod
+    def output(model: Any, samples: np.ndarray) -> np.ndarray:
+        """The outputs ``(samples, outputs)`` of a whole signal."""
+        from lagwise.models.streaming_regressor import whole_output
+
+        y = whole_output(model, torch.tensor(samples).to(model.device))
+        return finite(y.float().cpu().numpy(), "outputs")
+
+    def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
+        def row(name: str, s: Mapping[str, Any]) -> tuple[str, ...]:
+            gain = ("-",) if s.get("si_sdr_gain") is None else (f"{s['si_sdr_gain']:+.2f}",)
+            return (
+                name,
+                f"{s['mse']:.4g}",
+                f"{s['mae']:.4g}",
+                "-" if s["si_sdr"] is None else f"{s['si_sdr']:.2f}",
+                *gain,
+            )
+
+        rows = []
+        for split in ("valid", "test"):
+            if split in evaluation:
+                scores = evaluation[split]
+                rows.append(row(f"{split}, {scores['rows']:,} signals", scores))
+                rows += [row(f"{split}, noise at {ratio} dB", s) for ratio, s in scores.get("by_ratio", {}).items()]
+                rows += [row(f"{split}, the input as it is", scores["input"])] if "input" in scores else []
+                rows += [row(f"{split}, missing samples", scores["missing"])] if "missing" in scores else []
+        head = ("", "squared error", "absolute error", "SI-SDR (dB)", "gain")
+        return [Table(f"Signals, each given {evaluation['delay']} samples after it at most", head, rows)]
+
+    def figures(
+        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
+    ) -> dict[str, Callable[[], Figure]]:
+        found = {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
+        if evaluation is not None and "example" in evaluation:
+            found["example"] = lambda: signals_beside(evaluation["example"])
+        return found
+
+
+def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
+    """Names of columns: those that are given, or a word, with numbers if there are several."""
+    if given is not None and len(given) == count:
+        return list(given)
+    return [word] if count == 1 else [f"{word}_{i + 1}" for i in range(count)]
+
+
+class _Inputs:
+    """The inputs of signals as rows: input_values, the file or row, and of sounds the sampling rate."""
+
+    def __init__(self, task: SignalToSignal, name: str):
+        self.task, self.name = task, name
+
+    def read(self) -> dict[str, Any]:
+        source = SignalSource(inputs_of(self.name), features=self.task.features, rate=self.task.rate)
+        return {split: list(source.input_rows(split)) for split in source.split_names}
+
+
+class SignalData(TaskData):
+    """Signals and their targets. pairs: None for other data than the task's own. scored: signals to evaluate, by
+    split."""
+
+    task: SignalToSignal
+
+    def __init__(self, task: SignalToSignal, pairs: SignalPairs | None = None, scored: dict[str, Any] | None = None):
+        super().__init__(task)
+        self.pairs: Any = pairs
+        self.signals: Any = scored or {}
+        self.scored = {split: signals for split, signals in self.signals.items() if split != "train"}
+        self.collate = SignalCollator(task.stride)  # type: ignore[method-assign]
+
+    def fields(self) -> dict[str, Any]:
+        kinds = zip(
+            ("inputs", "outputs"), (self.pairs.inputs, self.pairs.outputs), self.pairs.mean, self.pairs.std, strict=True
+        )
+        found = {name: {"features": count, "mean": mean, "std": std} for name, count, mean, std in kinds}
+        fixed = self.task.fixed_fields()
+        return {name: {**fixed[name], **own} for name, own in found.items()}
+
+    def resolved(self) -> dict[str, Any]:
+        return self.task.source.found()
+
+    def notes(self) -> Sequence[str]:
+        lines, rate = [], self.resolved().get("rate")
+        for split, rows in self.pairs.splits.items():
+            samples = sum(rows["length"][:])
+            long = f" ({samples / rate / 60:,.1f} minutes)" if rate else ""
+            shape = f"{self.pairs.inputs} in, {self.pairs.outputs} out"
+            lines.append(f"{split}: {len(rows):,} signals of {samples:,} samples{long}, {shape}")
+        return [*lines, *self.pairs.notes]
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        return max(1, round(sum(self.pairs.splits["train"]["length"][:]) / (batch_size * self.task.data.length)))
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        return RandomSignalWindows(
+            self.signals["train"], steps * batch_size, self.task.data.length, self.task.delay, seed
+        )
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        rows, length = self.pairs.splits["valid"], self.task.data.length
+        ranges = even_windows(rows["length"][:], length, tokens // self.longest_example())
+        return SignalWindows(self.signals["valid"], ranges, self.task.delay)
+
+    def tokens_per_example(self) -> float:
+        return float(self.longest_example())
+
+    def longest_example(self) -> int:
+        return -(-self.task.data.length // self.task.stride)
+
+    def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """The squared or absolute error over the outputs' deviations, or the negative ratio of each window: a mean over
+        the samples that have a target."""
+        y = outputs.regression_outputs
+        real = labels != IGNORED
+        if self.task.loss in ("sdr", "si_sdr"):
+            channels = (each.transpose(1, 2) for each in (y, labels, real))
+            ratios = si_sdr(*channels, any_scale=self.task.loss == "si_sdr")
+            total = -(ratios.nan_to_num(0.0) * real.sum(1)).sum()
+        else:
+            errors = ((y - labels) / y.new_tensor(self.pairs.std[1])).masked_fill(~real, 0)
+            total = errors.square().sum() if self.task.loss == "mse" else errors.abs().sum()
+        counted = real.sum() if num_items_in_batch is None else num_items_in_batch
+        return total / torch.as_tensor(counted, device=total.device).clamp(min=1)
+
+    def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each window: squared and absolute errors, their number, the SI-SDR and its weight."""
+        y = (logits[0] if isinstance(logits, tuple) else logits).float()
+        real = labels != IGNORED
+        errors = (y - labels).masked_fill(~real, 0)
+        ratios = si_sdr(y.transpose(1, 2), labels.transpose(1, 2), real.transpose(1, 2))
+        sums = [errors.square().sum((1, 2)), errors.abs().sum((1, 2)), real.sum((1, 2))]
+        sums += [ratios.nan_to_num(0.0).sum(1), (~ratios.isnan()).sum(1)]
+        kept = torch.stack([each.to(y.dtype) for each in sums], dim=1)
+        return kept, kept[:, 0]
+
+    def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
+        square, absolute, count, ratio, ratios = np.asarray(predictions, dtype=np.float64).sum(0)
+        return {"mse": square / max(1, count), "mae": absolute / max(1, count), "si_sdr": ratio / max(1, ratios)}
+
+    def evaluate(
+        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
+    ) -> dict[str, Any]:
+        """Scores of the valid and test signals, by the ratio of noise too, with those of the inputs as they are
+        (``input``) and of missing samples (``missing``). ``example``: a part of the first test signal."""
+        require_none("signal_to_signal", **{"--lengths": lengths, "--tokens": max_tokens})
+        result: dict[str, Any] = {"kind": "signals", "delay": self.task.delay + self.task.stride - 1}
+        for split, signals in self.scored.items():
+            rows: list[dict[str, Any]] = []
+            for whole in progress_bar(
+                signals, desc=f"scoring {split}", unit="signal", total=len(signals), show=progress
+            ):
+                made = self.task.output(model, whole.inputs)
+                rows.append(self._row(whole, made))
+                if split == "test" and "example" not in result:
+                    result["example"] = _example(whole, made)
+            own = {name: [row[name] for row in rows] for name in rows[0]}
+            result[split] = {**_means(own["scores"]), "rows": len(rows)}
+            if rows[0]["input"] is not None:
+                result[split]["input"] = _means(own["input"])
+            if any(missing is not None for missing in own["missing"]):
+                result[split]["missing"] = _means([each for each in own["missing"] if each is not None])
+            if len({*own["ratio"]} - {None}) > 1:
+                by = {f"{r:g}": [row["scores"] for row in rows if row["ratio"] == r] for r in sorted({*own["ratio"]})}
+                result[split]["by_ratio"] = {ratio: _means(scores) for ratio, scores in by.items()}
+        return result
+
+    def _row(self, whole: Whole, made: np.ndarray) -> dict[str, Any]:
+        scores, given, missing = signal_scores(made, whole.targets), None, None
+        if whole.inputs.shape == whole.targets.shape:
+            gaps = np.isnan(whole.inputs)
+            given = signal_scores(np.where(gaps, 0, whole.inputs), whole.targets)
+            scores = {**scores, "si_sdr_gain": scores["si_sdr"] - given["si_sdr"]}
+            if gaps.any():
+                missing = signal_scores(made, np.where(gaps, whole.targets, np.nan))
+        return {"scores": scores, "input": given, "missing": missing, "ratio": whole.ratio}
+
+
+def _means(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The mean of each score over the signals that have it; None where none has, as JSON has no NaN."""
+    found = {}
+    for name in scores[0]:
+        values = [each[name] for each in scores if math.isfinite(each[name])]
+        found[name] = float(np.mean(values)) if values else None
+    return found
+
+
+def _example(whole: Whole, made: np.ndarray) -> dict[str, list[float | None]]:
+    """The first feature and output in the middle of a signal."""
+    start = max(0, len(made) // 2 - _SHOWN // 2)
+    part = {"input": whole.inputs[:, 0], "target": whole.targets[:, 0], "output": made[:, 0]}
+    return {
+        name: [None if np.isnan(v) else round(float(v), 6) for v in x[start : start + _SHOWN]]
+        for name, x in part.items()
+    }
