@@ -82,23 +82,8 @@ class HyenaMixer(Derived, Mixer):
 
     mix_pieces = mix  # its convolutions see to the pieces
 
-    def require_pieces(self) -> None:
-        """As its filters."""
-        for long in self._filters():
-            long.require_pieces()
-
     def _short(self, x: Tensor, layout: Layout) -> Tensor:
         return dilated_convolution(x, self.taps, 1, causal=self.causal)
-
-    @property
-    def grows(self) -> bool:  # type: ignore[override]
-        """As its filters."""
-        return any(long.grows for long in self._filters())
-
-    def require_fixed(self, *, online: bool = False) -> None:
-        """As its filters."""
-        for long in self._filters():
-            long.require_fixed(online=online)
 
     def derive(self, form: str = "eager") -> BackwardTaps:
         """See `Derived.derive`."""
