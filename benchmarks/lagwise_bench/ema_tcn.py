@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.analysis.plots import times_over_length
 from lagwise.analysis.timing import Timing, interleaved, training_step
 from lagwise.kernels import EMAKernel
 from lagwise.ops import dilated_stack, ema_scan, toeplitz_product
@@ -19,6 +18,7 @@ from lagwise.ops.toeplitz import smallest_dilation
 from lagwise.progress import progress_bar
 from lagwise_bench.harness import Factory, check_layer, check_product, forward_pass, peak_memory, some_channels
 from lagwise_bench.peers import LiteralEMA, mega_pytorch_ema
+from lagwise_bench.plots import times_over_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lagwise.analysis.plots import times_over_length
 from lagwise.analysis.timing import Timing
 from lagwise.mixers.attention import AttentionMixer, AttentionState
 from lagwise.models.cache import StateLayer
 from lagwise.progress import progress_bar
+from lagwise_bench.plots import times_over_length
 from lagwise_bench.stream_peers import NStates
 from lagwise_bench.streams import (
     BASELINES,

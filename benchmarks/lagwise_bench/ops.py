@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lagwise.analysis.plots import speed_over_length
 from lagwise.analysis.timing import Timing, interleaved, training_step
 from lagwise.mixers import ToeplitzMixer
 from lagwise.mixers.causal_ski import CausalSKI
@@ -20,6 +19,7 @@ from lagwise.ops.ski import causal_ski_matrix, ski_reference, split_kernel
 from lagwise.progress import progress_bar
 from lagwise_bench.harness import Factory, check_layer, check_matrix, forward_pass, peak_memory
 from lagwise_bench.peers import LiteralTNO
+from lagwise_bench.plots import speed_over_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
+from lagwise.mixers.base import state_grows
 from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import (
     eager_state,
@@ -69,7 +70,7 @@ def check_mixer(
             check_old_states(factory, channels)
             check_picked_states(factory, channels)
             check_joined_states(factory, channels)
-            if not factory(channels, True).grows:
+            if not state_grows(factory(channels, True)):
                 check_fixed_shapes(factory, channels)
 
 

@@ -30,7 +30,7 @@ def test_recipes_of_earlier_versions_without_a_task_load(tmp_path: Path) -> None
     text, recall = (make_task(load_recipe(str(SAVED / name / "recipe.yaml"))) for name in ("text", "recall"))
     assert type(text).__name__ == "LanguageModelling"
     assert type(recall).__name__ == "AssociativeRecallTask"
-    assert recall.identity() == json.loads((SAVED / "recall" / "run.json").read_text())["data"]
+    assert recall.key() == json.loads((SAVED / "recall" / "run.json").read_text())["data"]
     run = tmp_path / "recall"
     shutil.copytree(SAVED / "recall", run)
     assert evaluate_run(run, max_tokens=160, progress=False)["test"][0]["sequences"] == 10

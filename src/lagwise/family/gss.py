@@ -55,19 +55,6 @@ class GSSMixer(Mixer):
 
     mix_pieces = mix  # everything but its Toeplitz mixer is per token
 
-    def require_pieces(self) -> None:
-        """As its Toeplitz mixer."""
-        self.toeplitz.require_pieces()
-
-    @property
-    def grows(self) -> bool:  # type: ignore[override]
-        """As its Toeplitz mixer."""
-        return self.toeplitz.grows
-
-    def require_fixed(self, *, online: bool = False) -> None:
-        """As its Toeplitz mixer."""
-        self.toeplitz.require_fixed(online=online)
-
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
 

@@ -90,11 +90,6 @@ class HyenaMixer(Derived, Mixer):
 
     mix_pieces = mix  # its convolutions see to the pieces
 
-    def require_pieces(self) -> None:
-        """As its filters."""
-        for long in self._filters():
-            long.require_pieces()
-
     def _parts(self, short: Tensor) -> list[Tensor]:
         """What the first long convolution reads, and the gates after the long convolutions."""
         short = short if self.bias is None else short + self.bias
@@ -103,16 +98,6 @@ class HyenaMixer(Derived, Mixer):
 
     def _short(self, x: Tensor, layout: Layout) -> Tensor:
         return dilated_convolution(x, self.taps, 1, causal=self.causal)
-
-    @property
-    def grows(self) -> bool:  # type: ignore[override]
-        """As its filters."""
-        return any(long.grows for long in self._filters())
-
-    def require_fixed(self, *, online: bool = False) -> None:
-        """As its filters."""
-        for long in self._filters():
-            long.require_fixed(online=online)
 
     def derive(self, form: str = "eager") -> BackwardTaps:
         """See `Derived.derive`."""

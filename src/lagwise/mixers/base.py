@@ -38,7 +38,8 @@ class Mixer(nn.Module):
     directions: ClassVar[tuple[bool, ...]] = (True, False)
     #: whether a causal one has a streaming state
     streams: ClassVar[bool] = True
-    #: whether the state grows with the text, so that a step has no fixed shapes to compile or export
+    #: whether its own state, apart from those of mixers inside, grows with the text: a step then has no fixed shapes to
+    #: compile or export
     grows: bool = False
 
     def __init__(self, channels: int, causal: bool):
@@ -99,12 +100,14 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def require_pieces(self) -> None:
-        """ValueError if it has no exact form for rows that are split between processes."""
+        """ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
         if type(self).mix_pieces is Mixer.mix_pieces:
             raise ValueError(
                 f"{type(self).__name__} cannot mix a sequence that is split between processes: split the batch instead "
                 "(data parallelism)"
             )
+        for part in mixers_inside(self):
+            part.require_pieces()
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`forward` along the columns of a grid stored row by row, in rows of ``width`` tokens.
@@ -176,6 +179,8 @@ class Mixer(nn.Module):
     def require_fixed(self, *, online: bool = False) -> None:
         """ValueError if the state grows with the text. online: whether exact kernels keep their long blocks outside the
         step, so that they may be of any support."""
+        for part in mixers_inside(self):
+            part.require_fixed(online=online)
         if self.grows:
             raise ValueError(
                 f"{type(self).__name__} has a streaming state that grows with the text, so it has no step of fixed "
@@ -191,6 +196,16 @@ class Mixer(nn.Module):
         if not self.causal:
             remedy = "" if True not in self.directions else "; build it with causal=True"
             raise ValueError(f"{type(self).__name__} is bidirectional: it has no streaming state{remedy}")
+
+
+def mixers_inside(mixer: Mixer) -> list[Mixer]:
+    """The mixers that a mixer is made of, such as the Toeplitz mixer of a gated unit."""
+    return [part for part in mixer.modules() if isinstance(part, Mixer) and part is not mixer]
+
+
+def state_grows(mixer: Mixer) -> bool:
+    """Whether the state of a mixer, or of one inside, grows with the text."""
+    return any(part.grows for part in (mixer, *mixers_inside(mixer)))
 
 
 def check_heads(channels: int, heads: int) -> None:

@@ -146,7 +146,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             raise ValueError("inputs_embeds is not supported by assisted decoding; give input_ids")
         cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
         if isinstance(cache, StreamingCache):
-            self._read_prompt(cache, input_ids, input_ids.shape[1] - 1, mask)  # drafts never go back beyond it
+            self._read_before(cache, input_ids, input_ids.shape[1] - 1, mask)  # drafts never go back beyond it
             cache.activate_past_recording()
         parent: Any = super()
         try:
@@ -168,14 +168,14 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if getattr(past_key_values, "past", None) is not None:
             sure = 0 if next_sequence_length is None else input_ids.shape[1] - next_sequence_length
             if sure - past_key_values.seen >= _MOST_READ_AGAIN:
-                self._read_prompt(past_key_values, input_ids, sure, kwargs.get("attention_mask"))
+                self._read_before(past_key_values, input_ids, sure, kwargs.get("attention_mask"))
             next_sequence_length = input_ids.shape[1] - past_key_values.seen
         parent: Any = super()
         return parent.prepare_inputs_for_generation(
             input_ids, next_sequence_length, past_key_values=past_key_values, inputs_embeds=inputs_embeds, **kwargs
         )
 
-    def _read_prompt(self, cache: StreamingCache, input_ids: Tensor, end: int, mask: Tensor | None) -> None:
+    def _read_before(self, cache: StreamingCache, input_ids: Tensor, end: int, mask: Tensor | None) -> None:
         """Permanently process the tokens of a text before ``end`` that the cache has not seen."""
         ids = input_ids[:, cache.seen : end]
         if ids.shape[1]:

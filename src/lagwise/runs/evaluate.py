@@ -58,7 +58,7 @@ def evaluate_run(
     run = Path(run)
     recipe, task = open_run(run, overrides)
     model, _ = load_model(run, device=default_device(), **(own_fields(recipe) if overrides else {}))
-    result: dict[str, Any] = {"data": source or task.data.source or task.identity(), "trained_at": recipe.data.length}
+    result: dict[str, Any] = {"data": source or task.data.source or task.key(), "trained_at": recipe.data.length}
     if source is None:
         require_unchanged(run, recipe)
     else:

@@ -88,7 +88,7 @@ class AssociativeRecallTask(Task):
         require_none(f"{self.name}, which generates its data", **{"data.source": data.source})
         self.generator = AssociativeRecall(data.vocab_size, loss=loss)
 
-    def identity(self) -> str:
+    def key(self) -> str:
         return self.generator.key
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> GeneratedRecall:

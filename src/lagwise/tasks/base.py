@@ -99,7 +99,7 @@ class Task:
         """The headline of a run, from the lines of its log."""
         return self.headline
 
-    def identity(self) -> str:
+    def key(self) -> str:
         """A hash of the data, their splits, and every option that affects the encoding. Encodes nothing."""
         raise NotImplementedError
 

@@ -74,7 +74,7 @@ class Forecasting(Task):
     def fixed_fields(self) -> dict[str, Any]:
         return {"inputs": {"name": "values", "features": 2 * self.patch}, "prediction_length": self.horizon}
 
-    def identity(self) -> str:
+    def key(self) -> str:
         with open(expanded(str(self.data.source)), "rb") as file:
             return f"{hashlib.file_digest(file, 'sha256').hexdigest()}-{self.time}-{self.series}"
 

@@ -124,7 +124,7 @@ class ImageClassification(Labelled):
                 f"of {patch}, such as {max(patch, height // patch * patch)}, or another model.inputs.size"
             )
 
-    def identity(self) -> str:
+    def key(self) -> str:
         return images_key(self.source, self.size, self.channels)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> LabelledImages:

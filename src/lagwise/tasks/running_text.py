@@ -44,7 +44,7 @@ class RunningText(Task):
         evaluate_length = self.data.evaluate_length
         return super().lengths() | ({} if evaluate_length is None else {"data.evaluate_length": evaluate_length})
 
-    def identity(self) -> str:
+    def key(self) -> str:
         return content_key(open_source(self.source), self.data.tokenizer, self.data.vocab_size)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TextData:

@@ -158,7 +158,7 @@ class SequenceClassification(Labelled):
     def lengths(self) -> dict[str, int]:
         return {"data.length": self.steps(self.data.length)}
 
-    def identity(self) -> str:
+    def key(self) -> str:
         return labelled_key(self.source, **self.reading)
 
     def open_rows(self, source: str) -> RowSource:

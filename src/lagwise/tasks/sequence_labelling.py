@@ -119,7 +119,7 @@ class SequenceLabelling(Labelled):
     def open_rows(self, source: str) -> SeriesSource:
         return open_series(source, self.label, per_sample=True, features=self.features, rate=self.rate)
 
-    def identity(self) -> str:
+    def key(self) -> str:
         return series_key(self.source, self.values, self.label, self.events)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesWithClasses:

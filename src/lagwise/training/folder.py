@@ -47,7 +47,7 @@ def final_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:
     """Whether a run's data are the same as when the run started, by their hash; nothing is encoded."""
-    return make_task(recipe).identity() == read_json(out / RUN_FILE).get("data")
+    return make_task(recipe).key() == read_json(out / RUN_FILE).get("data")
 
 
 def read_metrics(run: Path | str) -> list[dict[str, float]]:

@@ -104,7 +104,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                 first = fit_first_answer(data, recipe.training.seed)
             model: Any = trainer.model_wrapped if trainer is not None else first.model  # type: ignore[missing-attribute]
             identity = {
-                "data": data.task.identity(),
+                "data": data.task.key(),
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "processes": arguments.world_size,
                 "asked": asked,

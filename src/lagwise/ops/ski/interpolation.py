@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -206,9 +205,3 @@ def _weights_at(position: Tensor, nodes: Tensor | int, degree: int) -> tuple[Ten
             weight = weight if a == b else weight * ((u - b) / (a - b))
         weights.append(weight)
     return first.long(), torch.stack(weights, dim=-1)
-
-
-def _first_node(grid: NodeGrid, token: int) -> int:
-    """`interpolation_weights`'s first node of one token, as a Python int, because shapes depend on it."""
-    position = (token - grid.start) / grid.spacing + (0.5 if grid.degree % 2 == 0 else 0.0)
-    return min(max(0, math.floor(position) - grid.degree // 2), grid.nodes - 1 - grid.degree)
