@@ -23,7 +23,7 @@ def counts() -> str:
         middle = found[shapes.index((4, 2048))]
         cells = [_change(pair, "times_least", 1) for pair in found]
         calls, peak = _change(middle, "calls", 0), _change(middle, "peak", 0, 1e6)
-        rows.append([model, *cells, calls, peak, f"{middle[1]['waits']:.0f}"])
+        rows.append([model, *cells, calls, peak, _change(middle, "waits", 0)])
     columns = ["model", *(f"{batch} × {length:,}" for batch, length in shapes), "calls", "MB", "waits"]
     commit = content["before"]["commit"][:7]
     return f"""## What a GPU would do
@@ -31,8 +31,8 @@ def counts() -> str:
 A layer's training step (512 channels, bfloat16 autocast) on a CUDA device that does nothing: its operations are counted
 on fake tensors, exactly and repeatably, and no time is predicted. Bytes are multiples of the least, for batch × length:
 every activation is written once and read once where it is used, norms, gates and residual sums are fused into the
-products beside them, and the backward pass moves twice as much. Calls start at least one kernel each; calls, memory at
-its peak and waits of the host are those of 4 × 2,048. A kernel in Triton counts as one pass over its inputs and
+products beside them, and the backward pass moves twice as much. Calls start at least one kernel each; calls, memory
+at its peak and waits of the host are those of 4 × 2,048. A kernel in Triton counts as one pass over its inputs and
 outputs. Figures before the arrow are from before these kernels (commit {commit}).
 
 The rows below {_TRANSFORMER} are for comparison: the same layers around a convolution written with torch.fft, around

@@ -122,9 +122,10 @@ def residual_normed(
 ) -> tuple[Tensor, Tensor]:
     """``x + branch``, or x without one, and the norm of it (`normed`). On a GPU in one pass, and the norm is in the
     dtype of autocast."""
-    if type(norm) in (RMSNorm, LayerNorm) and fused(x if branch is None else branch, x):
-        bias = getattr(norm, "bias", None)
-        return residual_norm(x, branch, norm.weight, bias, norm.eps, centred=isinstance(norm, LayerNorm))
+    plain = isinstance(norm, RMSNorm | LayerNorm) and type(norm) in (RMSNorm, LayerNorm)
+    if plain and fused(x if branch is None else branch, x):
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        return residual_norm(x, branch, norm.weight, bias, cast(float, norm.eps), centred=isinstance(norm, LayerNorm))
     x = x if branch is None else x + branch
     return x, normed(norm, x, mask)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lagwise.kernels import LagKernel
 from lagwise.kernels.remembered import remembered
 from lagwise.mixers.two_sided_ski import check_extent
-from lagwise.ops import SKIPlan, causal_ski_product, toeplitz_product
+from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.bilinear import traced
 from lagwise.ops.constants import remembered_tables
 from lagwise.ops.packing import move_rows, row_extents
@@ -124,15 +124,18 @@ class CausalSKI:
         self.tolerance = tolerance
         self.fixed_plan = SKIPlan(**given).check()
 
-    def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
+    def mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        check_extent(kernel, x, mask)
+        check_extent(kernel, x, layout)
         graph = torch.compiler.is_compiling()  # which cannot branch on padding
-        if mask is None or (not graph and mask[:, 0].all()):
+        if layout.mask is None or (not graph and not layout.padded_before):
             return self._mix(kernel, x)
         # Nodes count from a row's first token, so rows are moved to the start, and back.
-        first, lengths = row_extents(mask)
-        moved = self._mix(kernel, move_rows(x, -first, x.shape[1] if graph else int(lengths.max())))
+        if graph:
+            first, longest = row_extents(layout.mask)[0], x.shape[1]
+        else:
+            first, _, longest = layout.extents
+        moved = self._mix(kernel, move_rows(x, -first, longest))
         return move_rows(moved, first, x.shape[1])
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
@@ -292,7 +295,8 @@ class CausalSKI:
         else:
             (lags,) = remembered_tables(_split_lags, plan, nodes, like=like)
         values = kernel.at(lags)
-        return split_kernel(values[:, : plan.width], values[:, plan.width :], plan)
+        short, coarse = values.split([plan.width, values.shape[1] - plan.width], dim=1)
+        return split_kernel(short, coarse, plan)
 
     def most_nodes(self, kernel: LagKernel, plan: SKIPlan) -> int | None:
         """Coarse taps of the kernel that are not negligible, if it ends."""

@@ -113,7 +113,7 @@ class ToeplitzMixer(Derived, Mixer):
         if self._frozen is Poles:
             return self.mix_next(x, self.init_state(x.shape[0]), layout.mask)[0]
         if self.ski is not None:
-            return self.ski.mix(self.kernel, x, layout.mask)
+            return self.ski.mix(self.kernel, x, layout)
         limit = self.kernel.max_length
         if limit is not None and layout.mask is not None and not symbolic(x.shape[1]) and x.shape[1] > limit:
             return from_first_token(lambda x, _: self._product(x), x, layout.mask)  # padding does not count

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.ops import ski_product
+from lagwise.ops import Layout, ski_product
 from lagwise.ops.packing import row_extents
 from lagwise.ops.ski import ragged_ski_product, row_spacing
 from lagwise.ops.symbolic import symbolic
@@ -19,10 +19,10 @@ _MOST_DEGREE = 7  # above, extrapolation at the ends of a text makes errors larg
 Length = TypeVar("Length", int, Tensor)
 
 
-def check_extent(kernel: LagKernel, x: Tensor, mask: Tensor | None) -> None:
+def check_extent(kernel: LagKernel, x: Tensor, layout: Layout) -> None:
     """ValueError for a row that is longer than the kernel supports."""
     if kernel.max_length is not None and not symbolic(x.shape[1]) and x.shape[1] > kernel.max_length:
-        kernel.check_length(x.shape[1] if mask is None else int(row_extents(mask)[1].max()))
+        kernel.check_length(x.shape[1] if layout.mask is None else layout.extents[2])
 
 
 class TwoSidedSKI:
@@ -46,13 +46,13 @@ class TwoSidedSKI:
         if not kernel.continuous:
             kernel.smooth_at(torch.zeros(0))  # raises, and says why
 
-    def mix(self, kernel: LagKernel, x: Tensor, mask: Tensor | None) -> Tensor:
+    def mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         """`Mixer.mix` with this kernel."""
-        check_extent(kernel, x, mask)
+        check_extent(kernel, x, layout)
         graph = torch.compiler.is_compiling()  # which cannot branch on padding
-        if mask is None or (not graph and mask[:, 0].all() and mask[:, -1].all()):
+        if layout.mask is None or (not graph and not layout.padded_before and not layout.padded_after):
             return self._mix(kernel, x)
-        return self._mix_rows(kernel, x, mask)
+        return self._mix_rows(kernel, x, layout)
 
     def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
         """SKI-TNN alg. 1."""
@@ -61,10 +61,14 @@ class TwoSidedSKI:
         lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
         return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
 
-    def _mix_rows(self, kernel: LagKernel, x: Tensor, mask: Tensor) -> Tensor:
+    def _mix_rows(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         """SKI-TNN alg. 1 for every row separately, from its first token to its last."""
-        first, lengths = row_extents(mask)
-        longest = x.shape[1] if torch.compiler.is_compiling() else int(lengths.max())
+        if torch.compiler.is_compiling():
+            assert layout.mask is not None
+            first, lengths = row_extents(layout.mask)
+            longest = x.shape[1]
+        else:
+            first, lengths, longest = layout.extents
         rank = min(self._nodes(longest), longest)
         nodes = lengths.new_full(lengths.shape, min(self.rank, longest))
         if self.spacing is not None:

@@ -14,7 +14,7 @@ from lagwise.mixers import ToeplitzMixer
 from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.models.offload import require_loaded
 from lagwise.models.sharded import whole_model
-from lagwise.ops import Reduction, reduce_taps
+from lagwise.ops import Layout, Reduction, reduce_taps
 from lagwise.progress import progress_bar
 from lagwise.tables import check_integer
 
@@ -127,7 +127,7 @@ def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
     parameter = next(kernel.parameters())
     impulses = torch.zeros(cell, n + cell, mixer.channels, dtype=kernel.precision(parameter), device=parameter.device)
     impulses[torch.arange(cell), torch.arange(cell)] = 1
-    answers = mixer.ski.mix(kernel, impulses, None)
+    answers = mixer.ski.mix(kernel, impulses, Layout())
     return torch.stack([answer[i : i + n] for i, answer in enumerate(answers)]).mean(0).t()
 
 

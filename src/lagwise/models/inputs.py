@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lagwise.models.cache import StreamingCache, real_positions
 from lagwise.ops.bilinear import traced
-from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import document_starts, known_on_host, on_device, on_host, seq_idx_from_cu_seqlens
 
 # Arguments of a language model that do not change what a streaming step computes, whatever their values.
 _OF_A_STEP = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
@@ -99,6 +99,13 @@ def _from_boundaries(name: str, cu_seqlens: Tensor, batch: int, length: int) -> 
 def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
     if position_ids is None or position_ids.dim() != 2:
         return None
+    if not torch.compiler.is_compiling() and position_ids.device.type != "cpu":
+        masked = attention_mask is not None and attention_mask.shape == position_ids.shape
+        here = _from_positions(*on_host(position_ids, attention_mask if masked else None))
+        if here is None:
+            return None
+        (there,) = on_device([here], position_ids.device)
+        return None if there is None else known_on_host(there, here)
     steps = torch.diff(position_ids, prepend=position_ids.new_full((position_ids.shape[0], 1), -1))
     starts = steps[:, 1:] <= 0  # equal: the previous document had one token
     missing = steps > 1

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lagwise.ops.bilinear import transformed
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
 _COMPACT_BELOW = 0.8
+# Copies on the CPU of tensors on another device that nothing changes.
+_known = WeakTensorKeyDictionary()
 
 
 class Layout:
@@ -44,6 +47,8 @@ class Layout:
         if mask is not None and seq_idx is not None and mask.shape != seq_idx.shape:
             raise ValueError(f"mask must be like seq_idx {tuple(seq_idx.shape)}, got {tuple(mask.shape)}")
         self.mask = None if mask is None else mask.bool()
+        if self.mask is mask and mask is not None and mask.device.type != "cpu":
+            self.mask = mask.view(mask.shape)  # an object of its own, whose values the host may know (`on_host`)
         self.seq_idx = seq_idx
         self.grid = grid
         self.pieces = pieces
@@ -77,6 +82,47 @@ class Layout:
         return self._found[name]
 
     @property
+    def host(self) -> Layout:
+        """This layout on the CPU, where shapes that depend on values are worked out: by one copy, for which the host
+        waits once. Itself on the CPU, and in a graph."""
+        return self._once("host", self._host)
+
+    def _host(self) -> Layout:
+        parts = [t for t in (self.mask, self.seq_idx) if t is not None]
+        if torch.compiler.is_compiling() or all(t.device.type == "cpu" for t in parts):
+            return self
+        mask, seq_idx = on_host(self.mask, self.seq_idx)
+        if self.mask is not None and mask is not None:
+            known_on_host(self.mask, mask)
+        return Layout(mask, seq_idx, grid=self.grid, pieces=self.pieces)
+
+    def _moved(self, *tensors: Tensor | None) -> list[Tensor | None]:
+        """Tensors of the host's layout on this one's device, by one copy."""
+        like = self.seq_idx if self.mask is None else self.mask
+        assert like is not None
+        return on_device(tensors, like.device)
+
+    @property
+    def padded_before(self) -> bool:
+        """Whether a row starts with padding."""
+        return self._once("before", lambda: self.mask is not None and not bool(_mask(self.host)[:, 0].all()))
+
+    @property
+    def padded_after(self) -> bool:
+        """Whether a row ends with padding."""
+        return self._once("after", lambda: self.mask is not None and not bool(_mask(self.host)[:, -1].all()))
+
+    @property
+    def extents(self) -> tuple[Tensor, Tensor, int]:
+        """`row_extents` of the mask, and the largest of these lengths."""
+        return self._once("extents", self._extents)
+
+    def _extents(self) -> tuple[Tensor, Tensor, int]:
+        first, lengths = row_extents(_mask(self.host))
+        moved = [first, lengths] if self.host is self else self._moved(first, lengths)
+        return moved[0], moved[1], int(lengths.max())  # type: ignore[return-value]
+
+    @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The documents of packed rows, grouped by similar length, without documents that are only padding.
 
@@ -86,6 +132,15 @@ class Layout:
 
     @torch.compiler.disable  # shapes depend on values: compilers begin a new graph here
     def _buckets(self) -> tuple[Bucket, ...]:
+        if self.host is not self:
+            there = self.host.buckets
+            masks = [bucket.layout.mask for bucket in there]
+            moved = self._moved(*(t for bucket in there for t in bucket[:3]), *masks)
+            rows, masks = moved[: 3 * len(there)], moved[3 * len(there) :]
+            return tuple(
+                Bucket(*rows[3 * n : 3 * n + 3], Layout(masks[n]).known(bucket.layout))  # type: ignore[arg-type]
+                for n, bucket in enumerate(there)
+            )
         assert self.seq_idx is not None
         starts = document_starts(self.seq_idx).flatten()
         first = starts.nonzero()[:, 0]
@@ -103,8 +158,15 @@ class Layout:
             inside = offset < count[:, None]
             source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
             mask = inside if real is None else inside & real[source]
-            found.append(Bucket(source, source[inside], inside.flatten().nonzero()[:, 0], _unless_full(mask)))
+            found.append(Bucket(source, source[inside], inside.flatten().nonzero()[:, 0], Layout(_unless_full(mask))))
         return tuple(found)
+
+    def known(self, host: Layout) -> Layout:
+        """This layout, whose values the host knows."""
+        self._found["host"] = host
+        if self.mask is not None and host.mask is not None:
+            known_on_host(self.mask, host.mask)
+        return self
 
     @property
     def axes(self) -> tuple[Layout, Layout]:
@@ -128,6 +190,12 @@ class Layout:
         return self._once("compact", self._compact)
 
     def _compact(self) -> tuple[Tensor, Layout] | None:
+        if self.mask is not None and self.host is not self:
+            found = self.host.compact
+            if found is None:
+                return None
+            kept, mask, seq_idx = self._moved(found[0], found[1].mask, found[1].seq_idx)
+            return kept, Layout(mask, seq_idx).known(found[1])  # type: ignore[return-value]
         if self.mask is None or self.grid is not None or self.pieces is not None or not self.mask.any(1).all():
             return None
         mask = self.mask
@@ -152,13 +220,13 @@ class Bucket(NamedTuple):
             padding that of any token.
         tokens: the positions of the tokens alone, ``(n,)``.
         where: their positions in the flattened padded batch, ``(n,)``.
-        mask: which positions are real, like source; None if all are.
+        layout: the layout of the padded batch.
     """
 
     source: Tensor
     tokens: Tensor
     where: Tensor
-    mask: Tensor | None
+    layout: Layout
 
 
 def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Layout) -> Tensor:
@@ -184,9 +252,9 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     result: Tensor | None = None
     for bucket in layout.buckets:
         padded = flat.index_select(0, bucket.source.flatten()).unflatten(0, bucket.source.shape)
-        if bucket.mask is not None:
-            padded = padded.masked_fill(~bucket.mask[..., None], 0)
-        mixed = mix(padded, Layout(bucket.mask)).flatten(0, 1)
+        if bucket.layout.mask is not None:
+            padded = padded.masked_fill(~bucket.layout.mask[..., None], 0)
+        mixed = mix(padded, bucket.layout).flatten(0, 1)
         if result is None:
             result = mixed.new_zeros(len(flat), mixed.shape[1])
         result = result.index_copy(0, bucket.tokens, mixed.index_select(0, bucket.where).to(result.dtype))
@@ -277,11 +345,52 @@ def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
     Shapes: cu_seqlens ``(documents + 1,)``, from 0 to at most length; result ``(1, length)``. Tokens after the last
     boundary are a separate document. ValueError unless cu_seqlens starts at 0, increases, and ends within length.
     """
+    device, cu_seqlens = cu_seqlens.device, cu_seqlens.cpu()
     whole = cu_seqlens.dim() == 1 and cu_seqlens.numel() and not cu_seqlens.is_floating_point()
     if not whole or cu_seqlens[0] != 0 or (cu_seqlens.diff() <= 0).any() or cu_seqlens[-1] > length:
         raise ValueError(f"cu_seqlens must grow from 0 to at most {length}, got {cu_seqlens.tolist()}")
-    position = torch.arange(length, device=cu_seqlens.device)
-    return torch.searchsorted(cu_seqlens, position, right=True)[None] - 1
+    here = torch.searchsorted(cu_seqlens, torch.arange(length), right=True)[None] - 1
+    (there,) = on_device([here], device)
+    return here if there is None else known_on_host(there, here)
+
+
+def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Booleans and whole numbers on the CPU, by one copy of those whose values the host does not know."""
+    given = [t for t in tensors if t is not None]
+    new = [t for t in given if t.device.type != "cpu" and t not in _known]
+    flat = torch.cat([t.flatten().long() for t in new]).cpu() if new else None
+    copies = iter(() if flat is None else flat.split([t.numel() for t in new]))
+    found: list[Tensor | None] = []
+    for t in tensors:
+        if t is None or t.device.type == "cpu":
+            found.append(t)
+        else:
+            found.append(_known[t] if t in _known else next(copies).view(t.shape).to(t.dtype))
+    return found
+
+
+def on_device(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    """Booleans and whole numbers of the CPU on a device, by one copy, for which the host does not wait."""
+    given = [t for t in tensors if t is not None]
+    if not given or device.type == "cpu":
+        return list(tensors)
+    flat = torch.cat([t.flatten().long() for t in given])
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    parts = iter(flat.to(device, non_blocking=True).split([t.numel() for t in given]))
+    return [None if t is None else next(parts).view(t.shape).to(t.dtype) for t in tensors]
+
+
+def known_on_host(there: Tensor, here: Tensor) -> Tensor:
+    """Note that nothing will change a tensor on a device, and its copy on the CPU. Returns the tensor."""
+    if there is not here:
+        _known[there] = here
+    return there
+
+
+def _mask(layout: Layout) -> Tensor:
+    assert layout.mask is not None
+    return layout.mask
 
 
 def _unless_full(mask: Tensor) -> Tensor | None:

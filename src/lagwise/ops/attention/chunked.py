@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lagwise.ops.bilinear import transformed
 from lagwise.ops.operators import in_graph
+from lagwise.ops.packing import on_host
 from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.tables import known
 
@@ -57,14 +58,17 @@ def chunked_attention(
     if mask is not None:
         # Inspect padding only outside of graphs and `torch.vmap`, which cannot branch on values.
         eager = not (torch.compiler.is_compiling() or transformed())
-        mask, shift = mask.bool(), first_real(mask)
-        if eager and not shift.any():
-            shift = None
+        mask = mask.bool()
+        here = on_host(mask)[0] if eager else None
+        shift_here = None if here is None else first_real(here)
+        shift = None if shift_here is not None and not shift_here.any() else first_real(mask)
         if shift is not None:
             index = _rolled(shift, mask.shape[1])
             query, key, value = (_take(x, index) for x in (query, key, value))
             mask = mask.gather(1, index)
-        if eager and not ((mask[:, 1:] > mask[:, :-1]).any() if causal else (~mask).any()):
+            if here is not None and shift_here is not None:
+                here = here.gather(1, _rolled(shift_here, here.shape[1]))
+        if here is not None and not ((here[:, 1:] > here[:, :-1]).any() if causal else (~here).any()):
             mask = None  # a causal query never sees padding on the right
     if sliding:
         y = _in_sliding_chunks(query, key, value, chunk, function, bias, mask)

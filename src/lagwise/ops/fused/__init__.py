@@ -2,7 +2,8 @@
 passes over memory: where `fused` is false, callers use that.
 
 A kernel is an operator of the namespace ``lagwise_triton``, without a gradient, so that fake tensors and compilers know
-its results; the module `kernels` holds the source. Arithmetic is float32, whatever the tensors' dtype.
+its results. Modules named ``..._kernels`` hold the source, and are only imported where they run. Arithmetic is float32,
+whatever the tensors' dtype.
 """
 
 from __future__ import annotations

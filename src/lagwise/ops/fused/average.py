@@ -41,11 +41,13 @@ class _Average(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
-        *inputs, starts, slopes = ctx.saved_tensors
+        x, weight, log_decay, direct, starts, slopes = ctx.saved_tensors
+        inputs = (x, weight, log_decay, direct)
         if differentiable():
             return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
-        _, weight, log_decay, direct = inputs
-        inner, dparameters, ddirect, backward = average_gradients(grad, *inputs, starts, slopes, ctx.chunk)
+        inner, dparameters, ddirect, backward = average_gradients(
+            grad, x, weight, log_decay, direct, starts, slopes, ctx.chunk
+        )
         after, _ = average_starts(backward, None, log_decay, ctx.chunk)
         dx = average_adjoint(inner, weight, log_decay, direct, after, ctx.chunk)
         dweight, ddecay = dparameters.sum((0, 1)).transpose(1, 2)
@@ -73,7 +75,7 @@ def _grid(x: Tensor, chunk: int) -> tuple[int, int, int]:
 @kernel(lambda x, log_decay, chunk: (_states(x, log_decay, chunk), _states(x, log_decay, chunk)))
 def average_ends(x: Tensor, log_decay: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """Averages at the end of each chunk from zero, and their derivatives by the decay."""
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import average_kernels as kernels
 
     x, ends, slopes = _rows(x), _states(x, log_decay, chunk), _states(x, log_decay, chunk)
     kernels.average_ends[_grid(x, chunk)](
@@ -90,7 +92,7 @@ def _starts_like(ends: Tensor, slopes: Tensor | None, log_decay: Tensor, chunk: 
 @kernel(_starts_like)
 def average_starts(ends: Tensor, slopes: Tensor | None, log_decay: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """Averages before each chunk and their derivatives; without slopes, averages after each, which run backwards."""
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import average_kernels as kernels
 
     starts, start_slopes = _starts_like(ends, slopes, log_decay, chunk)
     batch, chunks, dimension, channels = ends.shape
@@ -103,7 +105,7 @@ def average_starts(ends: Tensor, slopes: Tensor | None, log_decay: Tensor, chunk
 
 @kernel(lambda x, *_: x.new_empty(x.shape))
 def average_outputs(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, starts: Tensor, chunk: int) -> Tensor:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import average_kernels as kernels
 
     x, y = _rows(x), x.new_empty(x.shape)
     kernels.average_outputs[_grid(x, chunk)](
@@ -133,7 +135,7 @@ def average_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradient before the activation; those of weight and log_decay, and of direct, by each chunk; and what tokens
     before each chunk receive."""
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import average_kernels as kernels
 
     grad, x = _rows(grad), _rows(x)
     results = _gradients_like(grad, x, weight, log_decay, direct, starts, slopes, chunk)
@@ -149,7 +151,7 @@ def average_adjoint(
     inner: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, after: Tensor, chunk: int
 ) -> Tensor:
     """The gradient of x from that before the activation."""
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import average_kernels as kernels
 
     dx = torch.empty_like(inner)
     kernels.average_adjoint[_grid(inner, chunk)](

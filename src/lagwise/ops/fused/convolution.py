@@ -104,7 +104,7 @@ def _parts(x: Tensor, taps: Tensor) -> Tensor:
 
 @kernel(lambda x, taps, added, origin, dilation, activate: x.new_empty(x.shape))
 def convolve(x: Tensor, taps: Tensor, added: Tensor | None, origin: int, dilation: int, activate: bool) -> Tensor:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import convolution_kernels as kernels
 
     x, y = _rows(x), x.new_empty(x.shape)
     other = x if added is None else _rows(added)
@@ -120,7 +120,7 @@ def convolution_gradients(
     grad: Tensor, x: Tensor, taps: Tensor, origin: int, dilation: int, activate: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradient before the activation, empty without one, and parts of the gradient of the taps."""
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import convolution_kernels as kernels
 
     grad, x = _rows(grad), _rows(x)
     inner, parts = x.new_empty(x.shape if activate else 0), _parts(x, taps)
@@ -133,7 +133,7 @@ def convolution_gradients(
 
 @kernel(lambda x, taps, origin: x.new_empty((*x.shape[:2], x.shape[2] // 3)))
 def convolve_gated(x: Tensor, taps: Tensor, origin: int) -> Tensor:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import convolution_kernels as kernels
 
     x, y = _rows(x), x.new_empty((*x.shape[:2], x.shape[2] // 3))
     kernels.gated_convolution[_grid(*y.shape)](
@@ -145,7 +145,7 @@ def convolve_gated(x: Tensor, taps: Tensor, origin: int) -> Tensor:
 
 @kernel(lambda grad, x, taps, origin: (x.new_empty(x.shape), _parts(x, taps)))
 def gated_convolution_gradients(grad: Tensor, x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Tensor]:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import convolution_kernels as kernels
 
     x, grad, dx, parts = _rows(x), grad.contiguous(), x.new_empty(x.shape), _parts(x, taps)
     kernels.gated_convolution_gradients[_grid(*grad.shape)](

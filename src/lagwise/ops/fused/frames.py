@@ -51,7 +51,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _load(x: Tensor, frames: list[int], silu: bool, gated: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import frame_kernels as kernels
 
     x = _rows(x)
     result = _empty_frames(x, frames)
@@ -66,7 +66,7 @@ def _load(x: Tensor, frames: list[int], silu: bool, gated: tuple[Tensor, Tensor,
 
 
 def _store(frames: Tensor, places: list[int], y: Tensor, gate: Tensor | None, out: Tensor | None) -> None:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import frame_kernels as kernels
 
     batch, length, channels = y.shape
     gates = y if gate is None else gate
@@ -118,7 +118,7 @@ def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor) -> tuple[Tensor,
 
     Shapes: x and grad ``(batch, channels, frames, points)``, kernel ``(channels, 1, points)``, complex64, contiguous.
     """
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import frame_kernels as kernels
 
     x, grad, kernel = (torch.view_as_real(t.contiguous().resolve_conj()) for t in (x, grad, kernel))
     total, product = torch.empty_like(kernel), torch.empty_like(grad)

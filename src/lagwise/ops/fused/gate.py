@@ -45,7 +45,7 @@ class _SiluProduct(torch.autograd.Function):
 
 @kernel(lambda gate, value, biases: gate.new_empty(gate.shape))
 def silu_product_kernel(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import gate_kernels as kernels
 
     g, v, y = rows_of(gate), rows_of(value), gate.new_empty(gate.shape)
     kernels.silu_product[_tiles(g)](
@@ -69,7 +69,7 @@ def _product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor
 @kernel(_product_gradients)
 def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
     """Gradients of gate and value, side by side, and those of biases in parts."""
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import gate_kernels as kernels
 
     results = _product_gradients(grad, gate, value, biases)
     d, g, v = rows_of(grad), rows_of(gate), rows_of(value)
@@ -106,7 +106,7 @@ class _Update(torch.autograd.Function):
 
 @kernel(lambda x, update, candidate, branch: x.new_empty(x.shape))
 def gated_update_kernel(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import gate_kernels as kernels
 
     others, y = [rows_of(t) for t in (update, candidate, branch)], x.new_empty(x.shape)
     strides = (t.stride(0) for t in others)
@@ -126,7 +126,7 @@ def gated_update_gradients(
     grad: Tensor, x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of update, and of the sum of candidate and branch."""
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import gate_kernels as kernels
 
     others = [rows_of(t) for t in (update, candidate, branch)]
     results = (x.new_empty(x.shape), update.new_empty(update.shape), candidate.new_empty(candidate.shape))

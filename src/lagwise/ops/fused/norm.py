@@ -133,7 +133,7 @@ def sum_and_norm(
 
 
 def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool, relu: bool) -> None:
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import norm_kernels as kernels
 
     channels = x.shape[-1]
     kernels.norm[(x.numel() // channels,)](
@@ -174,7 +174,7 @@ def norm_gradients(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
-    from lagwise.ops.fused import kernels
+    from lagwise.ops.fused import norm_kernels as kernels
 
     x, grad = x.contiguous(), grad.contiguous()
     grad_total = None if grad_total is None else grad_total.contiguous()

@@ -181,9 +181,10 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
     ramp, spread = remembered_tables(_split_constants, plan, like=coarse)
-    head = coarse[:, : len(ramp)] * ramp
+    head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
+    head = head * ramp
     with torch.autocast(coarse.device.type, enabled=False):
-        return short - head @ spread, torch.cat([head, coarse[:, len(ramp) :]], dim=1)
+        return short - head @ spread, torch.cat([head, rest], dim=1)
 
 
 def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:

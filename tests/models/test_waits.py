@@ -1,0 +1,74 @@
+"""How often the host waits for a device in a training step: for values, and for copies from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from second_device import NAME, SecondDevice, _There
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.training import load_recipe
+
+_READS = {"_local_scalar_dense", "nonzero", "equal", "_unique2", "masked_select", "is_nonzero"}
+
+
+class Waits(TorchDispatchMode):
+    """Notes operations that make the host wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name.split("::")[1]
+        out = function(*args, **(kwargs or {}))
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if any(isinstance(x, _There) for x in tensors):
+            masks = [x for x in tensors[1:] if x.dtype == torch.bool]
+            leaves = isinstance(out, Tensor) and name in ("_to_copy", "copy_") and not isinstance(out, _There)
+            if name in _READS or leaves or (name.startswith("index") and name[5:6] in ("", "_") and masks):
+                self.found.append(name)
+        return out
+
+
+def batch(kind: str) -> dict[str, Tensor]:
+    place, lengths = torch.arange(64), torch.tensor([64, 50, 30])
+    if kind == "plain":
+        return {}
+    if kind == "right-padded":
+        return {"attention_mask": (place < lengths[:, None]).long()}
+    if kind == "left-padded":
+        return {"attention_mask": (place >= 64 - lengths[:, None]).long()}
+    if kind == "packed":
+        return {"seq_idx": (place // 20).expand(3, -1).contiguous()}
+    if kind == "positions":
+        return {"position_ids": (place % 20).expand(3, -1).contiguous()}
+    return {"cu_seqlens": torch.tensor([0, 20, 64, 120, 192])}
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", ["plain", "right-padded", "left-padded", "packed", "positions", "cu_seqlens"])
+@pytest.mark.parametrize("name", ["tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm"])
+def test_a_step_waits_once_at_most(name: str, kind: str) -> None:
+    model: dict[str, Any] = {**load_recipe(name).model, "hidden_size": 32, "vocab_size": 300}
+    if "value_size" in model["block"]:
+        model["block"] = {**model["block"], "value_size": 24, "query_size": 8}
+    if name != "best-lm":
+        model["num_hidden_layers"] = 2
+    made = LagwiseForCausalLM(LagwiseConfig(**model)).train()
+    ids = torch.randint(5, 250, (1, 192) if kind == "cu_seqlens" else (3, 64))
+    expected = made(ids, labels=ids, **batch(kind)).loss
+    with SecondDevice():
+        made.to(NAME)
+        given = {key: value.to(NAME) for key, value in {"input_ids": ids, "labels": ids, **batch(kind)}.items()}
+        with Waits() as waits:
+            loss = made(**given).loss
+            loss.backward()
+        found = loss.cpu()
+    assert len(waits.found) <= (kind != "plain"), waits.found
+    assert torch.allclose(found, expected, rtol=1e-4)
