@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,13 @@ from lagwise.data.reading import (
     COMPRESSIONS,
     check_size,
     check_spreadsheet,
-    decoded,
     inner_suffix,
     is_compressed,
     marked_encoding,
     most_text,
     not_utf8_mark,
     opened,
+    read_text,
     read_whole,
 )
 from lagwise.data.row_files import read_records
@@ -63,7 +63,7 @@ class Source:
         """The documents of a split in a fixed order. ValueError for a file that does not match its suffix."""
         if self.dataset is not None:
             for number, row in enumerate(self.dataset[split]):
-                yield _text(row["text"], f"data set {self.name!r}, {split} row {number}")
+                yield checked_text(row["text"], f"data set {self.name!r}, {split} row {number}")
             return
         for path in self.files[split]:
             documents = read_documents(path)
@@ -139,20 +139,31 @@ def read_documents(path: Path) -> Iterator[str]:
 
     ValueError names the file, and the position where it stops being valid.
     """
+    for parts in document_parts(path):
+        document, size = [], 0
+        for part in parts:
+            document.append(part)
+            size += len(part)
+            check_size(path, size)
+        yield "".join(document)
+
+
+def document_parts(path: Path) -> Iterator[Iterable[str]]:
+    """As `read_documents`, each document in parts, of which the file of a whole text holds one at a time."""
     kind = _kind(path)
     if kind == ".parquet":
-        yield from _parquet(path)
+        yield from ([text] for text in _parquet(path))
     elif kind == ".jsonl":
         with opened(path) as f:
             for number, record in read_records(_lines(f, path), path):
                 where = f"{path}, line {number}"
                 if "text" not in record:
                     raise ValueError(f"{where}: expected a JSON object with a 'text' field (it has {shown([*record])})")
-                yield _text(record["text"], where)
+                yield [checked_text(record["text"], where)]
     elif kind in FASTA + FASTQ:
-        yield from (sequence for _, sequence in sequence_records(read_whole(path), path))
+        yield from ([sequence] for _, sequence in sequence_records(read_whole(path), path))
     else:
-        yield decoded(read_whole(path), path)
+        yield read_text(path)
 
 
 def _parquet(path: Path) -> Iterator[str]:
@@ -160,7 +171,7 @@ def _parquet(path: Path) -> Iterator[str]:
 
     try:
         for batch in parquet.ParquetFile(path).iter_batches(columns=["text"]):
-            yield from (_text(value, f"{path}") for value in batch.column("text").to_pylist())
+            yield from (checked_text(value, f"{path}") for value in batch.column("text").to_pylist())
     except (ArrowException, KeyError, OSError) as error:
         raise ValueError(f"{path} is not a parquet file with a 'text' column ({error})") from error
 
@@ -173,7 +184,7 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
         yield line
 
 
-def _text(value: Any, where: str) -> str:
+def checked_text(value: Any, where: str) -> str:
     """A record's text, if it can be encoded as UTF-8."""
     if not isinstance(value, str):
         raise ValueError(f"{where}: 'text' must be a string, got {type(value).__name__}")
@@ -223,20 +234,21 @@ def _stdlib_files() -> list[Path]:
     return sorted(f for f in files if f.stat().st_size > 0 and not f.name.startswith("_sysconfigdata"))
 
 
-def load_hub(name: str) -> Any:
-    """The splits of ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict. ValueError if it cannot be loaded."""
+def load_hub(name: str, *, streaming: bool = False) -> Any:
+    """The splits of ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict, or streaming an IterableDatasetDict. ValueError
+    if it cannot be loaded."""
     from datasets import load_dataset
 
     path, _, config = name.removeprefix("hub:").partition(":")
     try:
-        return load_dataset(path, config or None)
+        return load_dataset(path, config or None, streaming=streaming)
     except Exception as error:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
 
 
-def hub_splits(name: str) -> dict[str, Any]:
+def hub_splits(name: str, *, streaming: bool = False) -> dict[str, Any]:
     """Splits by our names; the first of several validation or test sets."""
-    loaded = load_hub(name)
+    loaded = load_hub(name, streaming=streaming)
     named: dict[str, Any] = {}
     for split in loaded:
         word = split_word(Path(split))

@@ -31,34 +31,40 @@ _BATCH = 64  # pieces encoded in parallel
 
 
 @dataclass(frozen=True)
-class TokenData:
-    """An encoded source: one memory-mapped array of token ids a split, documents separated by end of text.
+class EncodedText:
+    """Text as arrays of token ids by split, documents separated by end of text.
 
     text_bytes: UTF-8 bytes of the text of each split, separators not counted.
     """
 
-    folder: Path
     tokenizer: PreTrainedTokenizerBase
     splits: dict[str, np.ndarray]
     text_bytes: dict[str, int]
 
-    @property
-    def key(self) -> str:
-        return self.folder.name
-
     def bytes_per_token(self, split: str) -> float:
         """Average over a split, separators included."""
         return self.text_bytes[split] / len(self.splits[split])
-
-    def training_examples(self, length: int, count: int, seed: int) -> TrainingWindows:
-        """``count`` windows of the training text."""
-        return TrainingWindows(self.splits["train"], length, count, seed)
 
     def validation_examples(self, length: int, tokens: int) -> TrainingWindows:
         """The windows in the first ``tokens`` of the validation text, and at least one, no longer than the text."""
         valid = self.splits["valid"][: max(tokens, length)]
         length = min(length, len(valid))
         return TrainingWindows(valid, length, max(1, len(valid) // length - 1), 0)
+
+
+@dataclass(frozen=True)
+class TokenData(EncodedText):
+    """An encoded source, whose arrays are memory-mapped from a folder."""
+
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        return self.folder.name
+
+    def training_examples(self, length: int, count: int, seed: int) -> TrainingWindows:
+        """``count`` windows of the training text."""
+        return TrainingWindows(self.splits["train"], length, count, seed)
 
 
 def prepare(
@@ -74,7 +80,7 @@ def prepare(
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
     meta = cached_folder(folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress))
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
-    return TokenData(folder, load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"])
+    return TokenData(load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"], folder)
 
 
 class TrainingWindows(Dataset):
@@ -141,7 +147,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
             progress_bar(desc=f"tokenizing {split}", unit="B", unit_scale=True, show=progress) as bar,
         ):
             for document in source.documents(split):
-                for ids, read in _encode_document(document, tokenizer, name == "bytes"):
+                for ids, read in encode_document(document, tokenizer, name == "bytes"):
                     f.write(ids.astype(dtype).tobytes())
                     size += read
                     bar.update(read)
@@ -156,7 +162,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
     return {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
 
 
-def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> Iterator[tuple[np.ndarray, int]]:
+def encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> Iterator[tuple[np.ndarray, int]]:
     """Token ids of a document in batches, with the bytes each batch covers."""
     if as_bytes:  # token id = byte, so no tokenizer is needed
         data = np.frombuffer(text.encode(), dtype=np.uint8)
