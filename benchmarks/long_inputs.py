@@ -39,6 +39,8 @@ WAYS = (("pieces", "whole"), ("step",), ("checkpointed",))  # those of a process
 def model(recipe: str, length: int) -> LagwiseForCausalLM:
     torch.manual_seed(0)
     fields = {**load_recipe(recipe).model, "vocab_size": 258, "hidden_size": 64}
+    if "heads" in (mixer := fields["block"].get("token_mixer", {})):
+        fields["block"] = {**fields["block"], "token_mixer": {**mixer, "heads": 4}}  # which must divide 64
     fields["num_hidden_layers"] = 1 if fields["block"]["name"] == "chain" else 2
     if fields.get("max_position_embeddings"):
         fields["max_position_embeddings"] = length

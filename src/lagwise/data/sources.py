@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from lagwise.data.fasta import FASTA, FASTQ, sequence_records
 from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
 from lagwise.data.reading import (
@@ -27,7 +29,7 @@ from lagwise.data.reading import (
     read_whole,
 )
 from lagwise.data.row_files import read_records
-from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, cut_text, deal, split_shares
+from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, deal, split_shares, text_between, text_places
 from lagwise.files import expanded
 from lagwise.tables import shown
 
@@ -58,16 +60,31 @@ class Source:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     dataset: Any = None
     notes: Sequence[str] = ()
+    _places: dict[Path, dict[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split in a fixed order. ValueError for a file that does not match its suffix."""
+        return (_joined(parts, Path(self.name)) for parts in self.document_parts(split))
+
+    def document_parts(self, split: str) -> Iterator[Iterable[str]]:
+        """The documents of a split, each in parts (`document_parts`)."""
         if self.dataset is not None:
             for number, row in enumerate(self.dataset[split]):
-                yield checked_text(row["text"], f"data set {self.name!r}, {split} row {number}")
+                yield [checked_text(row["text"], f"data set {self.name!r}, {split} row {number}")]
             return
         for path in self.files[split]:
-            documents = read_documents(path)
-            yield from cut_text(_held(documents, path), self.ranges[split]) if self.ranges else documents
+            yield from self.parts_of(path, split)
+
+    def parts_of(self, path: Path, split: str) -> Iterator[Iterable[str]]:
+        """The documents of one file that are in a split, each in parts."""
+        if not self.ranges:
+            yield from document_parts(path)
+            return
+        if path not in self._places:
+            self._places[path] = text_places(lambda: document_parts(path), self.ranges)
+        for parts, (start, stop) in zip(document_parts(path), self._places[path][split].tolist(), strict=True):
+            if start >= 0:
+                yield text_between(parts, start, stop)
 
     def key(self) -> str:
         """Hash of the content (and of how it is split)."""
@@ -126,11 +143,14 @@ def open_source(name: str) -> Source:
 
 def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
     """Hexadecimal hash of the files of each split, of their names and content, added to a hashlib ``digest``."""
+    contents: dict[Path, bytes] = {}
     for split in SPLITS:
         for path in files.get(split, []):
+            if path not in contents:  # which several splits may share
+                with open(path, "rb") as f:
+                    contents[path] = hashlib.file_digest(f, "sha256").digest()
             digest.update(f"{split}:{path.name}:".encode())
-            with open(path, "rb") as f:
-                digest.update(hashlib.file_digest(f, "sha256").digest())
+            digest.update(contents[path])
     return digest.hexdigest()
 
 
@@ -139,13 +159,17 @@ def read_documents(path: Path) -> Iterator[str]:
 
     ValueError names the file, and the position where it stops being valid.
     """
-    for parts in document_parts(path):
-        document, size = [], 0
-        for part in parts:
-            document.append(part)
-            size += len(part)
-            check_size(path, size)
-        yield "".join(document)
+    return (_joined(parts, path) for parts in document_parts(path))
+
+
+def _joined(parts: Iterable[str], path: Path) -> str:
+    """A document in memory. ValueError if it is too large."""
+    document, size = [], 0
+    for part in parts:
+        document.append(part)
+        size += len(part)
+        check_size(path, size)
+    return "".join(document)
 
 
 def document_parts(path: Path) -> Iterator[Iterable[str]]:
@@ -193,15 +217,6 @@ def checked_text(value: Any, where: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: 'text' is not valid Unicode ({error})") from error
     return value
-
-
-def _held(documents: Iterator[str], path: Path) -> list[str]:
-    held, size = [], 0
-    for document in documents:
-        held.append(document)
-        size += len(document)
-        check_size(path, size)
-    return held
 
 
 def _kind(path: Path) -> str:

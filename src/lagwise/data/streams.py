@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lagwise.data.sources import checked_text, document_parts, hub_splits, open_source
 from lagwise.data.tokenizers import load_tokenizer, pieces
-from lagwise.data.tokens import EncodedText, encode_document
+from lagwise.data.tokens import EncodedText, encode_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,9 +89,9 @@ def encoded(
     """The tokens of each row and its bytes of text. The end of text precedes a row, unless it goes on with the document
     of the row before, of which ``before`` is the number."""
     for row in rows:
-        parts = [*encode_document(row["text"], tokenizer, as_bytes)]
+        parts = encode_texts([*pieces(row["text"], _ROW)], tokenizer, as_bytes)
         end = [] if 0 < row["piece"] == before + 1 else [np.asarray([tokenizer.eos_token_id])]
-        yield np.concatenate([*end, *(ids for ids, _ in parts)]).astype(np.int64), sum(size for _, size in parts)
+        yield np.concatenate([*end, *parts]).astype(np.int64), len(row["text"].encode())
         before = row["piece"]
 
 

@@ -70,6 +70,9 @@ class TrainingOptions:
     """Largest gradient norm; 0 for none."""
     precision: str = "auto"
     """`auto` (bfloat16 where products in it are faster), `float32` or `bfloat16`."""
+    tf32: Switch = False
+    """Round the factors of float32 products to 10 bits (TF32), on NVIDIA GPUs since Ampere, where they are then several
+    times as fast. Fourier transforms stay in float32."""
     gradient_checkpointing: Switch = False
     """Recompute blocks in the backward pass, to save memory."""
     average: Share = 0.0

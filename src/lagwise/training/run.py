@@ -52,7 +52,7 @@ from lagwise.training.folder import (
     logged_lines,
     make_task,
 )
-from lagwise.training.hardware import bfloat16_is_fast, describe, of_first_process
+from lagwise.training.hardware import bfloat16_is_fast, check_tf32, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
@@ -231,6 +231,7 @@ def check_recipe(recipe: Recipe) -> Task:
     _check_batch(recipe)
     check_shards(recipe.training)
     check_reports(recipe.training.report_to)
+    check_tf32(recipe.training.tf32)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
     check_carried(task, recipe.training)
@@ -335,6 +336,7 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         max_grad_norm=options.clip,
         dataloader_num_workers=options.workers,
         bf16=bfloat16,
+        tf32=options.tf32 or None,
         seed=options.seed,
         use_cpu=(on_cpu := default_device().type == "cpu"),
         ddp_backend="gloo" if world > 1 and on_cpu else None,
