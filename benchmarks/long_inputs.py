@@ -5,9 +5,10 @@
 Models are those of all recipes of causal language models, with hidden size 64 and two layers (best-lm: its four blocks
 once), on one text of bytes, in float32. ``whole`` is a forward pass without gradients; ``pieces`` the same in pieces of
 65,536 tokens with a cache, whose last logits are compared with those of the whole; ``step`` a training step, and
-``checkpointed`` one with gradient checkpointing. Seconds are of
-the CPU, and memory is what is needed beyond the model, in a process for the forward passes and one for each step. Attention over the whole text takes time that grows with the square
-of the length, so its texts are shorter. Results are saved after every measurement, and a further run goes on from them.
+``checkpointed`` one with gradient checkpointing. Seconds are of the CPU, and memory is what is needed beyond the model,
+in a process for the forward passes and one for each step. Attention over the whole text takes time that grows with the
+square of the length, so its texts are shorter. Results are saved after every measurement, and a further run goes on
+from them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ WAYS = (("pieces", "whole"), ("step",), ("checkpointed",))  # those of a process
 
 def model(recipe: str, length: int) -> LagwiseForCausalLM:
     torch.manual_seed(0)
-    fields = {**load_recipe(recipe).model, "vocab_size": 258, "hidden_size": 64}
-    if "heads" in (mixer := fields["block"].get("token_mixer", {})):
-        fields["block"] = {**fields["block"], "token_mixer": {**mixer, "heads": 4}}  # which must divide 64
+    fields: dict[str, Any] = {**load_recipe(recipe).model, "vocab_size": 258, "hidden_size": 64}
+    if recipe in ATTENTION:
+        fields["block"]["token_mixer"]["heads"] = 4  # which must divide 64
     fields["num_hidden_layers"] = 1 if fields["block"]["name"] == "chain" else 2
     if fields.get("max_position_embeddings"):
         fields["max_position_embeddings"] = length

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
@@ -201,7 +201,7 @@ def split_layouts(length: int) -> dict[str, tuple[Tensor | None, Tensor | None]]
 
 
 def pieces_difference(
-    mixer: nn.Module, layout: tuple[Tensor | None, Tensor | None], sizes: Sequence[int]
+    mixer: Mixer, layout: tuple[Tensor | None, Tensor | None], sizes: Sequence[int]
 ) -> tuple[float, str]:
     """The largest difference between this process's piece of rows and the whole, in the outputs and all gradients,
     relative to the largest number, and where it is. layout: mask and seq_idx. sizes: tokens of every process."""
@@ -209,8 +209,7 @@ def pieces_difference(
     rows, length, start = 3, sum(sizes), sum(sizes[: dist.get_rank()])
     own = slice(start, start + sizes[dist.get_rank()])
     random = torch.Generator().manual_seed(1)
-    channels = mixer.channels if isinstance(mixer.channels, int) else 0
-    x, slope = torch.randn(2, rows, length, channels, dtype=torch.float64, generator=random)
+    x, slope = torch.randn(2, rows, length, mixer.channels, dtype=torch.float64, generator=random)
     if mask is not None:
         slope = slope * mask[..., None]
     whole, part = copy.deepcopy(mixer), copy.deepcopy(mixer)
@@ -221,6 +220,8 @@ def pieces_difference(
     z = part(b, layout=Layout(*mine, pieces=Pieces(dist.group.WORLD, rows, own.stop - own.start, *mine, x.device)))
     z.backward(slope[:, own])
     real = slice(None) if mine[0] is None else mine[0]
+    assert a.grad is not None
+    assert b.grad is not None
     pairs = [("the output", z[real], y[:, own][real], y), ("the gradient of x", b.grad, a.grad[:, own], a.grad)]
     for (name, p), q in zip(part.named_parameters(), whole.parameters(), strict=True):
         if p.requires_grad:

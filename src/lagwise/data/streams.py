@@ -275,7 +275,8 @@ def _file_rows(name: str) -> tuple[Any, dict[str, list[Row]]]:
     rows = Rows.from_generator(_rows_of, gen_kwargs={"files": [str(path) for path in source.files["train"]]})
     if source.ranges:
         return rows, {}
-    return rows, {split: _first(_rows_of(map(str, source.files[split]))) for split in ("valid", "test")}
+    files = {split: [str(path) for path in source.files[split]] for split in ("valid", "test")}
+    return rows, {split: _first(_rows_of(own)) for split, own in files.items()}
 
 
 def _hub_rows(name: str) -> tuple[Any, dict[str, list[Row]]]:

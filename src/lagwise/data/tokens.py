@@ -181,7 +181,8 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
 def _made_tokenizer(source: Source, name: str, vocab_size: int, folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer, saved in a folder: now, or by a process that was killed later."""
     if not (folder / "tokenizer").is_dir():
-        made = load_tokenizer(name, vocab_size=vocab_size, texts=source.documents("train"))
+        texts: Any = source.document_parts("train") if name == "bpe" else source.documents("train")
+        made = load_tokenizer(name, vocab_size=vocab_size, texts=texts)
         shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
         made.save_pretrained(folder / _UNFINISHED)
         (folder / _UNFINISHED).rename(folder / "tokenizer")

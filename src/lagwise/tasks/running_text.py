@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lagwise.data import (
     StreamedText,
@@ -92,7 +92,7 @@ class TextData(TaskData):
 
     def __init__(self, task: RunningText, text: TokenData | StreamedText):
         super().__init__(task, task.prepared(text.tokenizer))
-        self.text = text
+        self.text: Any = text
 
     def notes(self) -> Sequence[str]:
         source = "Python's standard library, as no data are given" if self.task.source == "stdlib" else self.task.source

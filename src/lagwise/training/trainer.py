@@ -77,6 +77,15 @@ class LagwiseTrainer(Trainer):
         self._logged_at = time.monotonic()
         return super().train(*args, **kwargs)
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Counts what the loss is a mean over also where labels have another name, so that any number of processes and
+        micro-batches gives the mean over all."""
+        samples, counted = super().get_batch_samples(*args, **kwargs)
+        if counted is None and samples and self.data.label_arguments:
+            own = torch.stack([self.data.counted(batch) for batch in samples]).sum()
+            counted = self.accelerator.gather(own.to(self.args.device)).sum().clamp(min=1)
+        return samples, counted
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any) -> Any:
         """Leaves out the logits of a language model where only its loss is needed."""
         if not model.training:
