@@ -46,6 +46,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     streaming.whole_streams,
     streaming.conversion,
     streaming.spectral_filters,
+    streaming.long_inputs,
     encoders.encoders,
     encoders.pretraining,
     encoders.glue,

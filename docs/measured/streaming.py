@@ -109,3 +109,29 @@ equal errors. The filters end with the span, and the state spaces do not: the la
 would add to the error. They are for texts up to the span, as the filters are.
 
 {measured_table(name, columns, rows)}"""
+
+
+def long_inputs() -> str:
+    name = "long-inputs-cpu.json"
+    rows = []
+    for recipe, lengths in results(name)["results"].items():
+        for length, row in lengths.items():
+            cells = [_cost(row[way]) for way in ("whole", "pieces", "step", "checkpointed")]
+            rows.append([recipe, f"{int(length):,}", *cells, f"{row['whole']['difference']:.0e}".replace("0e+00", "0")])
+    columns = ["recipe", "tokens", "forward", "in pieces", "training step", "with checkpointing", "pieces off by"]
+    return f"""### Long texts
+
+CPU seconds and MiB beyond the model, of one text with hidden size 64 and two layers in float32 (best-lm: its four
+blocks). Without attention over the whole text, eight times the tokens take 5 to 8 times the memory of a forward pass or
+a training step and 8 to 13 times the time. Attention over the whole text needs memory that is linear and time that
+grows with the square, so it is measured at other lengths. Pieces are of 65,536 tokens with a cache. Eight times the
+text needs at most 1.5 times the memory in pieces, except for attention, whose cache has all tokens. The last logits are
+compared, relative to the largest. Steps without figures needed more memory than was free on a shared machine of 23 GB.
+Gradient checkpointing keeps the input of every block; with two blocks the one that is computed again takes most of the
+memory.
+
+{measured_table(name, columns, rows)}"""
+
+
+def _cost(measured: dict[str, float] | None) -> str:
+    return "" if measured is None else f"{measured['seconds']:.1f} s, {measured['memory'] / 2**20:,.0f}"

@@ -58,7 +58,7 @@ def require_private(path: Path, root: Path) -> None:
             return
 
 
-def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]], *, resumable: bool = False) -> dict[str, Any]:
     """What ``make`` returned when it filled a folder of the cache: now, or earlier if its files are unchanged.
 
     The result is complete or absent. Files that have changed since are created again, with a warning. One process
@@ -67,13 +67,15 @@ def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[
     Args:
         folder: In the cache.
         make: Writes into the folder it is given, and returns further information (JSON).
+        resumable: Whether ``make`` goes on from what it has written when it was killed or interrupted: it then gets
+            that folder again, unless another of the same kind has been made since.
 
     Raises:
         OSError: When the disk is full, with advice.
     """
     meta = _read_meta(folder)
     if meta is None:
-        _fill(folder, make)
+        _fill(folder, make, resumable)
         meta = _read_meta(folder)
     assert meta is not None
     return meta
@@ -98,10 +100,13 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
+def _fill(folder: Path, make: Callable[[Path], dict[str, Any]], resumable: bool) -> None:
     """Fill a folder, unless another process does so first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f"{PARTIAL}-{folder.name}")
     for left in folder.parent.glob(f"{PARTIAL}-*"):  # left by a killed process, unless its lock is held
+        if resumable and left == partial:
+            continue
         with suppress(BlockingIOError), lock(_lock_of(folder.with_name(left.name.removeprefix(f"{PARTIAL}-")))):
             shutil.rmtree(left, ignore_errors=True)
     with lock(_lock_of(folder), wait=True):
@@ -109,9 +114,8 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
             return
         if folder.exists():
             warnings.warn(f"{folder} is damaged or of an earlier version; making it again", stacklevel=4)
-        partial = folder.with_name(f"{PARTIAL}-{folder.name}")
         try:
-            partial.mkdir()
+            partial.mkdir(exist_ok=resumable)
             meta = make(partial)
             (partial / _META).write_text(
                 json.dumps({**meta, "digest": _digest(partial, meta)}, indent=1), encoding="utf-8"
@@ -119,6 +123,7 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
         except Exception as error:
+            resumable = False  # the error would come again
             if not is_full_disk(error):
                 raise
             raise OSError(
@@ -126,7 +131,8 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
                 "to a folder on another disk"
             ) from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            if not resumable:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:

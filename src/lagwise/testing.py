@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,6 +25,8 @@ from lagwise.mixers.state import (
     rebuilt,
     select_rows,
 )
+from lagwise.ops import Layout
+from lagwise.ops.pieces import Pieces
 
 LENGTHS = (1, 2, 3, 63, 64, 100, 1000, 1021)
 Factory = Callable[[int, bool], Mixer]
@@ -37,7 +42,8 @@ def check_mixer(
     same as alone; chunks and single tokens give the same as the whole sequence; an old state stays valid; states of
     several rows can be picked and joined; unless it grows, a state of fixed shapes gives the same, also in an exported
     graph; bfloat16 under autocast stays close to float64; gradients equal finite
-    differences; another mixer with the same weights gives the same outputs.
+    differences; another mixer with the same weights gives the same outputs. Called by several processes of
+    `torch.distributed`, of which every one calls it, also rows that are split between them (`check_pieces`).
 
     Args:
         factory: ``factory(channels, causal)`` creates a mixer with random weights.
@@ -61,6 +67,8 @@ def check_mixer(
             check_gradients(factory, channels, causal)
         check_weights(factory, channels, causal)
         check_autocast(factory, channels, causal)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            check_pieces(factory, channels, causal)
     if True in kind.directions:
         check_causality(factory, channels)
         if kind.streams:
@@ -155,6 +163,74 @@ def check_autocast(factory: Factory, channels: int, causal: bool, dtype: torch.d
         assert ours.isfinite().all(), f"outputs that are not finite under autocast to {dtype}"
         error = float(((ours.double() - wanted).norm() / wanted.norm()).detach())
         assert error < 8 * torch.finfo(dtype).eps, f"under autocast to {dtype} outputs are off by {error:.1e}"
+
+
+def check_pieces(factory: Factory, channels: int, causal: bool) -> None:
+    """Rows that are split between the processes of the default group, each of which calls this, give the outputs and
+    gradients of whole rows, also where padding and packed documents lie across the borders. A mixer that has no form
+    for that is refused by its name."""
+    mixer = factory(channels, causal).double()
+    if (refusal := _refusal(mixer)) is not None:
+        assert type(mixer).__name__ in refusal, f"a refusal that does not name the mixer: {refusal}"
+        return
+    for tensor in (*mixer.parameters(), *mixer.buffers()):
+        dist.broadcast(tensor.detach(), 0)
+    count, length = dist.get_world_size(), 60
+    bounds = [0, *(length * i // count + 1 for i in range(1, count)), length]
+    sizes = [end - start for start, end in itertools.pairwise(bounds)]
+    for what, layout in split_layouts(length).items():
+        found, where = pieces_difference(mixer, layout, sizes)
+        assert found < 1e-9, f"{where} of {what} rows, split between processes, is off by {found:.1e}"
+
+
+def _refusal(mixer: Mixer) -> str | None:
+    """What a mixer says that has no form for rows that are split."""
+    try:
+        mixer.require_pieces()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def split_layouts(length: int) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+    """Masks and documents of three rows, for `pieces_difference`; documents end at many places."""
+    place = torch.arange(length)
+    mask = torch.stack([place >= length // 6, place < 2 * length // 3 + 1, place >= 0])
+    ends = torch.tensor([[5, 20, 23, 50], [23, 24, 37, 60], [1, 2, 3, 4]])
+    documents = (place[None, :, None] >= ends[:, None]).sum(2)
+    return {"plain": (None, None), "padded": (mask, None), "packed": (None, documents), "both": (mask, documents)}
+
+
+def pieces_difference(
+    mixer: Mixer, layout: tuple[Tensor | None, Tensor | None], sizes: Sequence[int]
+) -> tuple[float, str]:
+    """The largest difference between this process's piece of rows and the whole, in the outputs and all gradients,
+    relative to the largest number, and where it is. layout: mask and seq_idx. sizes: tokens of every process."""
+    mask, seq_idx = layout
+    rows, length, start = 3, sum(sizes), sum(sizes[: dist.get_rank()])
+    own = slice(start, start + sizes[dist.get_rank()])
+    random = torch.Generator().manual_seed(1)
+    x, slope = torch.randn(2, rows, length, mixer.channels, dtype=torch.float64, generator=random)
+    if mask is not None:
+        slope = slope * mask[..., None]
+    whole, part = copy.deepcopy(mixer), copy.deepcopy(mixer)
+    a, b = x.clone().requires_grad_(), x[:, own].clone().requires_grad_()
+    y = whole(a, layout=Layout(mask, seq_idx))
+    y.backward(slope)
+    mine = [None if t is None else t[:, own] for t in layout]
+    z = part(b, layout=Layout(*mine, pieces=Pieces(dist.group.WORLD, rows, own.stop - own.start, *mine, x.device)))
+    z.backward(slope[:, own])
+    real = slice(None) if mine[0] is None else mine[0]
+    assert a.grad is not None
+    assert b.grad is not None
+    pairs = [("the output", z[real], y[:, own][real], y), ("the gradient of x", b.grad, a.grad[:, own], a.grad)]
+    for (name, p), q in zip(part.named_parameters(), whole.parameters(), strict=True):
+        if p.requires_grad:
+            found, expected = (torch.zeros_like(t) if t.grad is None else t.grad for t in (p, q))
+            dist.all_reduce(found)
+            pairs.append((f"the gradient of {name}", found, expected, expected))
+    scores = [((f - e).abs().max().item() / max(s.abs().max().item(), 1e-9), n) for n, f, e, s in pairs if f.numel()]
+    return max(scores)
 
 
 def check_gradients(factory: Factory, channels: int, causal: bool) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _LINE, _WORD = re.compile(r"\n\S"), re.compile(r"\s\S")
 
 
-def pieces(text: str, size: int) -> Iterator[str]:
+def pieces(text: str | Iterable[str], size: int) -> Iterator[str]:
     """Cut a text into pieces of ``size`` to ``2 * size`` characters, at places where word tokenizers cut too if
-    possible: before a line break and a word, or else before a space and a word."""
-    start = 0
-    while len(text) - start > 2 * size:
-        place = _LINE.search(text, start + size, start + 2 * size) or _WORD.search(text, start + size, start + 2 * size)
-        end = start + size if place is None else place.start()
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]
+    possible: before a line break and a word, or else before a space and a word. text: may be given in parts of any
+    size, of which no more is held than a part and a piece."""
+    held, start = "", 0
+    for part in [text] if isinstance(text, str) else text:
+        held, start = held[start:] + part, 0
+        while len(held) - start > 2 * size:
+            near = (start + size, start + 2 * size)
+            place = _LINE.search(held, *near) or _WORD.search(held, *near)
+            end = near[0] if place is None else place.start()
+            yield held[start:end]
+            start = end
+    if start < len(held):
+        yield held[start:]

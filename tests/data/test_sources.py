@@ -144,15 +144,28 @@ class TestSources:
             split_texts(str(tmp_path / name))
         assert name in str(error.value)
 
-    @pytest.mark.parametrize("name", ["bomb.txt.xz", "bomb.jsonl.xz", "lines.jsonl.xz"])
-    def test_a_decompression_bomb_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    @pytest.mark.parametrize("name", ["bomb.txt.xz", "bomb.jsonl.xz"])
+    def test_a_document_too_large_for_memory_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """As a decompression bomb is."""
         monkeypatch.setattr(reading, "memory", lambda: 8 * 10**6)
-        line = b'{"text": "' + b"a" * 10**5 + b'"}\n'
-        content = line * 50 if name.startswith("lines") else b"a" * 5 * 10**6
-        (tmp_path / name).write_bytes(lzma.compress(content, preset=0))
+        (tmp_path / name).write_bytes(lzma.compress(b"a" * 5 * 10**6, preset=0))
         assert (tmp_path / name).stat().st_size < 10**5
         with pytest.raises(ValueError, match=r"holds over .* GB of text"):
             split_texts(str(tmp_path / name))
+
+    def test_files_larger_than_memory_are_read_by_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Many documents, and also one text in a file of its own, where its parts are asked for."""
+        monkeypatch.setattr(reading, "memory", lambda: 8 * 10**6)
+        monkeypatch.setattr(reading, "_PIECE", 10**5)
+        line = b'{"text": "' + b"a" * 10**5 + b'"}\n'
+        (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(line * 50, preset=0))
+        assert sum(map(len, split_texts(str(tmp_path / "a.jsonl.xz")).values())) == 50 * 10**5
+        (tmp_path / "b.txt").write_bytes(b"some words\n" * 10**6)
+        source = open_source(str(tmp_path / "b.txt"))
+        (parts,) = source.document_parts("train")
+        assert max(map(len, parts)) <= 10**5
 
     def test_missing_paths_and_empty_folders(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="hub:nowhere"):

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
+from processes import run_together
 from torch import Tensor, nn
 
 from lagwise import outside, testing
 from lagwise.kernels import KERNELS, LagKernel, register_kernel
 from lagwise.mixers import MIXERS, AttentionMixer, Mixer, ToeplitzMixer, register_mixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.ops.pieces import documents
 from lagwise.outside import Parts
 from lagwise.testing import check_mixer
 from lagwise.training import Recipe, train
@@ -189,6 +192,41 @@ def test_contract_violations_are_detected(wrong: Any, message: str) -> None:
     kind = type("Wrong", (LeakyMixer,), {"mix": wrong})
     with pytest.raises(AssertionError, match=message):
         check_mixer(lambda channels, causal: kind(channels, causal=causal), channels=4, lengths=(1, 5))
+
+
+class ShiftMixer(Mixer):
+    """The token before, as a causal mixer of another package with a form for split rows: one token of reach."""
+
+    streams = False
+    directions = (True,)
+
+    def mix(self, x: Tensor, layout: Any) -> Tensor:
+        return documents(lambda x, layout: nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] + x, x, layout)
+
+    def mix_pieces(self, x: Tensor, layout: Any) -> Tensor:
+        return layout.pieces.near(self.mix, x, self.reach, 0)
+
+    reach = 1
+
+
+class ShortShiftMixer(ShiftMixer):
+    """Wrong at the borders of pieces."""
+
+    reach = 0
+
+
+def check_in_processes() -> None:
+    dist.init_process_group("gloo")
+    for kind in (LeakyMixer, ShiftMixer):  # refused by its name, and equal
+        check_mixer(lambda channels, causal, kind=kind: kind(channels, causal=causal), channels=4, lengths=(1, 9))
+    with pytest.raises(AssertionError, match="of plain rows, split between processes, is off by"):
+        testing.check_pieces(lambda channels, causal: ShortShiftMixer(channels, causal=causal), 4, True)
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs fork")
+def test_processes_check_split_rows_too() -> None:
+    assert run_together(check_in_processes) == [0, 0]
 
 
 def test_installed_packages_declare_mixers(monkeypatch: pytest.MonkeyPatch) -> None:

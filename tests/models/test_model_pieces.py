@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import run_together
-from tiny_models import CAUSAL, MASKED, tiny_head
+from tiny_models import SHARED, tiny_head
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
 
@@ -107,7 +107,7 @@ def test_models_of_recipes_on_two_processes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", sorted(SIZES))
 def test_every_recipe_of_language_models(count: int) -> None:
-    assert run_together(check, [*CAUSAL, *MASKED], count=count) == [0] * count
+    assert run_together(check, [*SHARED], count=count) == [0] * count
 
 
 @pytest.mark.parametrize(

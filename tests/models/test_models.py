@@ -158,6 +158,26 @@ def test_gradient_checkpointing_does_not_change_gradients(fields: dict) -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_gradient_checkpointing_recomputes_the_blocks_of_a_chain_one_by_one() -> None:
+    links = [{"name": "prenorm", "token_mixer": {"name": "short_conv"}} for _ in range(4)]
+    model = make({"block": {"name": "chain", "blocks": links}}).train()
+    kept = []
+    for enable in (False, True):
+        if enable:
+            model.gradient_checkpointing_enable()
+        tensors: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor, tensors: dict[int, int] = tensors) -> torch.Tensor:
+            tensors[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = model(prompt(), labels=prompt()).loss
+        kept.append(sum(tensors.values()))
+        loss.backward()
+    assert kept[1] < kept[0] / 2
+
+
 @every_model
 def test_packed_loss_equals_the_separate_losses(fields: dict) -> None:
     model = make(fields)

@@ -16,6 +16,8 @@ RECIPES = (
 # All kinds of language models, those that hide tokens among them.
 CAUSAL = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
 MASKED = ("tnn-mlm", "fd-tnn-mlm", "ski-tnn-mlm", "mega-mlm", "tcn-mlm", "transformer-mlm")
+# Those that are compared on several devices; of other recipes of language models, only the sizes differ.
+SHARED = (*CAUSAL, "megalodon-lm", "transformer-learned-lm", *MASKED)
 _KERNEL = {"name": "rpe", "layers": 1}
 # Blocks that no recipe has (TNN table 7 and §3.3), by the name of a recipe.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -37,7 +39,7 @@ FAMILY: dict[str, Any] = {
 }
 # Whatever a recipe says of these, wherever in its block.
 _SMALL = {"hidden": 8, "dimension": 4, "query_size": 8, "value_size": 16, "chunk": 11, "filter_size": 4, "depth": 3}
-_SMALL |= {"heads": 2}
+_SMALL |= {"heads": 2, "groups": 8}
 LIMIT = 128  # number of learned positions
 
 
@@ -58,9 +60,10 @@ def tiny(recipe: str, *, sharp: bool = False, **fields: Any) -> LagwiseForCausal
 
 
 def tiny_head(recipe: str, *, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:
-    """The model of a recipe of `CAUSAL` or `MASKED`, with few words and little memory for n-grams."""
+    """The model of a recipe of language models, with few words and little memory for n-grams."""
     torch.manual_seed(10)
     model = {**load_recipe(recipe).model, "ngram_buckets": 64}
+    model |= {name: _shrunk(model[name]) for name in ("norm",) if name in model}
     model |= {
         "vocab_size": 50,
         "hidden_size": 16,
@@ -68,9 +71,9 @@ def tiny_head(recipe: str, *, dtype: torch.dtype = torch.float64, **fields: Any)
         "block": _shrunk(model.get("block")),
         **fields,
     }
-    if recipe in CAUSAL:
-        return LagwiseForCausalLM(LagwiseConfig(**model)).to(dtype)
-    return LagwiseForMaskedLM(LagwiseConfig(**{**model, "causal": False})).to(dtype)
+    if recipe in MASKED:
+        return LagwiseForMaskedLM(LagwiseConfig(**{**model, "causal": False})).to(dtype)
+    return LagwiseForCausalLM(LagwiseConfig(**model)).to(dtype)
 
 
 def in_chunks(model: LagwiseForCausalLM, ids: torch.Tensor, sizes: list[int]) -> torch.Tensor:

@@ -1,11 +1,13 @@
-"""The choice of bfloat16 by the speed of this machine's products."""
+"""The choice of bfloat16 by the speed of this machine's products, and TF32."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from lagwise.training import hardware
+from lagwise.training import Recipe, hardware, train
+from lagwise.training import run as run_module
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +48,21 @@ def test_products_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_takes_time(dtype: torch.dtype) -> None:
     assert 0 < hardware._product_seconds(dtype) < 60
+
+
+def test_tf32_is_refused_where_there_is_none(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.training.tf32 = True
+    with pytest.raises(ValueError, match=r"training\.tf32 needs an NVIDIA GPU"):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_tf32_is_passed_on(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
+    monkeypatch.setattr("transformers.training_args.enable_tf32", asked.append)
+    tiny_recipe.training.tf32, tiny_recipe.training.precision = True, "float32"
+    run_module._arguments(tiny_recipe, tmp_path / "run")
+    assert asked == [True]
+    tiny_recipe.training.tf32 = False
+    assert run_module._arguments(tiny_recipe, tmp_path / "run").tf32 is None

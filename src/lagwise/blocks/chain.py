@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -36,7 +37,8 @@ class ChainBlock(Block):
             {"name": "prenorm", "token_mixer": {"name": "tcn"}, "channel_mixer": {"name": "none"}},
             {"name": "prenorm", "token_mixer": {"name": "chunked_attention"}, "channel_mixer": {"name": "mlp"}}]}
 
-    ValueError unless it is a list of at least one block. Streams as its blocks do.
+    ValueError unless it is a list of at least one block. Streams as its blocks do. Gradient checkpointing keeps the
+    input of every block, and recomputes one block at a time.
     """
 
     def __init__(self, channels: int, *, causal: bool = True, blocks: Sequence[Mapping[str, Any]] = ()):
@@ -47,10 +49,14 @@ class ChainBlock(Block):
             build(LINKS, spec, channels, what=f"block {number} of the chain", causal=causal)
             for number, spec in enumerate(blocks)
         )
+        self.gradient_checkpointing = False
+        self._gradient_checkpointing_func: Callable[..., Tensor] | None = None  # both are set by transformers
 
     def run(self, x: Tensor, layout: Layout) -> Tensor:
+        recomputed = self._gradient_checkpointing_func if self.gradient_checkpointing and self.training else None
         for block in self.blocks:
-            x = block(x, layout=layout)
+            run = functools.partial(block, layout=layout)
+            x = run(x) if recomputed is None else recomputed(run, x)
         return x
 
     def init_state(self, batch_size: int) -> ChainState:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from lagwise.data.glue import LAYOUTS, open_glue
     from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
-    from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
+    from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of, masked_example
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
     from lagwise.data.rows import RowSource, open_rows
     from lagwise.data.series_rows import SeriesSource, open_series
     from lagwise.data.sources import Source, open_source, read_documents
     from lagwise.data.splits import SPLITS, split_rows
+    from lagwise.data.streams import StreamedText, StreamLoader, TextStream, open_stream, stream_key
     from lagwise.data.tokenizers import load_tokenizer, spellings, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
@@ -43,6 +44,9 @@ __all__ = [
     "ScheduledExamples",
     "SeriesSource",
     "Source",
+    "StreamLoader",
+    "StreamedText",
+    "TextStream",
     "TokenData",
     "TrainingWindows",
     "collate_documents",
@@ -51,11 +55,13 @@ __all__ = [
     "label_cells",
     "labelled_key",
     "load_tokenizer",
+    "masked_example",
     "open_format",
     "open_glue",
     "open_rows",
     "open_series",
     "open_source",
+    "open_stream",
     "prepare",
     "prepare_labelled",
     "read_documents",
@@ -63,6 +69,7 @@ __all__ = [
     "rows_to_score",
     "spellings",
     "split_rows",
+    "stream_key",
     "token_bytes",
     "with_mask",
     "with_pairs",
@@ -90,6 +97,11 @@ __getattr__, __dir__ = lazy(
         "ScheduledExamples": "lagwise.data.examples",
         "SeriesSource": "lagwise.data.series_rows",
         "Source": "lagwise.data.sources",
+        "StreamLoader": "lagwise.data.streams",
+        "StreamedText": "lagwise.data.streams",
+        "TextStream": "lagwise.data.streams",
+        "open_stream": "lagwise.data.streams",
+        "stream_key": "lagwise.data.streams",
         "TokenData": "lagwise.data.tokens",
         "TrainingWindows": "lagwise.data.tokens",
         "collate_documents": "lagwise.data.masking",
@@ -98,6 +110,7 @@ __getattr__, __dir__ = lazy(
         "label_cells": "lagwise.data.labelled_rows",
         "labelled_key": "lagwise.data.labelled",
         "load_tokenizer": "lagwise.data.tokenizers",
+        "masked_example": "lagwise.data.masking",
         "open_glue": "lagwise.data.glue",
         "open_rows": "lagwise.data.rows",
         "open_series": "lagwise.data.series_rows",

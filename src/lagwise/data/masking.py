@@ -110,12 +110,17 @@ class MaskedExamples(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         ids = self.sequences[index]["input_ids"].numpy()
-        hidden, labels = self.masking(ids, np.random.default_rng((self.seed, index)))
-        return {
-            "input_ids": torch.from_numpy(hidden),
-            "labels": torch.from_numpy(labels),
-            "seq_idx": torch.from_numpy(document_of(ids, self.end_of_text)),
-        }
+        return masked_example(ids, self.masking, self.end_of_text, (self.seed, index))
+
+
+def masked_example(ids: np.ndarray, masking: Masking, end_of_text: int, seed: Sequence[int]) -> dict[str, Tensor]:
+    """A sequence with hidden tokens, as of `MaskedExamples`."""
+    hidden, labels = masking(ids, np.random.default_rng(seed))
+    return {
+        "input_ids": torch.from_numpy(hidden),
+        "labels": torch.from_numpy(labels),
+        "seq_idx": torch.from_numpy(document_of(ids, end_of_text)),
+    }
 
 
 def hidden_steps(

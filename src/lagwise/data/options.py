@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lagwise.schema import Count, Whole, options
+from lagwise.schema import Count, Switch, Whole, options
 from lagwise.tables import LARGEST_VOCABULARY
+
+MADE_OF_TEXT = ("bpe", "words", "characters")  # tokenizers
 
 
 @options
@@ -31,6 +33,11 @@ class DataOptions:
     """Each step draws the length of its sequences from these; for language modelling."""
     evaluate_length: Annotated[Whole, Field(ge=2)] | None = None
     """Tokens in a validation sequence; by default `length`."""
+    streaming: Switch = False
+    """Read and encode text while the model trains, instead of writing all of it to token files first; of language
+    models."""
+    shuffle_tokens: Count = 2**22
+    """Tokens of streamed text that are shuffled together."""
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:

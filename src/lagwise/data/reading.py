@@ -6,11 +6,13 @@ import bz2
 import codecs
 import gzip
 import io
+import itertools
 import lzma
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -122,26 +124,43 @@ def marked_encoding(data: bytes) -> str | None:
 def decoded(data: bytes, path: Path) -> str:
     """The text of a file in UTF-8, or in UTF-16 or UTF-32 with a byte order mark, which is left out. ValueError for
     other files, with advice."""
-    if encoding := marked_encoding(data):
+    return "".join(_decoded([data], path))
+
+
+def read_text(path: Path) -> Iterator[str]:
+    """The text of a file in parts of some megabytes, unpacked as by `opened`, with the errors of `decoded`."""
+    with opened(path) as f:
+        yield from _decoded(iter(partial(f.read, _PIECE), b""), path)
+
+
+def _decoded(parts: Iterable[bytes], path: Path) -> Iterator[str]:
+    decoder: codecs.IncrementalDecoder | None = None
+    encoding, read = None, 0  # bytes before the part
+    for part in itertools.chain(parts, [b""]):
+        if decoder is None:
+            encoding = marked_encoding(part)
+            for start, what in _KINDS.items():
+                if part.startswith(start) and encoding is None:
+                    raise ValueError(f"{path} {what}")
+            decoder = codecs.getincrementaldecoder(encoding or "utf-8")()
+        if encoding is None and b"\0" in part:
+            odd, even = part[1:1000:2].count(0), part[:1000:2].count(0)
+            if max(odd, even) > 4 * min(odd, even) + 10:  # the letters of Latin text have a zero byte each
+                kind = "utf-16le" if odd > even else "utf-16be"
+                raise ValueError(f"{path} seems UTF-16, not UTF-8; convert it: {_conversion(kind, path.name)}")
+            zero = read + part.index(0)
+            raise ValueError(f"{path} looks binary (a zero byte at {zero}); lagwise trains on text")
+        waiting = len(decoder.getstate()[0])  # bytes of a character that the part before began
         try:
-            return data.decode(encoding)
+            yield decoder.decode(part, final=not part)
         except UnicodeDecodeError as error:
+            place = read - waiting
+            if encoding is None:
+                raise ValueError(not_utf8(error, str(path), place)) from error
             raise ValueError(
-                f"{path} is not valid {encoding.upper()} ({error.reason} at byte {error.start})"
+                f"{path} is not valid {encoding.upper()} ({error.reason} at byte {place + error.start})"
             ) from error
-    for start, what in _KINDS.items():
-        if data.startswith(start):
-            raise ValueError(f"{path} {what}")
-    if b"\0" in data:
-        odd, even = data[1:1000:2].count(0), data[:1000:2].count(0)
-        if max(odd, even) > 4 * min(odd, even) + 10:  # the letters of Latin text have a zero byte each
-            encoding = "utf-16le" if odd > even else "utf-16be"
-            raise ValueError(f"{path} seems UTF-16, not UTF-8; convert it: {_conversion(encoding, path.name)}")
-        raise ValueError(f"{path} looks binary (a zero byte at {data.index(0)}); lagwise trains on text")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(not_utf8(error, str(path))) from error
+        read += len(part)
 
 
 def not_utf8_mark(path: Path, encoding: str) -> str:
@@ -149,14 +168,15 @@ def not_utf8_mark(path: Path, encoding: str) -> str:
     return f"{path} is {encoding.upper()}, not UTF-8; convert it: {_conversion(encoding, path.name)}"
 
 
-def not_utf8(error: UnicodeDecodeError, name: str | None) -> str:
-    """What to do about a file that is not UTF-8, or if the name is None, about standard input."""
+def not_utf8(error: UnicodeDecodeError, name: str | None, before: int = 0) -> str:
+    """What to do about a file that is not UTF-8, or if the name is None, about standard input. before: bytes that were
+    read before those of the error."""
     windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # which Latin 1 cannot print
     encoding = "cp1252" if windows else "latin1"
     command = f"'iconv -f {encoding} -t utf-8'" if name is None else _conversion(encoding, Path(name).name)
     return (
-        f"{name or 'standard input'} is not UTF-8 (byte {error.start} is {error.object[error.start]:#04x}); convert "
-        f"it, for example with {command}"
+        f"{name or 'standard input'} is not UTF-8 (byte {before + error.start} is {error.object[error.start]:#04x}); "
+        f"convert it, for example with {command}"
     )
 
 

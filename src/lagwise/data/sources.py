@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from lagwise.data.fasta import FASTA, FASTQ, sequence_records
 from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
@@ -17,17 +19,17 @@ from lagwise.data.reading import (
     COMPRESSIONS,
     check_size,
     check_spreadsheet,
-    decoded,
     inner_suffix,
     is_compressed,
     marked_encoding,
     most_text,
     not_utf8_mark,
     opened,
+    read_text,
     read_whole,
 )
 from lagwise.data.row_files import read_records
-from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, cut_text, deal, split_shares
+from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, deal, split_shares, text_between, text_places
 from lagwise.files import expanded
 from lagwise.tables import shown
 
@@ -61,16 +63,31 @@ class Source:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     dataset: Any = None
     notes: Sequence[str] = ()
+    _places: dict[Path, dict[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split in a fixed order. ValueError for a file that does not match its suffix."""
+        return (_joined(parts, Path(self.name)) for parts in self.document_parts(split))
+
+    def document_parts(self, split: str) -> Iterator[Iterable[str]]:
+        """The documents of a split, each in parts (`document_parts`)."""
         if self.dataset is not None:
             for number, row in enumerate(self.dataset[split]):
-                yield _text(row["text"], f"data set {self.name!r}, {split} row {number}")
+                yield [checked_text(row["text"], f"data set {self.name!r}, {split} row {number}")]
             return
         for path in self.files[split]:
-            documents = read_documents(path)
-            yield from cut_text(_checked_list(documents, path), self.ranges[split]) if self.ranges else documents
+            yield from self.parts_of(path, split)
+
+    def parts_of(self, path: Path, split: str) -> Iterator[Iterable[str]]:
+        """The documents of one file that are in a split, each in parts."""
+        if not self.ranges:
+            yield from document_parts(path)
+            return
+        if path not in self._places:
+            self._places[path] = text_places(lambda: document_parts(path), self.ranges)
+        for parts, (start, stop) in zip(document_parts(path), self._places[path][split].tolist(), strict=True):
+            if start >= 0:
+                yield text_between(parts, start, stop)
 
     def key(self) -> str:
         """Hash of the content (and of how it is split)."""
@@ -129,11 +146,14 @@ def open_source(name: str) -> Source:
 
 def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
     """Hexadecimal hash of the files of each split, of their names and content, added to a hashlib ``digest``."""
+    contents: dict[Path, bytes] = {}
     for split in SPLITS:
         for path in files.get(split, []):
+            if path not in contents:  # which several splits may share
+                with open(path, "rb") as f:
+                    contents[path] = hashlib.file_digest(f, "sha256").digest()
             digest.update(f"{split}:{path.name}:".encode())
-            with open(path, "rb") as f:
-                digest.update(hashlib.file_digest(f, "sha256").digest())
+            digest.update(contents[path])
     return digest.hexdigest()
 
 
@@ -142,20 +162,35 @@ def read_documents(path: Path) -> Iterator[str]:
 
     ValueError names the file, and the position where it stops being valid.
     """
+    return (_joined(parts, path) for parts in document_parts(path))
+
+
+def _joined(parts: Iterable[str], path: Path) -> str:
+    """A document in memory. ValueError if it is too large."""
+    document, size = [], 0
+    for part in parts:
+        document.append(part)
+        size += len(part)
+        check_size(path, size)
+    return "".join(document)
+
+
+def document_parts(path: Path) -> Iterator[Iterable[str]]:
+    """As `read_documents`, each document in parts, of which the file of a whole text holds one at a time."""
     kind = _kind(path)
     if kind == ".parquet":
-        yield from _parquet(path)
+        yield from ([text] for text in _parquet(path))
     elif kind == ".jsonl":
         with opened(path) as f:
             for number, record in read_records(_lines(f, path), path):
                 where = f"{path}, line {number}"
                 if "text" not in record:
                     raise ValueError(f"{where}: expected a JSON object with a 'text' field (it has {shown([*record])})")
-                yield _text(record["text"], where)
+                yield [checked_text(record["text"], where)]
     elif kind in FASTA + FASTQ:
-        yield from (sequence for _, sequence in sequence_records(read_whole(path), path))
+        yield from ([sequence] for _, sequence in sequence_records(read_whole(path), path))
     else:
-        yield decoded(read_whole(path), path)
+        yield read_text(path)
 
 
 def _parquet(path: Path) -> Iterator[str]:
@@ -163,7 +198,7 @@ def _parquet(path: Path) -> Iterator[str]:
 
     try:
         for batch in parquet.ParquetFile(path).iter_batches(columns=["text"]):
-            yield from (_text(value, f"{path}") for value in batch.column("text").to_pylist())
+            yield from (checked_text(value, f"{path}") for value in batch.column("text").to_pylist())
     except (ArrowException, KeyError, OSError) as error:
         raise ValueError(f"{path} is not a parquet file with a 'text' column ({error})") from error
 
@@ -176,7 +211,7 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
         yield line
 
 
-def _text(value: Any, where: str) -> str:
+def checked_text(value: Any, where: str) -> str:
     """A record's text, if it can be encoded as UTF-8."""
     if not isinstance(value, str):
         raise ValueError(f"{where}: 'text' must be a string, got {type(value).__name__}")
@@ -185,15 +220,6 @@ def _text(value: Any, where: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: 'text' is not valid Unicode ({error})") from error
     return value
-
-
-def _checked_list(documents: Iterator[str], path: Path) -> list[str]:
-    held, size = [], 0
-    for document in documents:
-        held.append(document)
-        size += len(document)
-        check_size(path, size)
-    return held
 
 
 def _kind(path: Path) -> str:
@@ -226,20 +252,21 @@ def _stdlib_files() -> list[Path]:
     return sorted(f for f in files if f.stat().st_size > 0 and not f.name.startswith("_sysconfigdata"))
 
 
-def load_hub(name: str) -> Any:
-    """The splits of ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict. ValueError if it cannot be loaded."""
+def load_hub(name: str, *, streaming: bool = False) -> Any:
+    """The splits of ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict, or streaming an IterableDatasetDict. ValueError
+    if it cannot be loaded."""
     from datasets import load_dataset
 
     path, _, config = name.removeprefix("hub:").partition(":")
     try:
-        return load_dataset(path, config or None)
+        return load_dataset(path, config or None, streaming=streaming)
     except Exception as error:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
 
 
-def hub_splits(name: str) -> dict[str, Any]:
+def hub_splits(name: str, *, streaming: bool = False) -> dict[str, Any]:
     """Splits by our names; the first of several validation or test sets."""
-    loaded = load_hub(name)
+    loaded = load_hub(name, streaming=streaming)
     named: dict[str, Any] = {}
     for split in loaded:
         word = split_word(Path(split))

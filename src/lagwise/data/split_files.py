@@ -15,8 +15,8 @@ import numpy as np
 from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, load_arrays, read_table
 from lagwise.data.rows import RowSource
-from lagwise.data.sources import SUFFIXES, Source, read_documents
-from lagwise.data.splits import SPLITS, cut_text
+from lagwise.data.sources import SUFFIXES, Source
+from lagwise.data.splits import SPLITS
 from lagwise.data.text_tables import parse_text_table
 from lagwise.files import is_unused, saved_whole
 
@@ -78,8 +78,7 @@ def _names(split: str, count: int) -> list[str]:
 def _texts(source: Source, split: str) -> Iterator[tuple[str, list[str]]]:
     """The suffix and the documents of each file of a split."""
     for path in source.files[split]:
-        documents = list(read_documents(path))
-        kept = cut_text(documents, source.ranges[split]) if source.ranges else documents
+        kept = ["".join(parts) for parts in source.parts_of(path, split)]
         yield suffix if (suffix := inner_suffix(path)) in SUFFIXES else ".txt", kept
 
 

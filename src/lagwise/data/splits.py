@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from lagwise.data.arrays import row_arrays
 
@@ -33,29 +35,56 @@ def split_sizes(count: int, train: int = 8, valid: int = 1) -> dict[str, int]:
     return {"train": first, "valid": last - first, "test": count - last}
 
 
-def cut_text(documents: list[str], share: tuple[float, float]) -> list[str]:
-    """The text between two shares of the total: whole documents, or, if there are few, a part of each."""
-    if len(documents) < _FEW_DOCUMENTS:
-        parts = (text[_boundary(text, share[0]) : _boundary(text, share[1])] for text in documents)
-        return [part for part in parts if part]
-    total, position, taken = sum(map(len, documents)), 0, []
-    for document in documents:
-        if share[0] * total <= position < share[1] * total:
-            taken.append(document)
-        position += len(document)
-    return taken
+def text_places(
+    read: Callable[[], Iterator[Iterable[str]]], ranges: Mapping[str, tuple[float, float]]
+) -> dict[str, np.ndarray]:
+    """Where to cut the documents of one file that have the text of each split, by its shares of the total: for each
+    document the first and last character ``(documents, 2)``, -1 for one of which the split has nothing.
+
+    A split gets whole documents, or, if there are few, a part of each. read: gives the documents, each in parts, which
+    are read twice at most and never held.
+    """
+    sizes = np.fromiter((sum(map(len, parts)) for parts in read()), dtype=np.int64)
+    none = np.int64(-1)
+    if len(sizes) >= _FEW_DOCUMENTS:
+        total, starts = int(sizes.sum()), sizes.cumsum() - sizes
+        inside = {split: (low * total <= starts) & (starts < high * total) for split, (low, high) in ranges.items()}
+        whole = np.stack([np.zeros_like(sizes), sizes], axis=1)
+        return {split: np.where(own[:, None], whole, none) for split, own in inside.items()}
+    shares = sorted({share for both in ranges.values() for share in both})
+    found = [_boundaries(parts, size, shares) for parts, size in zip(read(), sizes.tolist(), strict=True)]
+    cuts = np.array(found, dtype=np.int64).reshape(len(sizes), len(shares))
+    places = {split: cuts[:, [shares.index(low), shares.index(high)]] for split, (low, high) in ranges.items()}
+    return {split: np.where(own[:, :1] < own[:, 1:], own, none) for split, own in places.items()}
 
 
-def _boundary(text: str, share: float) -> int:
-    """Where to cut a text at a share of its length: after the next line, else the next space, if one is near."""
-    position = round(share * len(text))
-    if position in (0, len(text)):
-        return position
-    for mark in ("\n", " "):
-        found = text.find(mark, position - 1, position + len(text) // 100 + 1)
-        if found >= 0:
-            return found + 1
-    return position
+def text_between(parts: Iterable[str], start: int, stop: int) -> Iterator[str]:
+    """The characters of a document from ``start`` to ``stop``, in parts."""
+    before = 0
+    for part in parts:
+        if own := part[max(0, start - before) : max(0, stop - before)]:
+            yield own
+        before += len(part)
+        if before >= stop:
+            return
+
+
+def _boundaries(parts: Iterable[str], size: int, shares: Sequence[float]) -> list[int]:
+    """Where to cut a text at shares of its length: after the next line, else the next space, if one is near."""
+    places = [round(share * size) for share in shares]
+    near, before = [""] * len(places), 0
+    for part in parts:
+        for i, place in enumerate(places):
+            near[i] += part[max(0, place - 1 - before) : max(0, place + size // 100 + 1 - before)]
+        before += len(part)
+    return [_boundary(place, size, text) for place, text in zip(places, near, strict=True)]
+
+
+def _boundary(place: int, size: int, near: str) -> int:
+    """near: the text from the character before the place on."""
+    if place in (0, size):
+        return place
+    return next((place + found for mark in ("\n", " ") if (found := near.find(mark)) >= 0), place)
 
 
 def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:

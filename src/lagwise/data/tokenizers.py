@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -50,16 +50,16 @@ def tokenizer_folder(name: str) -> Path | None:
     return path if path.is_dir() else None
 
 
-def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[str] | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | None = None) -> PreTrainedTokenizerBase:
     """A fast tokenizer by name.
 
     ``bytes``: token id = byte, 256 and 257 are end of text and padding. ``bpe``: a byte-level BPE of ``vocab_size``
-    tokens trained on ``texts``. ``words``: the most frequent words of ``texts`` (separated by spaces), and one token
-    for all others, at most ``vocab_size`` in all. ``characters``: the same with characters. ``dna``: the letters A, C,
-    G, T and N of either case, where U counts as T and all others as N. A folder: the tokenizer saved in it, GPT-2's
-    ``vocab.json`` and ``merges.txt``, or a ``vocab.txt`` with a character or special token in each line
-    (`read_vocabulary`). Documents are separated by ``eos_token``. ValueError if the folder holds no tokenizer or it has
-    no end of text.
+    tokens trained on ``texts``, each a string or its parts. ``words``: the most frequent words of ``texts`` (separated
+    by spaces), and one token for all others, at most ``vocab_size`` in all. ``characters``: the same with characters.
+    ``dna``: the letters A, C, G, T and N of either case, where U counts as T and all others as N. A folder: the
+    tokenizer saved in it, GPT-2's ``vocab.json`` and ``merges.txt``, or a ``vocab.txt`` with a character or special
+    token in each line (`read_vocabulary`). Documents are separated by ``eos_token``. ValueError if the folder holds no
+    tokenizer or it has no end of text.
     """
     if name == "bytes":
         return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
@@ -240,7 +240,7 @@ def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]):
     return tokenizer
 
 
-def _trained(vocab_size: int, texts: Iterator[str] | None):
+def _trained(vocab_size: int, texts: Iterator[str] | Iterator[Iterable[str]] | None):
     from tokenizers.trainers import BpeTrainer
 
     if texts is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from lagwise.cache import cached_folder, default_cache
 from lagwise.data.sources import Source, open_source
 from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer, pieces, tokenizer_folder
+from lagwise.files import write_whole
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -27,32 +30,24 @@ if TYPE_CHECKING:
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 _PIECE = 1 << 16  # characters given to the tokenizer at a time, about
-_BATCH = 64  # pieces encoded in parallel
+_BATCH = 1 << 22  # characters encoded in parallel, about
+_DONE, _UNFINISHED = "done.json", "unfinished"
 
 
 @dataclass(frozen=True)
-class TokenData:
-    """An encoded source: one memory-mapped array of token ids a split, documents separated by end of text.
+class EncodedText:
+    """Text as arrays of token ids by split, documents separated by end of text.
 
     text_bytes: UTF-8 bytes of the text of each split, separators not counted.
     """
 
-    folder: Path
     tokenizer: PreTrainedTokenizerBase
     splits: dict[str, np.ndarray]
     text_bytes: dict[str, int]
 
-    @property
-    def key(self) -> str:
-        return self.folder.name
-
     def bytes_per_token(self, split: str) -> float:
         """Average over a split, separators included."""
         return self.text_bytes[split] / len(self.splits[split])
-
-    def training_examples(self, length: int, count: int, seed: int) -> TrainingWindows:
-        """``count`` windows of the training text."""
-        return TrainingWindows(self.splits["train"], length, count, seed)
 
     def validation_examples(self, length: int, tokens: int) -> TrainingWindows:
         """The windows in the first ``tokens`` of the validation text, and at least one, no longer than the text."""
@@ -61,20 +56,38 @@ class TokenData:
         return TrainingWindows(valid, length, max(1, len(valid) // length - 1), 0)
 
 
+@dataclass(frozen=True)
+class TokenData(EncodedText):
+    """An encoded source, whose arrays are memory-mapped from a folder."""
+
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        return self.folder.name
+
+    def training_examples(self, length: int, count: int, seed: int) -> TrainingWindows:
+        """``count`` windows of the training text."""
+        return TrainingWindows(self.splits["train"], length, count, seed)
+
+
 def prepare(
     name: str, tokenizer: str = "bytes", *, vocab_size: int = 8192, cache: Path | None = None, progress: bool = True
 ) -> TokenData:
     """Encode a source with a tokenizer, or load the cached result.
 
     name as in `open_source`, tokenizer and vocab_size as in `load_tokenizer`. The result is complete or absent: files
-    are written under temporary names and renamed. Files that have changed since are rebuilt, with a warning. Raises the
-    errors of those functions, and OSError with advice when the disk is full.
+    are written under temporary names and renamed. If the process is killed, the next one goes on from there. Files that
+    have changed since are rebuilt, with a warning. Raises the errors of those functions, and OSError with advice when
+    the disk is full.
     """
     source = open_source(name)
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
-    meta = cached_folder(folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress))
+    meta = cached_folder(
+        folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress), resumable=True
+    )
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
-    return TokenData(folder, load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"])
+    return TokenData(load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"], folder)
 
 
 class TrainingWindows(Dataset):
@@ -131,47 +144,84 @@ def copy_tokenizer(folder: Path, target: Path) -> None:
 
 
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:
-    tokenizer = load_tokenizer(name, vocab_size=vocab_size, texts=source.documents("train"))
+    tokenizer = _made_tokenizer(source, name, vocab_size, folder)
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-    text_bytes = {}
+    done = _read_done(folder)
     for split in SPLITS:
-        size = 0
+        begun = done.setdefault(split, {"pieces": 0, "file": 0, "text": 0})
         with (
-            open(folder / f"{split}.bin", "wb") as f,
+            open(folder / f"{split}.bin", "ab") as f,
             progress_bar(desc=f"tokenizing {split}", unit="B", unit_scale=True, show=progress) as bar,
         ):
-            for document in source.documents(split):
-                for ids, read in _encode_document(document, tokenizer, name == "bytes"):
-                    f.write(ids.astype(dtype).tobytes())
-                    size += read
-                    bar.update(read)
-                f.write(np.asarray([tokenizer.eos_token_id], dtype=dtype).tobytes())
-        if size == 0:
+            f.truncate(begun["file"])  # a killed process may have written more than it noted
+            bar.update(begun["text"])
+            for batch in _batches(itertools.islice(_pieces(source, split), begun["pieces"], None)):
+                ends = np.asarray([tokenizer.eos_token_id])
+                for ids, (_, last) in zip(
+                    encode_texts([text for text, _ in batch], tokenizer, name == "bytes"), batch, strict=True
+                ):
+                    f.write(np.concatenate([ids, ends] if last else [ids]).astype(dtype).tobytes())
+                f.flush()
+                read = sum(len(text.encode()) for text, _ in batch)
+                begun["pieces"] += len(batch)
+                begun["text"] += read
+                begun["file"] = f.tell()
+                write_whole(folder / _DONE, json.dumps(done))
+                bar.update(read)
+        if begun["text"] == 0:
             raise ValueError(
-                f"{source.name!r} is too short: after {text_bytes.get('train', 0)} bytes for training nothing is left "
+                f"{source.name!r} is too short: after {done['train']['text']} bytes for training nothing is left "
                 f"for the {split} split; give more text"
             )
-        text_bytes[split] = size
-    tokenizer.save_pretrained(folder / "tokenizer")
+    (folder / _DONE).unlink()
+    text_bytes = {split: done[split]["text"] for split in SPLITS}
     return {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
 
 
-def _encode_document(text: str, tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> Iterator[tuple[np.ndarray, int]]:
-    """Token ids of a document in batches, with the bytes each batch covers."""
+def _made_tokenizer(source: Source, name: str, vocab_size: int, folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer, saved in a folder: now, or by a process that was killed later."""
+    if not (folder / "tokenizer").is_dir():
+        texts: Any = source.document_parts("train") if name == "bpe" else source.documents("train")
+        made = load_tokenizer(name, vocab_size=vocab_size, texts=texts)
+        shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
+        made.save_pretrained(folder / _UNFINISHED)
+        (folder / _UNFINISHED).rename(folder / "tokenizer")
+    return load_tokenizer(str(folder / "tokenizer"))
+
+
+def _read_done(folder: Path) -> dict[str, dict[str, int]]:
+    """How far a killed process came: of each split the pieces, and the bytes of the file and of the text."""
+    return json.loads((folder / _DONE).read_text()) if (folder / _DONE).is_file() else {}
+
+
+def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:
+    """The documents of a split in pieces, and whether a document ends with the piece."""
+    for document in source.document_parts(split):
+        last = ""  # a document without text has one piece too
+        for number, piece in enumerate(pieces(document, _PIECE)):
+            if number:
+                yield last, False
+            last = piece
+        yield last, True
+
+
+def _batches(pieces: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Pieces of about `_BATCH` characters together."""
+    batch, size = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece[0])
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def encode_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> list[np.ndarray]:
+    """Token ids of each text, without any that the tokenizer adds."""
     if as_bytes:  # token id = byte, so no tokenizer is needed
-        data = np.frombuffer(text.encode(), dtype=np.uint8)
-        yield data, len(data)
-        return
-    batch: list[str] = []
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
     # <|endoftext|> in a text does not end it: special tokens are split like any other text.
     options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
-    for piece in (*pieces(text, _PIECE), None):
-        if piece is not None:
-            batch.append(piece)
-        if batch and (piece is None or len(batch) == _BATCH):
-            encoded = tokenizer(batch, **options)["input_ids"]
-            yield (
-                np.concatenate([np.asarray(ids, dtype=np.int64) for ids in encoded]),
-                sum(len(p.encode()) for p in batch),
-            )
-            batch = []
+    return [np.asarray(ids, dtype=np.int64) for ids in tokenizer(texts, **options)["input_ids"]]

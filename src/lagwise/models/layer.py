@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lagwise.blocks import BLOCKS, Block
+from lagwise.blocks.chain import ChainBlock
 from lagwise.mixers import Mixer
 from lagwise.models.cache import StateLayer
 from lagwise.models.configuration import LagwiseConfig
@@ -24,6 +27,11 @@ class LagwiseLayer(GradientCheckpointingLayer):
         self.drop = drop
         self.block = build(BLOCKS, config.block, config.hidden_size, what="block", causal=config.causal)
         self.offloaded = OffloadProbe(self.block)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.block, ChainBlock):  # which recomputes its blocks one by one
+            return nn.Module.__call__(self, *args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
     def forward(
         self,

@@ -37,12 +37,13 @@ class LagwiseForPrediction(Head):
 
     Takes past_values ``(batch, length, channels)``; past_observed_mask of the same shape, 0 where a value is missing
     (NaN counts as missing too); and for the loss, the mean squared error on the scale of the series, future_values
-    ``(batch, prediction_length, channels)``, NaN where they do not count. Normalisation and forecasts are in the
+    ``(batch, prediction_length, channels)``, NaN where they do not count, and num_items_in_batch, what to divide by
+    if it is not the number of these values. Normalisation and forecasts are in the
     precision of past_values, at least float32, whatever that of the weights. ValueError for other shapes and for
     infinite values.
     """
 
-    accepts_loss_kwargs = False
+    accepts_loss_kwargs = True
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
@@ -65,6 +66,7 @@ class LagwiseForPrediction(Head):
         past_observed_mask: Tensor | None = None,
         future_values: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> LagwisePredictionOutput:
         self._check(past_values, past_observed_mask, future_values)
         observed = ~past_values.isnan()
@@ -90,7 +92,7 @@ class LagwiseForPrediction(Head):
         if future_values is not None:
             known = ~future_values.isnan()
             errors = (made - (future_values - rough)).masked_fill(~known, 0).square()
-            loss = errors.sum() / known.sum().clamp(min=1)
+            loss = errors.sum() / (known.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return LagwisePredictionOutput(
             loss=loss, prediction_outputs=made + rough, loc=rough + rest, scale=scale, hidden_states=out.hidden_states
         )

@@ -66,9 +66,15 @@ class Task:
     before: ClassVar[str | None] = None
     #: whether training may carry a model's states from step to step: its texts are longer than a step
     carries: ClassVar[bool] = False
+    #: whether its data can be streamed (``data.streaming``)
+    streams: ClassVar[bool] = False
 
     def __init__(self, data: DataOptions):
         self.data = data
+        if data.streaming and not self.streams:
+            raise ValueError(
+                f"data.streaming is for language modelling and masked language modelling, not {type(self).__name__}"
+            )
         if data.format is not None:
             known(data.format, self.formats, "data.format for this task")
 
@@ -240,6 +246,10 @@ class TaskData:
     def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
         """`training_examples` of which each continues the row of the step before, for so many pieces (`CarriedPieces`);
         of a task that `carries`."""
+        raise NotImplementedError
+
+    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
+        """The example of a window of streamed text; of a task that `streams`. seed: of what is random in it."""
         raise NotImplementedError
 
     def validation_examples(self, tokens: int) -> Dataset:

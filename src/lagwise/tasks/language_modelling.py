@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -33,6 +34,9 @@ class PlainText(TextData):
     def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
         tokens, end = self.text.splits["train"], self.text.tokenizer.eos_token_id
         return CarriedPieces(tokens, end, self.sequence_lengths, batch_size, steps, seed, most=pieces)
+
+    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
+        return {"input_ids": (tokens := torch.from_numpy(ids)), "labels": tokens}
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)

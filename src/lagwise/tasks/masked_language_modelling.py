@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data import MaskedExamples, Masking, ScheduledExamples, collate_documents, document_of, with_mask
+from lagwise.data import (
+    MaskedExamples,
+    Masking,
+    ScheduledExamples,
+    collate_documents,
+    document_of,
+    masked_example,
+    with_mask,
+)
 from lagwise.data.options import DataOptions
 from lagwise.evaluation import masked_score
 from lagwise.progress import progress_bar
@@ -36,6 +45,9 @@ class HiddenText(TextData):
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return self._masked(ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed), seed)
+
+    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
+        return masked_example(ids, self._masking, self._end_of_text, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         length = self.task.data.evaluate_length or self.task.data.length
@@ -76,16 +88,17 @@ class HiddenText(TextData):
         stream = self._hidden_stream(self.text.splits["test"][:max_tokens])
         return [masked_score(model, *stream, n, progress=progress).perplexity for n in lengths]
 
+    @functools.cached_property
     def _masking(self) -> Masking:
         assert self.tokenizer is not None
         return Masking(self.tokenizer, **self.task.masking_options)
 
     def _masked(self, sequences: Any, seed: int) -> MaskedExamples:
-        return MaskedExamples(sequences, self._masking(), self._end_of_text, seed)
+        return MaskedExamples(sequences, self._masking, self._end_of_text, seed)
 
     def _hidden_stream(self, tokens: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """Text with tokens hidden in pieces of the trained length, the labels, and the documents."""
-        masking, ids = self._masking(), tokens.astype(np.int64)
+        masking, ids = self._masking, tokens.astype(np.int64)
         starts = range(0, len(ids), self.task.data.length)
         pieces = [
             masking(ids[i : i + self.task.data.length], np.random.default_rng((_EVALUATION_SEED, i))) for i in starts

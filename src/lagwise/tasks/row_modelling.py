@@ -89,8 +89,8 @@ class RowModelling(Task):
     def lengths(self) -> dict[str, int]:
         return self.rows.lengths()
 
-    def identity(self) -> str:
-        own, other = self.rows.identity(), self.rows.unlabelled
+    def key(self) -> str:
+        own, other = self.rows.key(), self.rows.unlabelled
         if other is None:
             return own
         return hashlib.sha256(f"{own}:{self.open_rows(other).key()}".encode()).hexdigest()[:24]

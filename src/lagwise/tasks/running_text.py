@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lagwise.data import TokenData, content_key, load_tokenizer, open_source, prepare
+from lagwise.data import (
+    StreamedText,
+    TextStream,
+    TokenData,
+    content_key,
+    load_tokenizer,
+    open_source,
+    open_stream,
+    prepare,
+    stream_key,
+)
 from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
 from lagwise.data.split_files import write_text_split
-from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 from lagwise.tasks.base import Task, TaskData
 
@@ -30,6 +39,7 @@ class RunningText(Task):
     #: the class of its data
     opened: type[TextData]
     splits = True
+    streams = True
 
     def __init__(self, data: DataOptions):
         super().__init__(data)
@@ -45,6 +55,8 @@ class RunningText(Task):
         return super().lengths() | ({} if evaluate_length is None else {"data.evaluate_length": evaluate_length})
 
     def key(self) -> str:
+        if self.data.streaming:
+            return stream_key(self.source, self.data.tokenizer)
         return content_key(open_source(self.source), self.data.tokenizer, self.data.vocab_size)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TextData:
@@ -52,12 +64,18 @@ class RunningText(Task):
         if source is not None:
             return self.opened(self, prepare(source, str(run), progress=progress))
         options = self.data
+        if options.streaming:
+            return self.opened(self, open_stream(self.source, options.tokenizer if run is None else str(run)))
         text = prepare(self.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
         if run is not None and self.prepared(text.tokenizer).get_vocab() != load_tokenizer(str(run)).get_vocab():
             text = prepare(self.source, str(run), progress=progress)
         return self.opened(self, text)
 
     def write_split(self, folder: Path) -> None:
+        if self.data.streaming:
+            raise ValueError(
+                "streamed text is not written again, so it has no split to write; leave out data.streaming"
+            )
         write_text_split(open_source(self.source), folder)
 
     @property
@@ -72,14 +90,16 @@ class TextData(TaskData):
 
     task: RunningText
 
-    def __init__(self, task: RunningText, text: TokenData):
+    def __init__(self, task: RunningText, text: TokenData | StreamedText):
         super().__init__(task, task.prepared(text.tokenizer))
-        self.text = text
+        self.text: Any = text
 
     def notes(self) -> Sequence[str]:
         source = "Python's standard library, as no data are given" if self.task.source == "stdlib" else self.task.source
-        tokens = ", ".join(f"{split} {len(self.text.splits[split]):,}" for split in SPLITS)
+        tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in self.text.splits.items())
         notes = [f"text: {source}; tokens: {tokens}"]
+        if isinstance(self.text, StreamedText):
+            notes[0] += f" (held out: {self.text.held_out}); the rest is read while the model trains"
         if inner_suffix(Path(self.task.source)) in (".csv", ".tsv"):
             notes.append("a table is read as plain text here; recipes for its columns are classify and forecast-tnn")
         if expanded(self.task.source).is_dir():
@@ -88,3 +108,19 @@ class TextData(TaskData):
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
+
+    def training_stream(self, batch_size: int, seed: int, reader: int, readers: int) -> TextStream:
+        """The batches of one of several processes that share a streamed text."""
+        assert isinstance(self.text, StreamedText)
+        options = self.task.data
+        return TextStream(
+            self.text,
+            self.training_example,
+            self.collate,
+            length=options.length,
+            batch_size=batch_size,
+            shuffled=options.shuffle_tokens,
+            seed=seed,
+            reader=reader,
+            readers=readers,
+        )

@@ -154,7 +154,7 @@ class SignalToSignal(Task):
                 f"a two-sided model (model.causal=false) needs no task.delay, got {self.delay}; set it to 0"
             )
 
-    def identity(self) -> str:
+    def key(self) -> str:
         noise = None if self.noises is None else signals_key(self.noises)
         return key_of([signals_key(self.source), noise, self.ratios, self.hide, self.hide_length])
 

@@ -19,6 +19,7 @@ from lagwise.models.loading import check_weights
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.carrying import CarriedStates
 from lagwise.training.sharding import SHARDS, check_saved_shards
+from lagwise.training.streaming import SavedStream
 
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
 _DAMAGE += (IndexError, SafetensorError, pickle.UnpicklingError)  # raised by readers of damaged files
@@ -41,13 +42,14 @@ def newest_whole_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     average: AveragedWeights | None = None,
     carried: CarriedStates | None = None,
+    stream: SavedStream | None = None,
 ) -> Path | None:
     """The newest checkpoint that can be resumed; None if the run has none yet.
 
     All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. The
     weights must have the keys and shapes of ``model``, and the optimiser state those of ``optimizer``, where these are
-    given; ``average`` loads its averages and ``carried`` its states. If there are checkpoints, but none can be resumed,
-    a ValueError says what is wrong with each.
+    given; ``average`` loads its averages, ``carried`` its states, and ``stream`` its place. If there are checkpoints,
+    but none can be resumed, a ValueError says what is wrong with each.
     """
     complaints = []
     for folder in reversed(checkpoints(run)):
@@ -69,6 +71,8 @@ def newest_whole_checkpoint(
                 average.load(folder)
             if carried is not None:
                 carried.load(folder)
+            if stream is not None:
+                stream.load(folder)
             return folder
         except _DAMAGE as error:
             complaints.append(f"{folder.name}: {one_line(error)}")

@@ -26,6 +26,14 @@ def bfloat16_is_fast() -> bool:
     return _product_seconds(torch.bfloat16) < 0.8 * _product_seconds(torch.float32)  # casts take some of the gain
 
 
+def check_tf32(wanted: bool) -> None:
+    """ValueError if this machine has no products in TF32."""
+    from transformers.utils import is_torch_tf32_available
+
+    if wanted and not is_torch_tf32_available():
+        raise ValueError("training.tf32 needs an NVIDIA GPU since Ampere, which is not here; leave it out")
+
+
 def of_first_process(choice: bool) -> bool:
     """The choice of the first process, for all of them, which must call this together. Processors may differ, but
     processes that choose differently do not keep the same weights."""

@@ -54,8 +54,9 @@ def memory_plan(recipe: Recipe, processes: int) -> list[tuple[str, int]]:
     low = options.precision == "bfloat16" or (options.precision == "auto" and bfloat16_is_fast())
     one, two = (_activation_bytes(task.model_class(_with_layers(config, n)), tokens, low) for n in (1, 2))
     each, rest = two - one, max(0, 2 * one - two)
-    if options.gradient_checkpointing:  # the inputs of all layers, and what one keeps
-        each, rest = 4 * config.hidden_size * tokens, rest + each
+    if options.gradient_checkpointing:  # the inputs of all blocks, and what one keeps
+        links = len((config.block or {}).get("blocks", [None]))
+        each, rest = links * 4 * config.hidden_size * tokens, rest + each // links
     plan.append(("activations", rows * (layers * each + rest)))
     return [*plan, ("together", sum(size for _, size in plan))]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from lagwise.data.options import DataOptions, upgraded
+from lagwise.data.options import MADE_OF_TEXT, DataOptions, upgraded
 from lagwise.files import expanded
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
@@ -70,6 +70,9 @@ class TrainingOptions:
     """Largest gradient norm; 0 for none."""
     precision: str = "auto"
     """`auto` (bfloat16 where products in it are faster), `float32` or `bfloat16`."""
+    tf32: Switch = False
+    """Round the factors of float32 products to 10 bits (TF32), on NVIDIA GPUs since Ampere, where they are then several
+    times as fast. Fourier transforms stay in float32."""
     gradient_checkpointing: Switch = False
     """Recompute blocks in the backward pass, to save memory."""
     average: Share = 0.0
@@ -348,6 +351,8 @@ def _check(recipe: Recipe) -> None:
         if value is not None and not value.strip():
             raise ValueError(f"data.{key} must not be empty")
     _check_lengths(data)
+    if data.streaming:
+        _check_streaming(data, training)
     if training.schedule == "polynomial" and training.learning_rate <= _LAST_RATE:
         raise ValueError(
             f"training.learning_rate must be over {_LAST_RATE:g}, with which the polynomial schedule ends, got "
@@ -366,6 +371,21 @@ def _check_lengths(data: DataOptions) -> None:
         raise ValueError("data.lengths must be integers of at least 2, got []")
     if data.length != max(data.lengths):
         raise ValueError(f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}")
+
+
+def _check_streaming(data: DataOptions, training: TrainingOptions) -> None:
+    """ValueError for options that need the whole text before training."""
+    if training.epochs is not None:
+        raise ValueError("give training.steps instead of training.epochs: the length of streamed text is not known")
+    if data.lengths is not None:
+        raise ValueError("data.lengths does not go with data.streaming; give data.length alone")
+    if training.carry_states > 1:
+        raise ValueError("training.carry_states does not go with data.streaming")
+    if data.tokenizer in MADE_OF_TEXT:
+        raise ValueError(
+            f"tokenizer {data.tokenizer!r} is made of the whole text, which data.streaming does not read first; train "
+            "a few steps on a part of the text with it, and give the run's folder as data.tokenizer"
+        )
 
 
 _SECTIONS = {"data": DataOptions, "training": TrainingOptions}

@@ -53,7 +53,7 @@ from lagwise.training.folder import (
     logged_lines,
     make_task,
 )
-from lagwise.training.hardware import bfloat16_is_fast, describe, of_first_process
+from lagwise.training.hardware import bfloat16_is_fast, check_tf32, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
@@ -62,6 +62,7 @@ from lagwise.training.pretraining import PRETRAINED, check_pretraining, pretrain
 from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions
 from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
+from lagwise.training.streaming import streamed_text
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
@@ -162,7 +163,9 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         if kind == "only" or _needs_no_training(out):
             return _finish_with_first(out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
-        checkpoint = newest_whole_checkpoint(out, trainer.model, trainer.optimizer, trainer.average, trainer.carried)
+        checkpoint = newest_whole_checkpoint(
+            out, trainer.model, trainer.optimizer, trainer.average, trainer.carried, trainer.streamed
+        )
         if checkpoint is not None and trainer.best.has_stopped(checkpoint):
             if recipe.training.shard:
                 load_weights(trainer.model_wrapped, checkpoint)
@@ -237,6 +240,7 @@ def check_recipe(recipe: Recipe) -> Task:
     _check_batch(recipe)
     check_shards(recipe.training)
     check_reports(recipe.training.report_to)
+    check_tf32(recipe.training.tf32)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
     check_carried(task, recipe.training)
@@ -345,11 +349,14 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         max_grad_norm=options.clip,
         dataloader_num_workers=options.workers,
         bf16=bfloat16,
+        tf32=options.tf32 or None,
         seed=options.seed,
         use_cpu=(on_cpu := default_device().type == "cpu"),
         ddp_backend="gloo" if world > 1 and on_cpu else None,
         ddp_find_unused_parameters=False,
-        train_sampling_strategy="sequential",  # the examples are already shuffled
+        # the examples are already shuffled; a stream has no sampler
+        train_sampling_strategy="random" if recipe.data.streaming else "sequential",
+        ignore_data_skip=recipe.data.streaming,  # a stream goes on by itself
         logging_steps=options.log_every,
         logging_nan_inf_filter=False,
         eval_strategy="steps",
@@ -392,12 +399,14 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
     metric = data.headline
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
     tokens_per_step = options.batch_size * data.tokens_per_example()
-    training = _training_examples(data, options)
+    streamed = streamed_text(recipe, data, arguments)
+    training = _training_examples(data, options) if streamed is None else streamed.loader.stream
     validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
         sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
-        training = SharedRows(training, arguments.per_device_train_batch_size, count)
+        if streamed is None:
+            training = SharedRows(training, arguments.per_device_train_batch_size, count)
         validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
         model.split_sequences(sharing.group)
     if options.shard:
@@ -412,6 +421,7 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
         processing_class=data.tokenizer,
         data=data,
         sharing=sharing,
+        streamed=streamed,
         sharded=options.shard,
         best=best,
         average=average,

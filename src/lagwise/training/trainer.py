@@ -29,6 +29,7 @@ from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.pieces import Sharing
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
+from lagwise.training.streaming import SavedStream
 
 
 class LagwiseTrainer(Trainer):
@@ -44,6 +45,7 @@ class LagwiseTrainer(Trainer):
         keep_checkpoints: int,
         carried: CarriedStates | None = None,
         sharing: Sharing | None = None,
+        streamed: SavedStream | None = None,
         sharded: bool = False,
         **kwargs: Any,
     ):
@@ -55,6 +57,7 @@ class LagwiseTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.data, self.best, self.average, self.carried = data, best, average, carried
         self.sharing, self.sharded = sharing, sharded
+        self.streamed = streamed
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.label_names = list(data.label_arguments) or self.label_names
@@ -73,6 +76,15 @@ class LagwiseTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._logged_at = time.monotonic()
         return super().train(*args, **kwargs)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Counts what the loss is a mean over also where labels have another name, so that any number of processes and
+        micro-batches gives the mean over all."""
+        samples, counted = super().get_batch_samples(*args, **kwargs)
+        if counted is None and samples and self.data.label_arguments:
+            own = torch.stack([self.data.counted(batch) for batch in samples]).sum()
+            counted = self.accelerator.gather(own.to(self.args.device)).sum().clamp(min=1)
+        return samples, counted
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any) -> Any:
         """Leaves out the logits of a language model where only its loss is needed."""
@@ -97,6 +109,9 @@ class LagwiseTrainer(Trainer):
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         inputs = super()._prepare_inputs(inputs)
         return inputs if self.sharing is None else self.sharing.piece(inputs)
+
+    def get_train_dataloader(self) -> Any:
+        return super().get_train_dataloader() if self.streamed is None else self.streamed.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         collate, self.data_collator = self.data_collator, self.data.collate_evaluation
@@ -229,6 +244,8 @@ class LagwiseTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             if self.carried is not None:
                 self.carried.save(run / PARTIAL / name)
+            if self.streamed is not None:
+                self.streamed.save(run / PARTIAL / name)
             if self.args.should_save:
                 self.average.save(run / PARTIAL / name)
         except Exception as error:  # on a full disk, each of the writing libraries raises another type

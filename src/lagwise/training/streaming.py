@@ -1,0 +1,41 @@
+"""Trainings on streamed text (`data.streaming`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainingArguments
+
+from lagwise.data.streams import StreamLoader
+from lagwise.training.recipe import Recipe
+
+_FILE = "stream_{}.json"  # of each process
+
+
+class SavedStream:
+    """The batches of a process, and where they are, in a file of its own in every checkpoint."""
+
+    def __init__(self, loader: StreamLoader, process: int):
+        self.loader, self.file = loader, _FILE.format(process)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / self.file).write_text(json.dumps(self.loader.state_dict()) + "\n")
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint. ValueError if it was written by another number of processes."""
+        if not (folder / self.file).is_file():
+            raise ValueError(f"{self.file} is missing: a stream is resumed by as many processes as have begun it")
+        self.loader.load_state_dict(json.loads((folder / self.file).read_text()))
+
+
+def streamed_text(recipe: Recipe, data: Any, arguments: TrainingArguments) -> SavedStream | None:
+    """The batches of this process, if text is streamed. Processes that share sequences read the same."""
+    if not recipe.data.streaming:
+        return None
+    options, count = recipe.training, recipe.training.sequence_parallel
+    reader, readers = arguments.process_index // count, arguments.world_size // count
+    stream = data.training_stream(arguments.per_device_train_batch_size, options.seed, reader, readers)
+    return SavedStream(StreamLoader(stream, options.workers), arguments.process_index)
