@@ -143,7 +143,8 @@ Bits per byte of the same 131,072 bytes of novels at five lengths of context, af
 bytes and after as many steps more without and with states that are carried from piece to piece
 (`training.carry_states=64`), at 64 channels and for equal CPU time (half a minute, then a quarter). No model is worse
 at longer contexts than at 512, so there is nothing to repair; the steps with states are behind those without at each
-length here, perhaps because their rows read few different texts. Only best-lm gains more from context with states than without.
+length here, perhaps because their rows read few different texts. Only best-lm gains more from context with states
+than without.
 
 {measured_table(name, ["model", "training", "steps", *(f"{n:,}" for n in lengths)], rows)}"""
 
