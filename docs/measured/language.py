@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tables import measured_table, results
+from tables import has_results, measured_table, results
 
 _BEST, _SEARCH = "best-lm-cpu.json", "best-lm-search-cpu.json"
 
@@ -143,15 +143,17 @@ Bits per byte of the same 131,072 bytes of novels at five lengths of context, af
 bytes and after as many steps more without and with states that are carried from piece to piece
 (`training.carry_states=64`), at 64 channels and for equal CPU time (half a minute, then a quarter). No model is worse
 at longer contexts than at 512, so there is nothing to repair; the steps with states are behind those without at each
-length here, because their rows read few different texts. Only best-lm gains more from context with states than without.
+length here, perhaps because their rows read few different texts. Only best-lm gains more from context with states
+than without.
 
 {measured_table(name, ["model", "training", "steps", *(f"{n:,}" for n in lengths)], rows)}"""
 
 
 def queries() -> str:
     name = "query-recall-cpu.json"
-    if not (found := results(name)["results"]):
+    if not has_results(name):
         return ""
+    found = results(name)["results"]
     sizes = [(each["length"], each["pairs"]) for each in next(iter(found.values()))["test"]]
     rows = [
         [model, f"{run['steps']:,}", *(f"{100 * each['accuracy']:.1f}" for each in run["test"])]

@@ -121,6 +121,15 @@ def test_pieces_have_the_losses_and_gradients_of_whole_documents(recipe: str) ->
     torch.testing.assert_close((found[0] - found[1]) / 2e-6, slope, rtol=1e-4, atol=1e-5)
 
 
+def resume_from_first(run: Path) -> None:
+    """Let a finished run go on from its first checkpoint."""
+    for file in ("model.safetensors", "config.json"):
+        (run / file).unlink()
+    for checkpoint in checkpoints(run)[1:]:
+        shutil.rmtree(checkpoint)
+    resume(run, progress=False)
+
+
 _SLOW = [pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("fd-tnn-lm", "best-lm", "mega-lm")]
 
 
@@ -132,11 +141,7 @@ def test_resuming_is_exact(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> 
     tiny_recipe.training.carry_states, tiny_recipe.training.accumulate = 4, 2
     whole = train(tiny_recipe, tmp_path / "whole", progress=False)
     half = train(tiny_recipe, tmp_path / "half", progress=False)
-    for file in ("model.safetensors", "config.json"):
-        (half / file).unlink()
-    for checkpoint in checkpoints(half)[1:]:
-        shutil.rmtree(checkpoint)
-    resume(half, progress=False)
+    resume_from_first(half)
     assert losses(half) == losses(whole)
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(half)[name]), name
@@ -195,9 +200,5 @@ def test_the_segments_of_enwik8_follow_each_other(recipe: str, tiny_recipe: Reci
     assert set(seen) == {16, 24, 32}
     whole = train(small, tmp_path / "whole", progress=False)
     half = train(small, tmp_path / "half", progress=False)
-    for file in ("model.safetensors", "config.json"):
-        (half / file).unlink()
-    for checkpoint in checkpoints(half)[1:]:
-        shutil.rmtree(checkpoint)
-    resume(half, progress=False)
+    resume_from_first(half)
     assert losses(half) == losses(whole)

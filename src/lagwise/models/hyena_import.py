@@ -13,6 +13,7 @@ from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import Head
+from lagwise.models.loading import filled
 from lagwise.tables import check_integer, known, shown
 
 _HEADS: dict[str, type[Head]] = {
@@ -95,13 +96,7 @@ def from_hyena_dna(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
         found.setdefault("lm_head.weight", found["model.embed_tokens.weight"])
     if "classifier.weight" in found:  # theirs has no bias
         found["classifier.bias"] = torch.zeros(len(found["classifier.weight"]))
-    own = {name: value.shape for name, value in model.state_dict().items()}
-    wrong = sorted(own.keys() ^ found.keys()) or [name for name in own if own[name] != found[name].shape]
-    if wrong:
-        raise ValueError(f"the weights do not fit config.json: {', '.join(wrong[:3])} ({len(wrong)} in all)")
-    model.load_state_dict(found, assign=True)
-    model.tie_weights()
-    return model.eval()
+    return filled(model, found)
 
 
 def _config(values: Mapping[str, Any], head: type[Head], *, tied: bool) -> LagwiseConfig:

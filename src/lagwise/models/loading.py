@@ -3,7 +3,7 @@ half-initialised model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging
@@ -143,6 +143,18 @@ def load_model_weights(model: Any, folder: Path) -> None:
     """Load the weights of a folder, checked beforehand, into a model of the same configuration."""
     model.load_state_dict(load_file(folder / _WEIGHTS), strict=False)  # tied weights are saved once
     model.tie_weights()
+
+
+def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
+    """A model, made without memory, with weights by its names, in evaluation mode. ValueError if they are not all of
+    its own, by name and shape."""
+    own = {name: value.shape for name, value in model.state_dict().items()}
+    wrong = sorted(own.keys() ^ weights.keys()) or [name for name in own if own[name] != weights[name].shape]
+    if wrong:
+        raise ValueError(f"the weights do not fit config.json: {', '.join(wrong[:3])} ({len(wrong)} in all)")
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    return model.eval()
 
 
 def check_weights(folder: Path, model: nn.Module | None = None) -> None:

@@ -13,6 +13,7 @@ from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import Head, VocabularyHead
+from lagwise.models.loading import filled
 from lagwise.models.masked_lm import LagwiseForMaskedLM
 from lagwise.models.multiple_choice import LagwiseForMultipleChoice
 from lagwise.models.question_answering import LagwiseForQuestionAnswering
@@ -121,17 +122,11 @@ def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
     with torch.device("meta"):
         model = head(config)
     found = _renamed(values, weights, _OF_HEADS.get(head, {}))
-    own = {name: value.shape for name, value in model.state_dict().items()}
     if values["tie_word_embeddings"] and issubclass(head, VocabularyHead):
         embedding = found.get("model.embed_tokens.weight", found.get("lm_head.weight"))
         if embedding is not None:
             found["model.embed_tokens.weight"] = found["lm_head.weight"] = embedding
-    wrong = sorted(own.keys() ^ found.keys()) or [name for name in own if own[name] != found[name].shape]
-    if wrong:
-        raise ValueError(f"the weights do not fit config.json: {', '.join(wrong[:3])} ({len(wrong)} in all)")
-    model.load_state_dict(found, assign=True)
-    model.tie_weights()
-    return model.eval()
+    return filled(model, found)
 
 
 def _config(values: Mapping[str, Any], head: type[Head]) -> LagwiseConfig:

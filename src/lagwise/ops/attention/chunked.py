@@ -331,10 +331,12 @@ def _in_sliding_chunks(
         seen = real[:, None, :, None]
         kept = torch.cat([fold(seen, chunk), fold(seen)], 3).flatten(0, 1).transpose(2, 3)
     else:  # the first chunk has none before it
-        first = _in_chunks(*(x[:, :, :chunk] for x in (query, key, value)), chunk, True, function, bias, None)
+        own = [x[:, :, :chunk] for x in (query, key, value)]
+        first = _in_chunks(own[0], own[1], own[2], chunk, True, function, bias, None)
         rows = [x[:, 1:] for x in rows]
     bias = None if bias is None else _corner(bias, 2 * chunk)
-    y = _attend(*(x.flatten(0, 1) for x in rows), True, function, bias, kept)
+    query, key, value = (x.flatten(0, 1) for x in rows)
+    y = _attend(query, key, value, True, function, bias, kept)
     y = y.unflatten(0, (batch, whole - (first is not None))).transpose(1, 2).flatten(2, 3)
     return (y if first is None else torch.cat([first, y], 2))[:, :, :length]
 
