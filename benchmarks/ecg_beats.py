@@ -3,10 +3,11 @@
     python benchmarks/ecg_beats.py choose rows/                       # on DS1 alone, cross-validated by record
     python benchmarks/ecg_beats.py score rows/ runs/causal --out benchmarks/results/ecg-beats-cpu.json
 
-rows/ is that of `benchmarks/ecg.py prepare`, and the run, a first stage that detects beats, that of its `train`. The second
-stage reads for each beat the intervals around it, as ratios to running medians of the beats before, and its shape in both
-leads beside the running average of the beats before. It answers when the next two beats have been detected. All choices were
-made on DS1; `score` fits to all of DS1 and scores DS2: at annotated beats, and at those that the first stage detects.
+rows/ is that of `benchmarks/ecg.py prepare`, and the run, a first stage that detects beats, that of its `train`. The
+second stage reads for each beat the intervals around it, as ratios to running medians of those before, and its shape in
+both leads beside the shapes of the beats before. It answers when the next two beats have been detected. All choices
+were made on DS1; `score` fits to all of DS1 and scores DS2: at annotated beats, and at those that the first stage
+detects.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def refined(samples: np.ndarray, places: np.ndarray, reach: int) -> np.ndarray:
 
 
 def features(samples: np.ndarray, places: np.ndarray, reach: int = REACH) -> np.ndarray:
-    """Features ``(beats, n)`` of the beats of a record. Those of a beat depend on samples up to a second past it, on the
-    beats before it, and on the `LATER` next ones."""
+    """Features ``(beats, n)`` of the beats of a record. Those of a beat depend on samples up to a second past it, on
+    the beats before it, and on the `LATER` next ones."""
     at = refined(samples, places, reach)
     return np.concatenate([rhythm(at), shapes(without_wander(samples), at)], axis=1)
 
