@@ -4,9 +4,10 @@
     python benchmarks/ecg_beats.py score rows/ runs/causal --out benchmarks/results/ecg-beats-cpu.json
 
 rows/ is that of `benchmarks/ecg.py prepare`, and the run, a first stage that detects beats, that of its `train`. The
-second stage reads for each beat the intervals around it, as ratios to running medians of the beats before, and its
-shape in both leads beside the running average of the beats before. It answers when the next two beats have been
-detected. All choices were made on DS1; `score` fits to all of DS1 and scores DS2: at annotated beats, and at those that the first stage detects.
+second stage reads for each beat the intervals around it, as ratios to running medians of those before, and its shape in
+both leads beside the shapes of the beats before. It answers when the next two beats have been detected. All choices
+were made on DS1; `score` fits to all of DS1 and scores DS2: at annotated beats, and at those that the first stage
+detects.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ RATE = 360
 CLASSES = ("N", "S", "V", "F", "Q")
 BEFORE, AFTER, EVERY = 144, 180, 4  # samples of a beat's shape around it, and between those that are kept
 REACH = 30  # samples that a position may move to the middle of its QRS complex
-MEMORY = 48  # beats of the running medians
+MEMORY = 48  # beats of a running median
+LONG = 240  # beats of a longer one
 SHAPES = 64  # beats whose shapes are compared
 LATER = 2  # beats after one that its answer waits for
 
@@ -32,10 +34,8 @@ def refined(samples: np.ndarray, places: np.ndarray, reach: int) -> np.ndarray:
 
 
 def features(samples: np.ndarray, places: np.ndarray, reach: int = REACH) -> np.ndarray:
-    """Features ``(beats, n)`` of the beats of a record.
-
-    Those of a beat depend on samples up to a second past it, on the beats before it, and on the `LATER` next ones.
-    """
+    """Features ``(beats, n)`` of the beats of a record. Those of a beat depend on samples up to a second past it, on
+    the beats before it, and on the `LATER` next ones."""
     at = refined(samples, places, reach)
     return np.concatenate([rhythm(at), shapes(without_wander(samples), at)], axis=1)
 
@@ -48,27 +48,41 @@ def without_wander(samples: np.ndarray) -> np.ndarray:
 
 
 def rhythm(at: np.ndarray) -> np.ndarray:
-    """Intervals around each beat, in seconds and as logarithms of ratios to the running medians of those before."""
+    """Intervals around each beat as logarithms of ratios to the running medians of those before, and how regular these
+    were."""
     between = np.maximum(np.diff(at), 1) / RATE  # between[i] lies after beat i
     count = len(at)
     first = float(np.median(between[:8])) if len(between) else 0.8
     padded = np.concatenate([np.full(4, first), between, np.full(LATER, first)])
     step = {k: padded[4 + k : 4 + k + count] for k in range(-4, LATER)}
-    usual, short, spread = np.empty(count), np.empty(count), np.empty(count)
+    rows = np.empty((count, 6))
     for i in range(count):
-        past = between[max(0, i - 1 - MEMORY) : max(1, i - 1)] if i > 1 else np.array([first])
-        usual[i], short[i] = np.median(past), past[-9:].mean()
-        spread[i] = np.median(np.abs(np.log(past / usual[i])))
+        past = between[max(0, i - 1 - LONG) : i - 1] if i > 1 else np.array([first])
+        near, last = past[-MEMORY:], past[-16:]
+        usual = np.median(near)
+        turns = np.abs(np.diff(last)) if len(last) > 1 else np.zeros(1)
+        rows[i] = (
+            usual,
+            np.median(past),
+            past[-9:].mean(),
+            np.median(np.abs(np.log(near / usual))),
+            np.median(turns) / usual,
+            np.quantile(near, 0.1),
+        )
+    usual, long, short, spread, turning, shortest = rows.T
     log = {k: np.log(each / usual) for k, each in step.items()}
     columns = [
         *(log[k] for k in (-3, -2, -1, 0, 1)),
+        np.log(step[-1] / long),
         np.log(step[-1] / short),
         np.log(step[0] / short),
         np.log(step[0] / step[-1]),
         np.log(step[-1] / step[-2]),
         np.log((step[-1] + step[0]) / (2 * usual)),
         log[-1] / (spread + 0.03),
+        np.log(step[-1] / shortest),
         spread,
+        turning,
         usual,
     ]
     return np.stack(columns, axis=1)

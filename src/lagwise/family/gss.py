@@ -30,6 +30,8 @@ class GSSMixer(Mixer):
     Source: Mehta et al. 2022, "Long Range Language Modeling via Gated State Spaces", §3.2 and fig. 1.
     """
 
+    any_rate = True
+
     def __init__(
         self,
         channels: int,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.family.recurrence import Recurrence, RecurrentMixer
+from lagwise.ops.recurrence import held_inputs
 from lagwise.tables import check_integer
 
 
@@ -29,6 +30,7 @@ class LRUMixer(RecurrentMixer):
     Source: Orvieto et al. 2023, "Resurrecting Recurrent Neural Networks for Long Sequences", §3 and app. A.
     """
 
+    any_rate = True
     kept_in_float32 = ("rate", "log_angle", "log_gain")
 
     def __init__(
@@ -68,4 +70,8 @@ class LRUMixer(RecurrentMixer):
         rate, gain = self.rate.to(dtype), self.log_gain.to(dtype)
         into, out, direct = self.maps(dtype)
         outputs: tuple[Tensor, ...] = out.unbind(0)
-        return Recurrence(-rate.exp(), self.log_angle.double().exp(), gain.exp()[:, None] * into, outputs, direct)
+        log_decay, angle, into = -rate.exp(), self.log_angle.double().exp(), gain.exp()[:, None] * into
+        if self.token_time != 1:
+            factor = held_inputs(torch.complex(log_decay.double(), angle), self.token_time)
+            into = into * factor.to(into.dtype)[:, None]
+        return Recurrence(log_decay * self.token_time, angle * self.token_time, into, outputs, direct)

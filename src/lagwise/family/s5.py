@@ -32,6 +32,7 @@ class S5Mixer(RecurrentMixer):
     Source: Smith, Warrington and Linderman 2023, "Simplified State Space Layers for Sequence Modeling", §3 and app. B.
     """
 
+    any_rate = True
     kept_in_float32 = ("log_step", "rate", "angle")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int | None = None):
@@ -51,9 +52,13 @@ class S5Mixer(RecurrentMixer):
     def recurrence(self) -> Recurrence:
         """See `RecurrentMixer.recurrence`."""
         dtype = torch.promote_types(self.rate.dtype, torch.float32)
-        decay, angle, step = self.rate.to(dtype).exp(), self.angle.to(dtype), self.log_step.to(dtype).exp()
+        decay, angle, step = (
+            self.rate.to(dtype).exp(),
+            self.angle.to(dtype),
+            self.log_step.to(dtype).exp() * self.token_time,
+        )
         into, out, direct = self.maps(dtype)
         a = torch.complex(-decay, angle)
         into = (step * mean_exponential(a * step))[:, None] * into
-        turn = self.angle.double() * self.log_step.double().exp()
+        turn = self.angle.double() * self.log_step.double().exp() * self.token_time
         return Recurrence(-decay * step, turn, into, (2 * out).unbind(0), direct)

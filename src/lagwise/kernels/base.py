@@ -31,6 +31,10 @@ class LagKernel(KeepsFloat32):
     continuous: ClassVar[bool] = False
     #: whether `recurrence` gives the kernel as a state space, to stream by
     recurrent: ClassVar[bool] = False
+    #: whether it is in continuous time, so that ``token_time`` may be other than 1
+    any_rate: bool = False
+    #: time from token to token, relative to that for which the parameters are
+    token_time: float = 1.0
     #: longest signal that `taps` supports; None for any
     max_length: int | None = None
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.diagonal import DiagonalKernel
+from lagwise.kernels.diagonal import DiagonalKernel, held_modes
 from lagwise.ops import Modes
 from lagwise.ops.recurrence import modal_poles
 from lagwise.tables import check_integer
@@ -30,6 +30,7 @@ class CEMAKernel(DiagonalKernel):
     added, where the paper's equation also turns the input by the angle and has no omega.
     """
 
+    any_rate = True
     undecayed = ("alpha", "delta", "theta")
     kept_in_float32 = ("alpha", "delta", "theta", "gamma", "omega")
 
@@ -71,4 +72,5 @@ class CEMAKernel(DiagonalKernel):
             angle = torch.arange(1, n + 1, device=theta.device) * (2 * math.pi / n * theta)
             weight = self.gamma.to(dtype) * (n**-0.5 * alpha[..., None]).to(dtype)
         omega = self.omega.to(dtype)
+        rate, angle, weight = held_modes(rate, angle, weight, self.token_time)
         return [(rate[i], angle[i], weight[i], omega * (i == 0)) for i in range(len(rate))]

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import modal_taps, modal_taps_of
+from lagwise.ops.recurrence import held_inputs, modal_taps, modal_taps_of
 from lagwise.ops.symbolic import symbolic
+
+
+def held_modes(rate: Tensor, angle: Tensor, weight: Tensor, token_time: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Modes ``p = exp(-exp(rate) + j angle)`` with weights ``(..., 2)``, for tokens of that length (`held_inputs`)."""
+    if token_time == 1:
+        return rate, angle, weight
+    factor = held_inputs(torch.complex(-rate.double().exp(), angle.double()), token_time)
+    held = torch.view_as_complex(weight.contiguous()) * factor.to(weight.dtype.to_complex())
+    return rate + math.log(token_time), angle * token_time, torch.view_as_real(held)
 
 
 class DiagonalKernel(LagKernel):

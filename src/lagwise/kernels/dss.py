@@ -40,6 +40,7 @@ class DSSKernel(S4DKernel):
         span: int = 1024,
     ):
         super().__init__(channels, causal=causal, modes=modes, start=start)
+        self.any_rate = normalization == "exp"  # a softmax counts its lags in tokens
         self.normalization, self.span = (
             known(normalization, NORMALIZATIONS, "normalization"),
             check_integer("span", span),

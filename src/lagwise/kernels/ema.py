@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops.recurrence import ema_parameters, ema_taps
+from lagwise.ops.recurrence import ema_parameters, ema_taps, held_inputs
 from lagwise.tables import check_integer
 
 
@@ -37,6 +37,7 @@ class EMAKernel(LagKernel):
         if truncation is not None:
             check_integer("truncation", truncation)
         self.truncation = truncation
+        self.any_rate = truncation is None  # which counts tokens
         shape = (1 if causal else 2, channels, dimension)
         self.delta, self.alpha, self.beta, self.gamma = (nn.Parameter(torch.empty(shape)) for _ in range(4))
         self.reset_parameters()
@@ -51,7 +52,10 @@ class EMAKernel(LagKernel):
         dtype = self.precision(self.delta)
         delta, alpha, beta, gamma = (p.to(dtype) for p in (self.delta, self.alpha, self.beta, self.gamma))
         signs = 1 - 2 * (torch.arange(beta.shape[2], dtype=dtype, device=beta.device) % 2)
-        return ema_parameters(delta, alpha, beta + signs, gamma)
+        weight, log_decay = ema_parameters(delta, alpha, beta + signs, gamma)
+        if self.token_time == 1:
+            return weight, log_decay
+        return weight * held_inputs(log_decay, self.token_time), log_decay * self.token_time
 
     @property
     def support(self) -> int | None:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.diagonal import DiagonalKernel
+from lagwise.kernels.diagonal import DiagonalKernel, held_modes
 from lagwise.ops import Modes
 from lagwise.ops.recurrence import modal_poles
 from lagwise.tables import check_integer
@@ -29,6 +29,7 @@ class ModalKernel(DiagonalKernel):
     `lagwise.ops.reduce_taps` for another kernel, which can then be trained further.
     """
 
+    any_rate = True
     undecayed = ("rate", "angle")
     kept_in_float32 = ("rate", "angle", "amplitude", "direct")
 
@@ -64,6 +65,7 @@ class ModalKernel(DiagonalKernel):
         """See `DiagonalKernel.real_sides`."""
         dtype = self.precision(self.rate)
         rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
+        rate, angle, weight = held_modes(rate, angle, weight, self.token_time)
         return [(rate[i], angle[i], weight[i], direct * (i == 0)) for i in range(len(rate))]
 
     @torch.no_grad()

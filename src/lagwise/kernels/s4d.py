@@ -37,6 +37,7 @@ class S4DKernel(DiagonalKernel):
     It streams exactly, as a state space.
     """
 
+    any_rate = True
     undecayed = ("rate", "angle")
     kept_in_float32 = ("log_step", "rate", "angle", "amplitude", "direct")
 
@@ -65,7 +66,7 @@ class S4DKernel(DiagonalKernel):
         dtype = self.precision(self.rate)
         with torch.autocast(self.rate.device.type, enabled=False):
             a = torch.complex(-self.rate.double().exp(), self.angle.double())
-            poles, scale = self._sampled(a, self.log_step.double().exp()[:, None])
+            poles, scale = self._sampled(a, self.log_step.double().exp()[:, None] * self.token_time)
             amplitude = torch.view_as_complex(self.amplitude.to(dtype).contiguous())
             weights = amplitude * scale.to(amplitude.dtype)
         return [Modes(poles, w, self.direct.to(dtype) * (i == 0)) for i, w in enumerate(weights)]

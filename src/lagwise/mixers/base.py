@@ -38,8 +38,11 @@ class Mixer(nn.Module):
     directions: ClassVar[tuple[bool, ...]] = (True, False)
     #: whether a causal one has a streaming state
     streams: ClassVar[bool] = True
-    #: whether its own state, apart from those of mixers inside, grows with the text: a step then has no fixed shapes to
-    #: compile or export
+    #: whether it is in continuous time, apart from its kernel, so that ``token_time`` may be other than 1
+    any_rate: bool = False
+    #: time from token to token, relative to that for which the parameters are
+    token_time: float = 1.0
+    #: whether the state grows with the text, so that a step has no fixed shapes to compile or export
     grows: bool = False
 
     def __init__(self, channels: int, causal: bool):

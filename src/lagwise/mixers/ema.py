@@ -68,6 +68,7 @@ class EMAMixer(Derived, Mixer):
         engine: str = "scan",
     ):
         super().__init__(channels, causal)
+        self.any_rate = True
         self.kernel = EMAKernel(channels, causal=causal, dimension=dimension, truncation=truncation)
         self.engine: str = known(engine, EMA_ENGINES, "engine")
         self.omega = nn.Parameter(torch.empty(channels))

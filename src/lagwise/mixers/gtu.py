@@ -26,6 +26,8 @@ class GTU(Mixer):
     ValueError if expansion times channels is less than 1.
     """
 
+    any_rate = True
+
     def __init__(
         self,
         channels: int,

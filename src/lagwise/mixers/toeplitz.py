@@ -84,6 +84,8 @@ class ToeplitzMixer(Derived, Mixer):
     torch.Size([2, 1000, 4])
     """
 
+    any_rate = True
+
     def __init__(
         self,
         channels: int,

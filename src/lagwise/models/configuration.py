@@ -66,6 +66,9 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     head_bias: whether that output layer has a bias. By default only a masked language model's has.
     sparse_prediction: whether a masked language model that is given labels computes logits only at these.
     prediction_length: steps that `LagwiseForPrediction` forecasts.
+    rate: sampling rate of the inputs relative to that of training: 0.5 for samples twice as far apart. Other than 1
+    only for mixers and kernels in continuous time (s4d, dss, s5, lru, cema, modal, ema), whose steps it scales, as if
+    each sample were held until the next; a saved model is loaded for another rate by ``load_model(folder, rate=0.5)``.
     outputs: options of `LagwiseForSignalRegression` (`SignalOutputs`): ``features`` of every output sample, ``delay``,
     ``window`` of its filters, ``mean`` and ``std``.
     label_mean, label_std: of the labels of a regression; its output is scaled and shifted by them, so that weights
@@ -107,6 +110,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     head_bias: bool | None = None
     sparse_prediction: bool = False
     prediction_length: int = 96
+    rate: float = 1.0
     outputs: dict[str, Any] | None = None
     label_mean: float = 0.0
     label_std: float = 1.0
@@ -131,8 +135,9 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
             del self.max_position_embeddings
         else:
             check_integer("max_position_embeddings", self.max_position_embeddings)
-        if self.label_std <= 0:
-            raise ValueError(f"label_std must be greater than 0, got {self.label_std}")
+        for name in ("label_std", "rate"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")
         if self.initializer_range < 0:
             raise ValueError(f"initializer_range must be at least 0, got {self.initializer_range}")
         self.block = {"name": "prenorm"} if self.block is None else self.block

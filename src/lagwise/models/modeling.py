@@ -32,6 +32,7 @@ from lagwise.models.layer import LagwiseLayer, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.models.offload import OffloadProbe
 from lagwise.models.pieces import require_pieces
+from lagwise.models.rates import set_rate
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.pieces import Pieces
@@ -191,6 +192,8 @@ class LagwiseModel(LagwisePreTrainedModel):
         self.gradient_checkpointing = False
         self._sequence_group: Any = None
         self._number = _Number()
+        if config.rate != 1:
+            set_rate(self, config)
         limits = [config.length_limit]
         axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
         apart = {kernel for mixer in axes for kernel in mixer.modules()}  # their limits apply to a row or a column

@@ -189,6 +189,8 @@ class LagwiseForSignalRegression(Head):
             inputs=inputs,
             causal=config.causal,
         )
+        if config.rate != 1 and (self.outputs.delay or self.outputs.window):
+            raise ValueError(f"rate {config.rate:g} needs outputs without a delay and a window, which count samples")
         self.post_init()
 
     @torch.no_grad()

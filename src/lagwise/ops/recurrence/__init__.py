@@ -13,6 +13,7 @@ from lagwise.ops.recurrence.ema import (
 from lagwise.ops.recurrence.modal import (
     LEAST_RADIUS,
     Modes,
+    held_inputs,
     mean_exponential,
     modal_graph_prefill,
     modal_poles,
@@ -41,6 +42,7 @@ __all__ = [
     "ema_recurrence",
     "ema_scan",
     "ema_taps",
+    "held_inputs",
     "largest_difference",
     "mean_exponential",
     "modal_graph_prefill",

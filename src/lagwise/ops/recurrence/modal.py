@@ -96,6 +96,15 @@ def mean_exponential(z: Tensor) -> Tensor:
     return torch.where(near, series, far.expm1() / far)
 
 
+def held_inputs(log_pole: Tensor, steps: float) -> Tensor:
+    """What the input of a mode ``h_t = p h_{t-1} + w x_t`` counts in a token that lasts for ``steps`` tokens: the
+    factor of w, while p becomes ``p**steps``. For whole steps it is exact if the input is held.
+
+    Formula: ``(p**steps - 1) / (p - 1)`` for the logarithms of poles, complex and other than 0.
+    """
+    return steps * mean_exponential(steps * log_pole) / mean_exponential(log_pole)
+
+
 def modal_taps(modes: Modes, length: int) -> Tensor:
     """The kernel of a diagonal state space as taps.
 
