@@ -42,7 +42,8 @@ class Mixer(nn.Module):
     any_rate: bool = False
     #: time from token to token, relative to that for which the parameters are
     token_time: float = 1.0
-    #: whether the state grows with the text, so that a step has no fixed shapes to compile or export
+    #: whether its own state, apart from those of mixers inside, grows with the text: a step then has no fixed shapes to
+    #: compile or export
     grows: bool = False
 
     def __init__(self, channels: int, causal: bool):
