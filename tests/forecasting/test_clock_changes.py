@@ -33,6 +33,8 @@ def test_no_zone_is_found_without_a_change_or_with_other_gaps() -> None:
     assert clock_zone(grid, grid) is None
     assert clock_zone(grid.delete(list(range(140, 160))), grid) is None  # around the change in spring, but a day long
     assert clock_zone(grid.delete(50), grid) is None
+    quarters = pd.date_range("2024-03-25", periods=1600, freq="15min")
+    assert clock_zone(quarters.delete(list(range(560, 640))), quarters) is None
     assert clock_zone(grid.tz_localize("UTC"), grid) is None
 
 

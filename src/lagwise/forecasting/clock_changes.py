@@ -67,14 +67,15 @@ def clock_zone(times: Any, grid: Any) -> str | None:
         return None
     if len(grid) < 2 or np.diff(grid[:2])[0] > np.timedelta64(1, "h"):
         return None
-    twice = times[times.duplicated()]
-    gaps = ~grid.isin(times)
-    alone = gaps & ~(np.roll(gaps, 1) & np.roll(gaps, -1) & (grid.minute == 0))
+    twice, gaps = times[times.duplicated()], ~grid.isin(times)
+    if not len(twice) and not gaps.any():
+        return None
     for zone in _ZONES:
         skipped = is_skipped(grid, zone)
+        beside = ~skipped & (np.append(skipped[1:], False) | np.append(False, skipped[:-1]))
         repeats = grid.tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward").isna()
-        shown = len(twice) or (skipped & alone).any()
-        if shown and (gaps | ~skipped).all() and twice.isin(grid[repeats]).all():
+        seen = len(twice) or (skipped.any() and not gaps[beside].any())
+        if seen and gaps[skipped].all() and twice.isin(grid[repeats]).all():
             return zone
     return None
 

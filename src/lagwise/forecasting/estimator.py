@@ -63,8 +63,8 @@ class LagForecaster(BaseEstimator):
     Parameters:
         horizon: rows to forecast.
         look_back: rows that a forecast uses. With several numbers, each has a map, and their forecasts are averaged,
-            which is again one map: with the weights, none below 0, that are best on held-out rows, drawn to equal ones
-            where few held-out windows do not overlap.
+            which is again one map: with the weights, none below 0, that are best on held-out rows, or equal ones if
+            there are none.
         model: see above.
         kernels: for ``toeplitz``; must divide the horizon.
         rank: for ``ridge``; None for any.

@@ -26,7 +26,6 @@ from lagwise.forecasting.smoothing import fit_smoothing
 from lagwise.forecasting.solving import Refill, ridge_path
 from lagwise.forecasting.unobserved import HeldOut, Stretch, Unobserved, held_out_windows
 
-_DRAWN = 10  # windows by which weights of look-backs are drawn to equal ones
 _JITTER = 1e-9  # relative to the squared errors of maps: nearly equal ones get equal weights
 _LONGEST_GAP = 0.1  # share of the look-back: windows with longer runs of missing rows are not used in training
 
@@ -80,12 +79,10 @@ class Fit:
         return float(self.weights @ self.products @ self.weights)
 
 
-def weighted(fits: Sequence[Fit], apart: float) -> list[Fit]:
+def weighted(fits: Sequence[Fit]) -> list[Fit]:
     """Fits with the weights of look-backs that minimise the squared error of all together on their held-out windows:
-    none below 0, with the sum 1 (stacking, Breiman 1996). Of these windows, ``apart`` do not overlap: few say little,
-    so the weights are drawn to equal ones as by 10 more."""
-    found = _least_squares(np.sum([fit.products for fit in fits], axis=0))
-    weights = (apart * found + _DRAWN / len(found)) / (apart + _DRAWN)
+    none below 0, with the sum 1 (stacking, Breiman 1996)."""
+    weights = _least_squares(np.sum([fit.products for fit in fits], axis=0))
     return [replace(fit, weights=weights) for fit in fits]
 
 

@@ -19,6 +19,7 @@ _TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quart
 _TARGETS = ("y", "target", "value")
 _LEAST = 3  # values of a series
 _NAMED = 3  # series in a note
+_REPEATED = 0.01  # of the rows may have a time that a series has already: an hour where clocks go back, or an error
 
 
 class Places(NamedTuple):
@@ -54,7 +55,7 @@ def find_time(frame: pd.DataFrame, ids: Sequence[str]) -> str:
 
 def find_ids(frame: pd.DataFrame, time: str, others: Sequence[str]) -> list[str]:
     """The columns that tell series apart, where times repeat and it is clear which: the one with a usual name, or the
-    only column of text, or all of them, with which no time repeats. Otherwise none."""
+    only column of text, or all of them, with which hardly any time repeats. Otherwise none."""
     if not frame[time].duplicated().any():
         return []
     candidates = [name for name in others if name != time]
@@ -63,7 +64,7 @@ def find_ids(frame: pd.DataFrame, time: str, others: Sequence[str]) -> list[str]
     for found in ([usual[:1]] if usual else []) + [[name] for name in texts] + [texts]:
         if not found or not frame.duplicated(found).any() or frame[found].isna().any(axis=None):
             continue  # an id has several rows
-        if not frame.duplicated([*found, time]).any():
+        if frame.duplicated([*found, time]).mean() <= _REPEATED:
             rest = [name for name in texts if name not in found]
             if rest and frame.groupby(found)[rest].nunique().gt(1).any(axis=None):
                 continue  # another text differs within these series

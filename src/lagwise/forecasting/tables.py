@@ -73,7 +73,8 @@ class SeriesTable:
         there. None without any."""
         if self.beside is None:
             return None
-        return self.beside.aligned(self.frame.columns, self.ends, len(self.frame), horizon, self.next_times, self.exist)
+        names = list(self.frame.columns)
+        return self.beside.aligned(names, self.ends, len(self.frame), horizon, self.next_times, self.exist)
 
     def next_times(self, count: int, end: int | None = None) -> pd.Index:
         """The times of the next rows, by default after all rows."""

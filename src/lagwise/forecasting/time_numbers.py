@@ -32,11 +32,11 @@ def numbers_as_times(column: pd.Series, text: pd.Series) -> list[Reading]:
             if integers.between(low, high).all():
                 dates = pd.to_datetime(integers.astype(str), format=form, errors="coerce")
                 if dates.notna().all():
-                    return [Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(times.strftime(form)))]
+                    return [Reading(pd.DatetimeIndex(dates), lambda times, form=form: _whole(_text(times, form)))]
         if text.str.fullmatch(r"\d{6}").all() and integers.diff().abs().max() > 1:
             dates = pd.to_datetime(text, format="%y%m%d", errors="coerce")
             if dates.notna().all():
-                return [Reading(with_centuries(pd.DatetimeIndex(dates)), lambda times: list(times.strftime("%y%m%d")))]
+                return [Reading(with_centuries(pd.DatetimeIndex(dates)), lambda times: _text(times, "%y%m%d"))]
             if weeks := parts_of_years(text):
                 return [weeks]
         for unit, least in _SINCE_1970:
@@ -72,3 +72,7 @@ def _of_sheets(column: pd.Series, decimals: int) -> list[Reading]:
 
 def _whole(values: Any) -> list[int]:
     return [int(value) for value in values]
+
+
+def _text(times: Any, form: str) -> list[str]:
+    return list(times.strftime(form))
