@@ -95,6 +95,7 @@ def split_places(
     *,
     classes: bool = True,
     names: Sequence[str] | None = None,
+    groups: Sequence[Any] | None = None,
     seed: int = 0,
 ) -> dict[str, Places]:
     """Where the rows of the three splits are: named splits are kept, missing ones are taken from train.
@@ -103,6 +104,7 @@ def split_places(
     is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
     the rows does not matter, and added rows move few others, and none from valid to test. label: the column of labels;
     None if all columns are content. classes: whether labels are classes (``names``, by id, are for messages).
+    groups: of the rows of train, instead of their labels.
 
     ValueError for a class with fewer different rows than the splits that it must be in.
     """
@@ -113,12 +115,16 @@ def split_places(
     hashes = list(_hashes(train, seed, skip=label))
     members: defaultdict[Any, set[bytes]] = defaultdict(set)
     stratified = label is not None and classes
-    for value, content in zip(train[label] if stratified else [None] * len(train), hashes, strict=True):
+    kinds: Any = groups if groups is not None else train[label] if stratified else [None] * len(train)
+    for value, content in zip(kinds, hashes, strict=True):
         members[value].add(content)
     places: dict[bytes, str] = {}
     few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
     if few:
-        each = [f"class {names[v] if names else v!r} has {count} different row(s)" for v, count in few.items()]
+        each = [
+            f"class {names[v] if names and v is not None else v!r} has {count} different row(s)"
+            for v, count in few.items()
+        ]
         shown = each[:_MOST_NAMED] if stratified else [f"the table has {len(members[None])} different row(s)"]
         shown += [f"{len(each) - _MOST_NAMED} more classes are as small"] * (len(each) > _MOST_NAMED)
         raise ValueError(

@@ -68,6 +68,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     prediction_length: steps that `LagwiseForPrediction` forecasts.
     label_mean, label_std: of the labels of a regression; its output is scaled and shifted by them, so that weights
     learn numbers near 1 whatever the labels' unit.
+    threshold: of several labels a row (``problem_type="multi_label_classification"``): the probability above which a
+    row has a label; None for 0.5.
     initializer_range: standard deviation of linear and embedding weights at the start.
     use_cache: whether a causal model returns its state, to continue from.
     tie_word_embeddings: whether a language model's output layer shares the weights of the embeddings.
@@ -107,6 +109,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     prediction_length: int = 96
     label_mean: float = 0.0
     label_std: float = 1.0
+    threshold: float | None = None
     initializer_range: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True

@@ -57,11 +57,14 @@ def needs_no_training(out: Path) -> bool:
     return of_first_process(about is not None and is_perfect(about))
 
 
-def is_better_than_first(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> bool:
-    """Whether the trained model is better than the first answer on the held-out rows; what is kept is noted and
-    printed."""
+def is_kept(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> bool:
+    """Whether the trained model is better than the first answer on the held-out rows, or there is no first answer; what
+    is kept is noted and printed. The model's configuration is set by these rows (`TaskData.calibrated`)."""
     model = trainer.accelerator.unwrap_model(trainer.model).eval()
-    trained, labels = held_out(data, model, trainer.get_eval_dataloader())
+    logits, labels = held_out(data, model, trainer.get_eval_dataloader())
+    trained = data.calibrated(model, logits, labels)
+    if read_first_answer(out) is None:
+        return True
     kept = is_better(data, trained, held_out_of(out), labels)
     about = {**read_json(out / FILE), "trained": data.metrics(float("nan"), trained, labels), "kept": not kept}
     write_whole(out / FILE, json.dumps(about, indent=1) + "\n")

@@ -47,7 +47,7 @@ from lagwise.training.folder import (
 )
 from lagwise.training.hardware import bfloat16_is_fast, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
-from lagwise.training.kept_answer import is_better_than_first, keep_first_answer, needs_no_training, take_first
+from lagwise.training.kept_answer import is_kept, keep_first_answer, needs_no_training, take_first
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
@@ -440,10 +440,12 @@ def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) 
             model.save_pretrained(partial, state_dict=state)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
-            if read_first_answer(out) is not None:
+            if data.calibrates or read_first_answer(out) is not None:
                 load_model_weights(model, partial)
-                if not is_better_than_first(trainer, data, out, progress):
+                if not is_kept(trainer, data, out, progress):
                     take_first(out, partial)
+                elif data.calibrates:
+                    model.config.save_pretrained(partial)
             data.save_preprocessing(partial, model.length_limit)
         trainer.best.remove()
         remove_partial(out)
