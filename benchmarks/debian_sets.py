@@ -5,6 +5,7 @@ whose package is missing is left out. Each set is a folder of OUT with train and
 
 - fortunes: sayings and their file, of the 12 largest files (fortunes, fortunes-min);
 - sections: one-line descriptions of packages and their section, 500 of each of 12 (from apt itself);
+- tags: one-line descriptions of packages and their tags, a list of the 20 most common kinds (from apt itself);
 - languages: words and their language, 500 of each of 8 (wamerican, wdutch, wfrench, wngerman, witalian, wpolish,
   wspanish, wswedish);
 - prompts: spoken prompts in folders of three languages (asterisk-core-sounds-en-wav, -es-wav, -fr-wav);
@@ -20,6 +21,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -57,9 +59,13 @@ def fortunes(root: Path, out: Path) -> None:
     _write_texts(out, ((text.strip(), name) for name in largest for text in texts[name] if text.strip()))
 
 
-def sections(root: Path, out: Path) -> None:
+def _packages() -> list[str]:
     listed = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
-    packages = [dict(re.findall(r"^(Description|Section): (.*)$", each, re.MULTILINE)) for each in listed.split("\n\n")]
+    return listed.split("\n\n")
+
+
+def sections(root: Path, out: Path) -> None:
+    packages = [dict(re.findall(r"^(Description|Section): (.*)$", each, re.MULTILINE)) for each in _packages()]
     of_section: dict[str, set[str]] = {}
     for each in packages:
         if len(each) == 2:
@@ -67,6 +73,22 @@ def sections(root: Path, out: Path) -> None:
     most = sorted(of_section, key=lambda name: (-len(of_section[name]), name))[:12]
     random = np.random.default_rng(0)
     _write_texts(out, ((str(t), name) for name in most for t in random.choice(sorted(of_section[name]), 500, False)))
+
+
+def tags(root: Path, out: Path) -> None:
+    found: dict[str, set[str]] = {}
+    for each in _packages():
+        own = re.findall(r"^(?:Tag:)? .*::.*$", each, re.MULTILINE)
+        described = re.search(r"^Description: (.*)$", each, re.MULTILINE)
+        if own and described:
+            found.setdefault(described[1], set()).update(re.findall(r"[\w-]+::[\w+.:-]+", " ".join(own)))
+    counts = Counter(tag for each in found.values() for tag in each)
+    most = {tag for tag, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:20]}
+    chosen = np.random.default_rng(0).choice(sorted(found), 8000, False)
+    out.mkdir(parents=True)
+    for split, some in _divided([(str(text), sorted(found[text] & most)) for text in chosen]).items():
+        lines = (json.dumps({"text": text, "label": own}) for text, own in some)
+        (out / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def languages(root: Path, out: Path) -> None:
@@ -116,7 +138,7 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
-    for write in (fortunes, sections, languages, prompts, icons, stamps, spam):
+    for write in (fortunes, sections, tags, languages, prompts, icons, stamps, spam):
         place = options.out / write.__name__
         if place.is_dir():
             continue

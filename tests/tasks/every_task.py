@@ -85,6 +85,20 @@ def _acceptable(folder: Path) -> list[str]:
     return [*_CLASSIFY, f"data.source={folder}", "data.format=cola", "task.metric=matthews"]
 
 
+def _several(folder: Path) -> list[str]:
+    names = ("good", "long", "never")
+    texts = [_words(random.randint(1, 6)) for _ in range(90)]
+    lines = [json.dumps({"text": t, "label": [name for name in names if name in t]}) for t in texts]
+    (folder / "several.jsonl").write_text("\n".join(lines))
+    return [*_CLASSIFY, f"data.source={folder / 'several.jsonl'}"]
+
+
+def _several_of_series(folder: Path) -> list[str]:
+    values = np.random.default_rng(0).normal(size=(60, 20, 2)).astype(np.float32)
+    np.savez(folder / "several.npz", input_values=values, label=(values.mean(1) > 0).astype(int))
+    return [*_CLASSIFY, f"data.source={folder / 'several.npz'}", "task.inputs=values"]
+
+
 def _hidden_tokens(folder: Path) -> list[str]:
     source = _classes(folder)[-1]
     (folder / "more.jsonl").write_text("\n".join(json.dumps({"text": _words(9)}) for _ in range(9)))
@@ -232,6 +246,15 @@ CASES = {
         _series,
         [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
         ("task.class_weights=even", "unknown task.class_weights"),
+    ),
+    "several labels of text": Case(
+        "sequence_classification", _several, [{"text": "good film", "id": 7}], ("task.kind=regression", "is list")
+    ),
+    "several labels of series": Case(
+        "sequence_classification",
+        _several_of_series,
+        [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
+        ("task.label=kind", "'kind'"),
     ),
     "hidden tokens of rows": Case(
         "row_modelling", _hidden_tokens, [{"text": "good film", "id": 7}], ("task.objective=both", "task.objective")

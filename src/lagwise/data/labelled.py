@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
-from lagwise.data.labelled_rows import LABEL, LabelledRows, read_labelled
+from lagwise.data.labelled_rows import LABEL, LabelledRows, label_columns, read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.data.rows import RowSource, open_rows
+from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.data.tokens import content_key
@@ -33,7 +34,9 @@ class LabelledData:
 
     Attributes:
         splits: data sets with the columns input_ids (lists of token ids; of pairs also token_type_ids) or input_values
-            (lists of ``features`` float32 each), label (the id of a class, or a number) and length (of the inputs).
+            (lists of ``features`` float32 each), label (the id of a class, a number, or 0 or 1 for each of several
+            labels) and length (of the inputs).
+        label: the column of the labels, or those of 0 and 1.
         label_names: names of the classes, by id; None in regression.
         reason: why it is of this kind.
         cut: number of rows of each split that were longer than the limit.
@@ -45,6 +48,7 @@ class LabelledData:
     folder: Path
     splits: dict[str, Dataset]
     encoder: RowEncoder
+    label: str | list[str]
     kind: str
     reason: str
     label_names: tuple[str, ...] | None
@@ -71,9 +75,10 @@ class LabelledData:
 
     def describe(self) -> str:
         """Kind, classes and sizes in one line, then a line for everything unusual."""
-        classes = f" of {len(self.label_names)} classes" if self.label_names else ""
+        what = "labels" if self.kind == MULTI_LABEL else "classes"
+        classes = f" of {len(self.label_names)} {what}" if self.label_names else ""
         sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
-        lines = [f"{self.kind}{classes} ({self.reason}); rows: {sizes}", *self._shapes(), *self.notes]
+        lines = [f"{self.kind.replace('_', '-')}{classes} ({self.reason}); rows: {sizes}", *self._shapes(), *self.notes]
         for split, count in self.cut.items():
             if count:
                 share = count / len(self.splits[split])
@@ -99,7 +104,7 @@ def prepare_labelled(
     source: str | RowSource,
     *,
     text: str | Sequence[str] = "text",
-    label: str = "label",
+    label: str | list[str] = "label",
     kind: str = "auto",
     inputs: str = "tokens",
     tokenizer: str = "bytes",
@@ -115,8 +120,8 @@ def prepare_labelled(
         source: as in `open_rows`.
         text: the column of the inputs, two for pairs, or more that are joined; if there is no column ``text``, the only
             column of text is used. With ``inputs="values"`` it is a column of series, ``input_values`` if not named.
-        label: the column of the labels.
-        kind: as in `read_labels`.
+        label: the column of the labels, or columns of 0 and 1 for several labels per row.
+        kind: as in `read_labels` and `read_several`.
         tokenizer, vocab_size: as in `load_tokenizer`.
         length: rows are cut to so many tokens or vectors.
         separate: each text of a pair is cut to half of them (`RowEncoder`).
@@ -138,13 +143,15 @@ def prepare_labelled(
 
     folder, splits, meta = prepared_rows("labelled", key, write, cache)
     found = tuple(meta["columns"])
-    if found != columns:  # a run keeps the column that was found, and opens its rows by that
-        keep_also(folder, folder.with_name(_key(content, found, label, kind, inputs, length, separate)), meta)
+    named = meta.get("label", label)
+    if (found, named) != (columns, label):  # a run keeps the columns that were found, and opens its rows by those
+        keep_also(folder, folder.with_name(_key(content, found, named, kind, inputs, length, separate)), meta)
     made = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
     separate = meta.get("separate", False)  # folders of earlier versions do not have it
     return LabelledData(
         folder=folder,
         splits=splits,
+        label=named,
         encoder=RowEncoder(found, meta["length"], made, meta["is_bytes"], meta["features"], separate),
         kind=meta["kind"],
         reason=meta["reason"],
@@ -159,7 +166,7 @@ def labelled_key(
     source: str | RowSource,
     *,
     text: str | Sequence[str],
-    label: str,
+    label: str | list[str],
     kind: str,
     inputs: str,
     tokenizer: str,
@@ -181,7 +188,7 @@ def _key(content: str, columns: Sequence[str], *options: Any) -> str:
 
 
 def input_columns(
-    text: str | Sequence[str], label: str, kind: str, inputs: str, length: int, separate: bool
+    text: str | Sequence[str], label: str | list[str], kind: str, inputs: str, length: int, separate: bool
 ) -> tuple[str, ...]:
     """The columns of the inputs. ValueError for options that are invalid for any data."""
     known(kind, KINDS, "task.kind")
@@ -189,7 +196,12 @@ def input_columns(
     columns = (text,) if isinstance(text, str) else tuple(text)
     if inputs == "values" and columns == ("text",):
         columns = ("input_values",)
-    if not columns or (inputs != "tokens" and len(columns) > 1) or len({*columns, label}) <= len(columns):
+    if (
+        not columns
+        or (inputs != "tokens" and len(columns) > 1)
+        or len(set(columns)) < len(columns)
+        or {*columns} & {*label_columns(label)}
+    ):
         raise ValueError(
             "task.text must name one column, two for a pair of texts, or more for texts that are joined, other than "
             f"the label's, got {text!r} and label {label!r}"
@@ -213,7 +225,9 @@ def _write(
         encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes", separate=separate)
     else:
         encoder = RowEncoder(rows.columns, length, features=rows.features)
-    labels = pa.field("label", pa.float32() if rows.label_names is None else pa.int64())
+    several = rows.kind == MULTI_LABEL and rows.label_names is not None
+    kind = pa.list_(pa.float32(), len(rows.label_names)) if several else None
+    labels = pa.field("label", kind or (pa.float32() if rows.label_names is None else pa.int64()))
     cut = dict.fromkeys(SPLITS, 0)
     for split in SPLITS:
         table: Any = rows.splits[split].with_format("arrow")[:]
@@ -231,6 +245,7 @@ def _write(
     return {
         "source": rows.name,
         "columns": rows.columns,
+        "label": rows.label,
         "length": length,
         "features": rows.features,
         "is_bytes": encoder.is_bytes,

@@ -13,7 +13,16 @@ from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
 from lagwise.data.numbers import is_number
 from lagwise.data.rows import RowSource, rows_to_evaluate
-from lagwise.data.splits import chosen_rows, shared_rows, split_places
+from lagwise.data.several_labels import (
+    MULTI_LABEL,
+    has_lists,
+    indicator_columns,
+    known_several,
+    named_columns,
+    read_several,
+    strata,
+)
+from lagwise.data.splits import SPLITS, chosen_rows, shared_rows, split_places
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,6 +38,7 @@ class LabelledRows:
 
     Attributes:
         splits: the columns of the inputs, and LABEL.
+        label: the column of the labels, or those of 0 and 1.
         places: where their rows are in the data: a split that these name, and the numbers of its rows.
         features: number of features per position of a series, None for text.
 
@@ -37,6 +47,7 @@ class LabelledRows:
 
     name: str
     columns: tuple[str, ...]
+    label: str | list[str]
     splits: dict[str, Dataset]
     kind: str
     reason: str
@@ -48,10 +59,11 @@ class LabelledRows:
 
 
 def read_labelled(
-    source: RowSource, columns: tuple[str, ...], label: str, *, kind: str = "auto", values: bool = False
+    source: RowSource, columns: tuple[str, ...], label: str | list[str], *, kind: str = "auto", values: bool = False
 ) -> LabelledRows:
-    """Read, check and split labelled rows. values: the inputs are series, not text. Errors as `prepare_labelled`."""
-    wanted = (*columns, label)
+    """Read, check and split labelled rows. label: one column, or several of 0 and 1. values: the inputs are series, not
+    text. Errors as `prepare_labelled`."""
+    wanted = (*columns, *label_columns(label))
     tables = source.read(wanted if set(wanted) <= set(source.columns) else None)
     named = tuple(tables)
     if "train" not in tables:
@@ -59,28 +71,33 @@ def read_labelled(
     for split, rows in tables.items():
         if not len(rows):
             raise ValueError(f"{_of(split, named)}{source.name!r} has no rows")
-    columns = _input_columns(tables["train"], columns, label, values)
+    first = tables["train"]
+    columns = _input_columns(first, columns, label_columns(label), values)
+    if kind == MULTI_LABEL and isinstance(label, str) and label not in first.column_names:
+        label = indicator_columns(first, columns) or label
     for split, rows in tables.items():
-        for column, what in (*((c, "text") for c in columns), (label, "label")):
+        for column, what in (*((c, "text") for c in columns), *((c, "label") for c in label_columns(label))):
             if column not in rows.column_names:
                 place = f"{_of(split, named)}{source.name!r}"
-                if column == label and label in tables["train"].column_names:
+                if what == "label" and column in first.column_names:
                     raise ValueError(
-                        f"{place} has no column {label!r}, without which it cannot be scored; add it, or move the file "
-                        "away and use lagwise predict for it"
+                        f"{place} has no column {column!r}, without which it cannot be scored; add it, or move the "
+                        "file away and use lagwise predict for it"
                     )
-                raise ValueError(_no_column(column, what, rows.column_names, place, source.has_headers))
+                hint = _several_hint(rows, columns) if what == "label" else ""
+                raise ValueError(_no_column(column, what, rows.column_names, place, source.has_headers) + hint)
 
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
 
     try:
-        in_folders = source.has_classes_of_folders(label)
+        in_folders = isinstance(label, str) and source.has_classes_of_folders(label)
         if in_folders:
             check_names((name for rows in tables.values() for name in rows[label][:]), "files")
         if in_folders and len({name for rows in tables.values() for name in rows[label][:]}) == 1:
             raise ValueError(_one_folder(tables, label, source))
-        declared = any(_declared(tables, label))
+        lists = isinstance(label, str) and any(hasattr(rows.features[label], "feature") for rows in tables.values())
+        declared = isinstance(label, str) and not lists and any(_declared(tables, label))
         if kind == "auto" and (declared or in_folders):  # even if the names of the classes are numbers
             reason = "the data declare the classes" if declared else "the folders are the classes"
             labels = replace(_labels(tables, label, "classification", where), reason=reason)
@@ -91,7 +108,17 @@ def read_labelled(
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     return LabelledRows(
-        source.name, columns, splits, labels.kind, labels.reason, labels.names, features, counts, tuple(notes), places
+        source.name,
+        columns,
+        label,
+        splits,
+        labels.kind,
+        labels.reason,
+        labels.names,
+        features,
+        counts,
+        tuple(notes),
+        places,
     )
 
 
@@ -114,13 +141,24 @@ def split_labelled(
         inputs: Any = rows.select_columns(list(columns))
         kept[split] = inputs.add_column(label, [values[i] for i in places])
         numbers[split] = places
-    chosen = split_places(kept, label, classes=names is not None, names=names)
+    several = labels.kind == MULTI_LABEL
+    least = 2 * (1 + len(set(SPLITS) - set(kept)))
+    groups = strata(kept["train"][label][:], least) if several else None
+    chosen = split_places(kept, label, classes=names is not None, names=names, groups=groups)
     splits = chosen_rows(kept, chosen)
     places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
     if made := [split for split in splits if split not in kept]:
         notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
     notes += [*shared_rows(splits, kept, label), *alike_note(names)]
-    ids = {split: Counter(rows[label][:]) for split, rows in splits.items()}
+    if several:
+        ids = {
+            split: Counter(dict(enumerate(map(sum, zip(*rows[label][:], strict=True)))))
+            for split, rows in splits.items()
+        }
+        none = sum(not any(row) for row in splits["train"][label][:])
+        notes += [f"{none:,} {what}s of train have none of the labels"] * (none > 0)
+    else:
+        ids = {split: Counter(rows[label][:]) for split, rows in splits.items()}
     counts = {split: {name: ids[split][i] for i, name in enumerate(names or ())} for split in ids}
     for split, found in counts.items():
         if absent := [name for name, count in found.items() if not count]:
@@ -129,20 +167,46 @@ def split_labelled(
 
 
 def rows_to_score(
-    source: RowSource, columns: Sequence[str], label: str, names: Sequence[str] | None
+    source: RowSource,
+    columns: Sequence[str],
+    label: str | list[str],
+    names: Sequence[str] | None,
+    *,
+    several: bool = False,
 ) -> tuple[Any, list[Any]]:
     """The rows of another table to score a model on (its test split, or else its first), and their labels: ids of the
-    model's classes ``names``, or numbers if these are None. ValueError as `known_labels`, and for missing columns or
-    rows.
+    model's classes ``names``, or numbers if these are None; or, for ``several`` a row, 0 or 1 for each name. ValueError
+    as `known_labels` and `known_several`, and for missing columns or rows.
     """
     rows = rows_to_evaluate(source.read(), source.name)
-    for column in (*columns, label):
+    for column in (*columns, *label_columns(label)):
         if column not in rows.column_names:
             raise ValueError(
                 f"{source.name!r} has no column {column!r} (it has {_list_names(rows.column_names)})"
                 f"{_first_line(source.has_headers)}"
             )
-    return rows, known_labels(label_cells(rows, label), names, lambda i: f"row {i + 1} of {source.name!r}")
+
+    def where(i: int) -> str:
+        return f"row {i + 1} of {source.name!r}"
+
+    cells = _cells(rows, label, where)
+    if several:
+        assert names is not None
+        return rows, known_several(cells, names, where)
+    return rows, known_labels(cells, names, where)
+
+
+def label_columns(label: str | list[str]) -> tuple[str, ...]:
+    """The columns of the labels."""
+    return (label,) if isinstance(label, str) else tuple(label)
+
+
+def _several_hint(rows: Dataset, columns: Sequence[str]) -> str:
+    """What to do if a table has columns of 0 and 1 instead of a column of labels."""
+    found = indicator_columns(rows, columns)
+    if len(found) < 2:
+        return ""
+    return f"; columns of 0 and 1, such as {found[0]!r} and {found[1]!r}, are labels with task.kind={MULTI_LABEL}"
 
 
 def _of(split: str, named: Sequence[str]) -> str:
@@ -186,15 +250,15 @@ def _first_line(headers: bool) -> str:
     )
 
 
-def _input_columns(rows: Dataset, columns: tuple[str, ...], label: str, values: bool) -> tuple[str, ...]:
+def _input_columns(rows: Dataset, columns: tuple[str, ...], labels: Sequence[str], values: bool) -> tuple[str, ...]:
     """The requested columns. If ``text`` is requested but missing: the only column that holds text. If ``input_values``
     is requested but missing: the only column beside the label."""
     if values and columns == ("input_values",) and columns[0] not in rows.column_names:
-        others = [name for name in rows.column_names if name != label]
+        others = [name for name in rows.column_names if name not in labels]
         return (others[0],) if len(others) == 1 else columns
     if columns != ("text",) or "text" in rows.column_names:
         return columns
-    texts = [name for name in rows.column_names if name != label and _is_text(rows, name)]
+    texts = [name for name in rows.column_names if name not in labels and _is_text(rows, name)]
     return (texts[0],) if len(texts) == 1 else columns
 
 
@@ -206,14 +270,30 @@ def _is_text(rows: Dataset, column: str) -> bool:
     return not all(is_number(value or "0") for value in rows[column][:_SAMPLE])
 
 
-def _labels(tables: dict[str, Dataset], label: str, kind: str, where: Callable[[str, int], str]) -> Labels:
-    cells = {split: label_cells(rows, label) for split, rows in tables.items()}
+def _labels(tables: dict[str, Dataset], label: str | list[str], kind: str, where: Callable[[str, int], str]) -> Labels:
+    cells = {split: _cells(rows, label, lambda i, s=split: where(s, i)) for split, rows in tables.items()}
+    if isinstance(label, list):
+        if kind not in ("auto", MULTI_LABEL):
+            raise ValueError(
+                f"task.label has {len(label)} columns, which are several labels a row, but task.kind={kind}"
+            )
+        return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
+    if kind == MULTI_LABEL or (kind == "auto" and has_lists(cells["train"])):
+        return read_several(cells, where, _declared(tables, label)[-1])
     return read_labels(cells, kind, where, _declared(tables, label)[-1])
 
 
+def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -> list[Any]:
+    """The labels of each row, as the table has them; of several columns the names of those with 1."""
+    if isinstance(label, str):
+        return label_cells(rows, label)
+    return named_columns({name: rows[name][:] for name in label}, where)
+
+
 def _declared(tables: dict[str, Dataset], label: str) -> list[Sequence[str]]:
-    """The classes that the column of labels declares in each table, or none."""
-    return [getattr(rows.features[label], "names", None) or () for rows in tables.values()]
+    """The classes that the column of labels, or of lists of them, declares in each table, or none."""
+    features = [rows.features[label] for rows in tables.values()]
+    return [getattr(getattr(each, "feature", each), "names", None) or () for each in features]
 
 
 def label_cells(rows: Dataset, label: str) -> list[Any]:
@@ -221,6 +301,9 @@ def label_cells(rows: Dataset, label: str) -> list[Any]:
     from datasets import ClassLabel
 
     feature, cells = rows.features[label], rows[label][:]
+    inner = getattr(feature, "feature", None)
+    if isinstance(inner, ClassLabel):
+        return [None if cell is None else [inner.names[i] for i in cell] for cell in cells]
     if not isinstance(feature, ClassLabel):
         return cells
     return [None if i is None or i < 0 else feature.names[i] for i in cells]  # -1 where there is no label

@@ -11,7 +11,7 @@ from typing import Any
 
 from lagwise.tables import known
 
-KINDS = ("auto", "classification", "regression")
+KINDS = ("auto", "classification", "regression", "multi_label")
 _FEW = 50  # more different integers are amounts, not classes
 
 Where = Callable[[str, int], str]  # the name of a row of a split in messages
@@ -22,9 +22,10 @@ class Labels:
     """The labels of rows.
 
     Attributes:
-        kind: classification or regression, and the reason in words.
+        kind: classification, regression or several labels per row, and the reason in words.
         names: the classes, in the order of their ids.
-        values: for every split the id or the number of each row, None where the row has no label.
+        values: for every split the id or the number of each row, or for several labels 0 or 1 for each name; None where
+            the row has no label.
     """
 
     kind: str
@@ -45,7 +46,7 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     classes, and classes that train lacks.
     """
     known(kind, KINDS, "task.kind")
-    cells = {s: [None if _missing(v) else v for v in column] for s, column in columns.items()}
+    cells = {s: [None if is_missing(v) else v for v in column] for s, column in columns.items()}
     absent = [i for i, value in enumerate(cells["train"]) if value is None]
     if absent:
         value = columns["train"][absent[0]]
@@ -71,7 +72,7 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
         return Labels(kind, reason, None, numbers)
     named = {s: [None if v is None else class_name(v) for v in column] for s, column in cells.items()}
     classes = {name for name in named["train"] if name is not None}
-    names = [n for n in order if n in classes] if order else sorted(classes, key=_natural)
+    names = [n for n in order if n in classes] if order else sorted(classes, key=natural)
     if len(names) < 2:
         raise ValueError(f"all {len(named['train'])} labels are {names[0]!r}; classification needs two classes or more")
     ids = {name: i for i, name in enumerate(names)}
@@ -106,7 +107,7 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
     """
     found: list[Any] = []
     for i, value in enumerate(values):
-        if _missing(value):
+        if is_missing(value):
             raise ValueError(f"{where(i)} has no label")
         number = _number(value)
         if names is None:
@@ -125,7 +126,8 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
     return found
 
 
-def _missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a cell of a table has no value."""
     if isinstance(value, str):
         return value.strip().lower() in ("", "nan")
     return value is None or (isinstance(value, float) and math.isnan(value))
@@ -197,8 +199,8 @@ def class_name(value: Any) -> str:
     return re.sub(r"^(-?\d+)\.0+$", r"\1", str(value).strip())
 
 
-def _natural(name: str) -> tuple[Any, ...]:
-    """Numbers by value, before text; in text the digits by value."""
+def natural(name: str) -> tuple[Any, ...]:
+    """The key by which names are sorted. Numbers by value, before text; in text the digits by value."""
     number = _number(name)
     if number is not None:
         return (0, number, name)

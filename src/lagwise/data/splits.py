@@ -124,6 +124,7 @@ def split_places(
     *,
     classes: bool = True,
     names: Sequence[str] | None = None,
+    groups: Sequence[Any] | None = None,
     seed: int = 0,
 ) -> dict[str, Places]:
     """Where the rows of the three splits are: named splits are kept, missing ones are taken from train.
@@ -135,6 +136,7 @@ def split_places(
     Args:
         label: the column of labels; None if all columns are content.
         classes: whether labels are classes (``names``, by id, are for messages).
+        groups: groups of the rows of train, instead of their labels.
 
     ValueError for a class with fewer different rows than the splits that it must be in.
     """
@@ -145,12 +147,16 @@ def split_places(
     hashes = list(_hashes(train, seed, skip=label))
     members: defaultdict[Any, set[bytes]] = defaultdict(set)
     stratified = label is not None and classes
-    for value, content in zip(train[label] if stratified else [None] * len(train), hashes, strict=True):
+    kinds: Any = groups if groups is not None else train[label] if stratified else [None] * len(train)
+    for value, content in zip(kinds, hashes, strict=True):
         members[value].add(content)
     places: dict[bytes, str] = {}
     few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
     if few:
-        each = [f"class {names[v] if names else v!r} has {count} different row(s)" for v, count in few.items()]
+        each = [
+            f"class {names[v] if names and v is not None else v!r} has {count} different row(s)"
+            for v, count in few.items()
+        ]
         shown = each[:_MOST_NAMED] if stratified else [f"the table has {len(members[None])} different row(s)"]
         shown += [f"{len(each) - _MOST_NAMED} more classes are as small"] * (len(each) > _MOST_NAMED)
         raise ValueError(

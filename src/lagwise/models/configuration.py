@@ -73,6 +73,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     ``window`` of its filters, ``mean`` and ``std``.
     label_mean, label_std: of the labels of a regression; its output is scaled and shifted by them, so that weights
     learn numbers near 1 whatever the labels' unit.
+    threshold: of several labels a row (``problem_type="multi_label_classification"``): the probability above which a
+    row has a label; None for 0.5.
     initializer_range: standard deviation of linear and embedding weights at the start.
     use_cache: whether a causal model returns its state, to continue from.
     tie_word_embeddings: whether a language model's output layer shares the weights of the embeddings.
@@ -114,6 +116,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     outputs: dict[str, Any] | None = None
     label_mean: float = 0.0
     label_std: float = 1.0
+    threshold: float | None = None
     initializer_range: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True

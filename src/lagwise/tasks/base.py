@@ -287,6 +287,14 @@ class TaskData:
         """Number of labels, tokens or values over which the loss of a validation batch is the mean."""
         return (batch["labels"] != IGNORED).sum()
 
+    #: whether a trained model's configuration is set by held-out rows (`calibrated`)
+    calibrates: ClassVar[bool] = False
+
+    def calibrated(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """What `reduce` kept of a trained model's outputs for held-out rows, after the model's configuration was set by
+        them."""
+        return logits
+
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
         """Validation metrics by name, the headline among them, from the mean loss and what `reduce` kept."""
         raise NotImplementedError

@@ -41,13 +41,26 @@ def class_names(config: Any) -> tuple[str, ...]:
     return tuple(config.id2label[i] for i in range(config.num_labels))
 
 
-def class_counts(counts: Mapping[str, int]) -> list[str]:
+def class_counts(counts: Mapping[str, int], what: str = "classes") -> list[str]:
     """A line with the number of training rows of each class; of many classes, of the most and the least common."""
     ordered = sorted(counts.items(), key=lambda each: -each[1])
     shown = [f"{name} {count:,}" for name, count in ordered]
     if len(shown) > _SHOWN:
         shown = [*shown[: _SHOWN - 3], "...", *shown[-3:]]
-    return [f"classes in train: {', '.join(shown)}"] if shown else []
+    return [f"{what} in train: {', '.join(shown)}"] if shown else []
+
+
+def several_columns(logits: np.ndarray, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
+    """``predicted``, the names of all labels whose probability exceeds a threshold, between ``|``, and a column of
+    probabilities for each, of logits ``(rows, labels)``."""
+    shares = torch.tensor(logits).sigmoid().numpy()
+    return [
+        {
+            "predicted": "|".join(name for name, share in zip(names, row, strict=True) if share > threshold),
+            **{f"p({name})": round(float(share), 6) for name, share in zip(names, row, strict=True)},
+        }
+        for row in shares
+    ]
 
 
 def class_columns(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:

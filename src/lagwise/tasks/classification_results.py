@@ -37,8 +37,9 @@ def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
         (name, *(f"{s[key]:.3f}" for key in ("precision", "recall", "f1")), s["rows"])
         for name, s in evaluation["classes"].items()
     ]
-    tables.append(Table(f"Test {unit} by class", ("class", "precision", "recall", "F1", unit), by_class))
-    if len(evaluation["labels"]) <= _MOST_CLASSES:
+    what = "class" if "confusion" in evaluation else "label"
+    tables.append(Table(f"Test {unit} by {what}", (what, "precision", "recall", "F1", unit), by_class))
+    if "confusion" in evaluation and len(evaluation["labels"]) <= _MOST_CLASSES:
         title = f"Test {unit} by true class (down) and predicted class (across)"
         matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
         tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
@@ -67,6 +68,22 @@ def worst_rows(
     }
 
 
+def worst_of_several(
+    logits: np.ndarray, labels: np.ndarray, names: Sequence[str], threshold: float, most: int = 10
+) -> dict[int, dict[str, Any]]:
+    """The rows with wrong labels whose mean cross-entropy is largest, by their places."""
+    shares, true = torch.tensor(logits).sigmoid().numpy(), labels.astype(bool)
+    predicted = shares > threshold
+    losses = -np.log(np.where(true, shares, 1 - shares).clip(1e-9)).mean(1)
+    wrong = np.flatnonzero((predicted != true).any(1))
+    worst = wrong[np.argsort(-losses[wrong], kind="stable")][:most].tolist()
+
+    def named(marks: np.ndarray) -> str:
+        return ", ".join(name for name, on in zip(names, marks, strict=True) if on) or "none"
+
+    return {i: {"true": named(true[i]), "predicted": named(predicted[i]), "loss": float(losses[i])} for i in worst}
+
+
 def _mistakes(evaluation: Mapping[str, Any]) -> list[Table]:
     """The worst rows, if the evaluation has them (of images, with the images)."""
     rows = [each for each in evaluation.get("mistakes", ()) if "row" in each]
@@ -83,11 +100,12 @@ def result_figures(
 ) -> dict[str, Callable[[], Figure]]:
     """The learning curve by a metric, and the confusion matrix or predicted against true numbers."""
     is_regression = any("eval_pearson" in line for line in metrics)
-    name = metric or ("pearson" if is_regression else "accuracy")
+    several = any("eval_micro_f1" in line for line in metrics)
+    name = metric or ("pearson" if is_regression else "micro_f1" if several else "accuracy")
     chance = evaluation["majority"] if evaluation is not None and name == "accuracy" else None
     figures = {"learning": lambda: metric_curve(metrics, name, METRICS[name], chance)}
-    if evaluation and not is_regression:
+    if evaluation and "confusion" in evaluation:
         figures["confusion"] = lambda: confusion_matrix(evaluation["confusion"], evaluation["labels"])
-    elif evaluation:
+    elif evaluation and is_regression:
         figures["predictions"] = lambda: predicted_against_true(evaluation["predicted"], evaluation["true"])
     return figures

@@ -12,11 +12,19 @@ from torch import Tensor
 from lagwise.data.options import DataOptions
 from lagwise.tasks.base import Metric, Table, Task, TaskData, require_none
 from lagwise.tasks.classes import class_counts
-from lagwise.tasks.classification_results import result_figures, result_tables, worst_rows
-from lagwise.tasks.scores import classification_scores, headline_of, regression_scores
+from lagwise.tasks.classification_results import result_figures, result_tables, worst_of_several, worst_rows
+from lagwise.tasks.scores import best_threshold, classification_scores, headline_of, regression_scores, several_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_HALF = 0.5  # the probability above which a row has one of several labels, where no other is known
+
+
+def threshold_of(config: Any) -> float:
+    """The probability above which a model gives a row one of several labels."""
+    return getattr(config, "threshold", None) or _HALF
 
 
 class Labelled(Task):
@@ -24,6 +32,7 @@ class Labelled(Task):
 
     headline: Metric = headline_of("accuracy")
     metric: str | None = None  #: the headline, where it was chosen
+    threshold: float | None = None  #: the probability above which a row has one of several labels
     stride: int = 1  #: samples of a series for each step of the model
     #: what a training needs, for people
     needs: ClassVar[str]
@@ -54,15 +63,17 @@ class Labelled(Task):
 
 
 class LabelledRows(TaskData):
-    """Rows with a label each. Abstract.
+    """Rows with a label each, or several. Abstract.
 
     Attributes:
         rows: the rows of the run's own data, in splits.
         label_names: names of the classes, by id; None for numbers.
+        several: whether a row may have several labels.
         scored: rows to evaluate on and their labels, by split.
     """
 
     rows: Any
+    several: bool = False
     label_names: tuple[str, ...] | None
     scored: dict[str, tuple[Any, Any]]
     label_variance: float = 1.0
@@ -80,17 +91,22 @@ class LabelledRows(TaskData):
         raise NotImplementedError
 
     def notes(self) -> Sequence[str]:
-        return [*self.rows.describe().splitlines(), *class_counts(self.rows.counts.get("train", {}))]
+        counts = class_counts(self.rows.counts.get("train", {}), "labels" if self.several else "classes")
+        return [*self.rows.describe().splitlines(), *counts]
 
     def steps_per_epoch(self, batch_size: int) -> int:
         return -(-len(self.rows.splits["train"]) // batch_size)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Cross-entropy with class weights and label smoothing, of classes or of shares of mixed ones, or the squared
-        error over the labels' variance: a mean over the rows of a step."""
+        """Cross-entropy with class weights and label smoothing, of classes or of shares of mixed ones, or of each of
+        several labels; or the squared error over the labels' variance: a mean over the rows of a step."""
         logits = outputs.logits.float()
         if self.label_names is None:
             each = (logits[:, 0] - labels).square() / self.label_variance
+        elif self.several:
+            smooth = labels * (1 - self.task.label_smoothing) + self.task.label_smoothing / 2
+            losses = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
+            each = losses.mean(1)
         else:
             weight = None if self.weights is None else self.weights.to(logits)
             smoothing = self.task.label_smoothing
@@ -103,7 +119,20 @@ class LabelledRows(TaskData):
         return logits.float(), labels
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        return self._scores(np.asarray(predictions), np.asarray(labels))[0]
+        return self._scores(np.asarray(predictions), np.asarray(labels), _HALF)[0]
+
+    @property
+    def calibrates(self) -> bool:  # type: ignore[override]
+        return self.several
+
+    def calibrated(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Set the threshold of several labels in a model's configuration, that of the task or the best of some rows,
+        and return these rows' logits, moved so that the threshold is at 0.5. Other logits stay as they are."""
+        if not self.several:
+            return logits
+        threshold = self.task.threshold or best_threshold(logits, labels)
+        model.config.threshold = threshold
+        return logits - np.float32(np.log(threshold / (1 - threshold)))
 
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
@@ -114,20 +143,29 @@ class LabelledRows(TaskData):
         """
         given = {"lengths": lengths, "max_tokens": max_tokens}
         require_none(type(self.task).__name__, **{name: given[name] for name in self.unused})
-        kind = "regression" if self.label_names is None else "classification"
+        kind = "regression" if self.label_names is None else "several labels" if self.several else "classification"
+        threshold = threshold_of(model.config)
         result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
         for split, (rows, labels) in self.scored.items():
             if split == "valid" and model.config.model_type == "lagwise-linear":
                 continue
             logits = self.logits(model, rows, progress)
-            scores, details = self._scores(logits, np.asarray(labels))
-            worst = worst_rows(logits, np.asarray(labels), self.label_names, self.most_mistakes)
+            scores, details = self._scores(logits, np.asarray(labels), threshold)
+            if self.several:
+                assert self.label_names is not None
+                worst = worst_of_several(logits, np.asarray(labels), self.label_names, threshold, self.most_mistakes)
+            else:
+                worst = worst_rows(logits, np.asarray(labels), self.label_names, self.most_mistakes)
             mistakes = [{**self.shown(rows, i), **each} for i, each in worst.items()]
             # details of the last split, the test rows
             result |= {split: {**scores, "rows": len(rows)}, **details, "mistakes": mistakes}
         return result
 
-    def _scores(self, logits: np.ndarray, labels: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
+    def _scores(
+        self, logits: np.ndarray, labels: np.ndarray, threshold: float
+    ) -> tuple[dict[str, float], dict[str, Any]]:
         if self.label_names is None:
             return regression_scores(logits[:, 0], labels)
+        if self.several:
+            return several_scores(logits > np.log(threshold / (1 - threshold)), labels, self.label_names)
         return classification_scores(logits.argmax(-1), labels, self.label_names)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.tables import known
 from lagwise.tasks.base import Metric
 
@@ -18,8 +19,14 @@ METRICS = {
     "f1": "F1",
     "pearson": "Pearson's correlation",
     "spearman": "Spearman's correlation",
+    "micro_f1": "micro F1",
+    "exact_match": "exact match",
 }
 _OF_NUMBERS = ("pearson", "spearman")
+_OF_SEVERAL = ("micro_f1", "macro_f1", "exact_match")
+_THRESHOLDS = [round(i / 20, 2) for i in range(1, 20)]  # of probabilities
+_ROWS_TO_CHOOSE = 100
+_DEFAULT = {"regression": "pearson", MULTI_LABEL: "micro_f1"}
 
 
 def headline_of(name: str) -> Metric:
@@ -27,12 +34,20 @@ def headline_of(name: str) -> Metric:
     return Metric(name, METRICS[name])
 
 
+def default_metric(kind: str) -> str:
+    """The headline of a kind of labels."""
+    return _DEFAULT.get(kind, "accuracy")
+
+
 def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = None) -> None:
     """ValueError for an unknown metric, or one of another kind of labels, as far as that is known (``auto``)."""
     if metric is None:
         return
     known(metric, METRICS, "task.metric")
-    if kind != "auto" and (metric in _OF_NUMBERS) != (kind == "regression"):
+    fits = metric not in (*_OF_NUMBERS, "micro_f1", "exact_match")
+    if kind in _DEFAULT:
+        fits = metric in (_OF_NUMBERS if kind == "regression" else _OF_SEVERAL)
+    if kind != "auto" and not fits:
         raise ValueError(f"task.metric {metric!r} is not a metric of {kind}")
     if metric == "f1" and classes is not None and len(classes) != 2:
         raise ValueError(f"task.metric 'f1' needs two classes, got {len(classes)}; for more there is 'macro_f1'")
@@ -79,6 +94,51 @@ def classification_scores(
         "majority": float(np.bincount(true, minlength=len(names)).max() / len(true)),
     }
     return scores, details
+
+
+def several_scores(
+    predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Micro and macro F1, and the share of rows whose labels are all right; and scores by label.
+
+    Shapes: predicted and true ``(rows, labels)``, 0 and 1. Micro F1 counts all labels of all rows together, macro F1 is
+    the mean over the labels that occur among the true or predicted ones. Without rows everything is 0.
+    """
+    from sklearn.metrics import f1_score, precision_recall_fscore_support
+
+    predicted, true = predicted.astype(bool), true.astype(bool)
+    if not len(true):
+        of_label = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 0}
+        return dict.fromkeys(_OF_SEVERAL, 0.0), {"classes": dict.fromkeys(names, of_label)}
+    occurs = predicted.any(0) | true.any(0)
+    by_label: Any = precision_recall_fscore_support(true, predicted, average=None, zero_division=0)
+    scores = {
+        "micro_f1": float(f1_score(true, predicted, average="micro", zero_division=0)),
+        "macro_f1": float(by_label[2][occurs].mean()) if occurs.any() else 0.0,
+        "exact_match": float((predicted == true).all(1).mean()),
+    }
+    details = {
+        "classes": {
+            name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
+            for name, p, r, f, n in zip(names, *by_label, strict=True)
+        }
+    }
+    return scores, details
+
+
+def best_threshold(logits: np.ndarray, true: np.ndarray) -> float:
+    """The probability of the sigmoid above which predictions of labels ``(rows, labels)`` have the largest micro F1;
+    0.5 where all have the same, and for fewer than 100 rows, of which the best is chance."""
+    if len(true) < _ROWS_TO_CHOOSE:
+        return 0.5
+    shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
+
+    def score(threshold: float) -> float:
+        predicted = shares > threshold
+        return 2 * (predicted & true).sum() / max(1, predicted.sum() + true.sum())
+
+    true = true.astype(bool)
+    return max(_THRESHOLDS, key=lambda each: (score(each), -abs(each - 0.5)))
 
 
 def regression_scores(predicted: np.ndarray, true: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -34,12 +35,13 @@ from lagwise.data import (
 from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
 from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS, input_columns
-from lagwise.data.labelled_rows import read_labelled
+from lagwise.data.labelled_rows import label_columns, read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
+from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
-from lagwise.schema import Count, Share
+from lagwise.schema import Count, Number, Share
 from lagwise.tables import known
 from lagwise.tasks.base import Metric, require_none
 from lagwise.tasks.classes import (
@@ -48,10 +50,11 @@ from lagwise.tasks.classes import (
     class_columns,
     class_fields,
     class_names,
+    several_columns,
 )
-from lagwise.tasks.labelled import Labelled, LabelledRows
+from lagwise.tasks.labelled import Labelled, LabelledRows, threshold_of
 from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
-from lagwise.tasks.scores import check_metric, headline_of
+from lagwise.tasks.scores import check_metric, default_metric, headline_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,10 +72,15 @@ class SequenceClassification(Labelled):
 
     Options:
         text: the column of the inputs, two names for pairs of texts, or more for texts that are joined (`RowEncoder`).
-        label: the column of the labels.
-        kind: ``classification``, ``regression``, or ``auto``: text and few different integers are classes.
+        label: the column of the labels; or several columns of 0 and 1, each for one of several labels per row.
+        kind: ``classification``, ``regression``, ``multi_label`` (several labels per row: a list, names between ``|``,
+            ``;`` or ``,``, or, if there is no column of labels, all columns of 0 and 1), or ``auto``: text and few
+            different integers are classes, lists are several labels.
         metric: the headline, by which checkpoints are compared: ``accuracy``, ``macro_f1``, ``matthews`` (Matthews'
-            correlation) or, of two classes, ``f1`` of the second; of numbers ``pearson`` or ``spearman``.
+            correlation) or, of two classes, ``f1`` of the second; of numbers ``pearson`` or ``spearman``; of
+            several labels ``micro_f1``, ``macro_f1`` or ``exact_match``.
+        threshold: the probability above which a row has one of several labels; by default the one with the best micro
+            F1 on the held-out rows.
         inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
         stride: samples of a series per step of the model.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
@@ -88,8 +96,8 @@ class SequenceClassification(Labelled):
         unlabelled: a file or folder of further rows, without labels, that ``training.pretrain`` also reads.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
-    All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy and
-    Pearson's correlation.
+    All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy,
+    Pearson's correlation, and micro F1.
     """
 
     head = "LagwiseForSequenceClassification"
@@ -103,7 +111,7 @@ class SequenceClassification(Labelled):
         data: DataOptions,
         *,
         text: str | list[str] = "text",
-        label: str = "label",
+        label: str | list[str] = "label",
         kind: str = "auto",
         metric: str | None = None,
         inputs: str = "tokens",
@@ -117,6 +125,7 @@ class SequenceClassification(Labelled):
         packing: bool = False,
         reverse_complement: bool = False,
         unlabelled: str | None = None,
+        threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         super().__init__(data, label_smoothing)
         require_none(
@@ -126,7 +135,9 @@ class SequenceClassification(Labelled):
         check_metric(metric, self.kind)
         self.inputs = known(inputs, INPUTS, "task.inputs")
         self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
-        self.text, self.label = text, label
+        self.text, self.label, self.threshold = text, label, threshold
+        if isinstance(label, list) and len(label) < 2:
+            raise ValueError(f"task.label must be a column, or two or more columns of 0 and 1, got {label!r}")
         self.separate, self.packing = separate, packing
         if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
             raise ValueError("task.reverse_complement is for sequences in one column of text")
@@ -141,11 +152,13 @@ class SequenceClassification(Labelled):
 
     @property
     def headline(self) -> Metric:  # type: ignore[override]
-        return headline_of(self.metric or ("pearson" if self.kind == "regression" else "accuracy"))
+        return headline_of(self.metric or default_metric(self.kind))
 
     def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> Metric:
-        is_regression = self.metric is None and any("eval_pearson" in line for line in metrics)
-        return headline_of("pearson") if is_regression else self.headline
+        found = next(
+            (name for name in ("pearson", "micro_f1") if any(f"eval_{name}" in line for line in metrics)), None
+        )
+        return headline_of(found) if self.metric is None and found else self.headline
 
     @property
     def query(self) -> str:  # type: ignore[override]
@@ -163,7 +176,9 @@ class SequenceClassification(Labelled):
 
     def open_rows(self, source: str) -> RowSource:
         if self.inputs == "values":
-            return open_series(source, self.label, features=self.features, lines=self.lines, rate=self.rate)
+            return open_series(
+                source, label_columns(self.label)[0], features=self.features, lines=self.lines, rate=self.rate
+            )
         return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
 
     def write_split(self, folder: Path) -> None:
@@ -194,6 +209,10 @@ class SequenceClassification(Labelled):
             assert tokenizer is not None
             complements(tokenizer)  # an error before any work
         check_metric(self.metric, rows.kind, rows.label_names)
+        if self.threshold is not None and rows.kind != MULTI_LABEL:
+            raise ValueError(f"task.threshold {self.threshold} is for several labels a row (task.kind={MULTI_LABEL})")
+        if rows.kind == MULTI_LABEL and self.class_weights != "none":
+            raise ValueError("task.class_weights does not apply to several labels a row, which have a task.threshold")
         if rows.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
         if run is None and self.inputs == "values":
@@ -223,7 +242,9 @@ class SequenceClassification(Labelled):
         config: Any = read_config(run)
         found = ClassifiedRows(self, load_tokenizer(str(run)) if config.input_name == "tokens" else None)
         found.label_names = None if config.num_labels == 1 else class_names(config)
-        rows, labels = rows_to_score(self.open_rows(source), self.columns(), self.label, found.label_names)
+        found.several = config.problem_type == "multi_label_classification"
+        opened = self.open_rows(source)
+        rows, labels = rows_to_score(opened, self.columns(), self.label, found.label_names, several=found.several)
         found.scored = {"test": (self.encoder(config, found.tokenizer)(rows), labels)}
         return found
 
@@ -233,10 +254,13 @@ class SequenceClassification(Labelled):
     def predict(
         self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
     ) -> list[dict[str, Any]]:
-        """``predicted``, the likeliest class or the number, and for classes a column of probabilities for each."""
+        """``predicted``, the likeliest class, the number, or all labels that are likely enough, between ``|``; and for
+        classes and labels a column of probabilities for each."""
         logits = self.logits(model, tokenizer, self.encoder(model.config, tokenizer).table(rows), progress)
         if model.config.num_labels == 1:
             return [{"predicted": float(value)} for value in logits[:, 0]]
+        if model.config.problem_type == "multi_label_classification":
+            return several_columns(logits, class_names(model.config), threshold_of(model.config))
         return class_columns(logits, class_names(model.config))
 
     def logits(self, model: Any, tokenizer: Any, rows: Rows | pa.Table, progress: bool) -> np.ndarray:
@@ -282,7 +306,7 @@ class ClassifiedRows(LabelledRows):
         self.rows: Any = rows
         if rows is None:
             return
-        self.label_names, splits = rows.label_names, rows.splits
+        self.label_names, splits, self.several = rows.label_names, rows.splits, rows.kind == MULTI_LABEL
         if rows.label_names is not None and task.class_weights == "balanced":
             self.weights = balanced_weights(torch.tensor([rows.counts["train"][name] for name in rows.label_names]))
         self.label_variance = float(np.var(splits["train"]["label"][:])) or 1.0
@@ -291,7 +315,8 @@ class ClassifiedRows(LabelledRows):
 
     @property
     def headline(self) -> Metric:
-        return headline_of("pearson") if self.task.metric is None and self.label_names is None else self.task.headline
+        kind = MULTI_LABEL if self.several else "regression" if self.label_names is None else "classification"
+        return headline_of(self.task.metric or default_metric(kind))
 
     def fields(self) -> dict[str, Any]:
         names = self.rows.label_names
@@ -306,7 +331,8 @@ class ClassifiedRows(LabelledRows):
             labels = np.asarray(self.rows.splits["train"]["label"][:], dtype=np.float64)
             spread = {"label_mean": float(labels.mean()), "label_std": float(labels.std()) or 1.0}
             return fields | {"num_labels": 1, "problem_type": "regression", **spread}
-        return fields | class_fields(names) | {"problem_type": "single_label_classification"}
+        kind = "multi_label_classification" if self.several else "single_label_classification"
+        return fields | class_fields(names) | {"problem_type": kind}
 
     def linear_fields(self) -> dict[str, Any]:
         fields = self.fields()
@@ -324,7 +350,9 @@ class ClassifiedRows(LabelledRows):
 
     def resolved(self) -> dict[str, Any]:
         columns, source = self.rows.encoder.columns, self.task.source
-        found = {} if columns == self.task.columns() else {"text": columns[0]}  # the only column of text
+        found: dict[str, Any] = {} if columns == self.task.columns() else {"text": columns[0]}  # the only one of text
+        if self.rows.label != self.task.label:
+            found["label"] = self.rows.label
         return {**found, **source.reading_options()} if isinstance(source, SeriesSource) else found
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -32,8 +32,8 @@ def fit_linear(
     x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None, *, columns: bool = False
 ) -> Fit:
     """Fit labels y ``(rows,)`` to features x ``(rows, features)``: logits of classes, if y are integers, or
-    numbers. The penalty is chosen by the training rows, and by the held-out ones where there are enough; then all rows
-    are fitted with it.
+    numbers; or y ``(rows, labels)``, 0 and 1 of several labels per row: a logit of each. The penalty is chosen by the
+    training rows, and by the held-out ones where there are enough; then all rows are fitted with it.
 
     Dense features are divided by their deviations. Their map is a ridge regression, of classes to 1 and -1, whose
     penalty is the best for rows left out one by one (generalised cross-validation), or, of many rows with many
@@ -43,7 +43,7 @@ def fit_linear(
 
     Args:
         x: An array, or a sparse matrix of scipy.
-        y: Ids of classes, all of which occur, or floating-point numbers.
+        y: Ids of classes, all of which occur, floating-point numbers, or 0 and 1 of several labels, as integers.
         held_out: Features and labels of other rows; there may be none, if there are at most 2,500 rows.
         weights: Of classes, or None.
         columns: Whether features are the columns of a table.
@@ -71,6 +71,8 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
     if y.dtype.kind == "f":
         shift, unit = float(y.mean()), float(y.std()) or 1.0
         targets, true = (((each - shift) / unit)[:, None] for each in (y, held_out[1]))
+    elif y.ndim == 2:
+        targets, true = (2.0 * each - 1 for each in (y, held_out[1].reshape(-1, y.shape[1])))
     else:
         targets, true = (_signs(each, int(y.max()) + 1) for each in (y, held_out[1]))
     own = None if weights is None else weights[y]
@@ -86,7 +88,7 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
         best = int(np.argmin([np.square(each - true).mean() for each in found]))
         alpha, outside, left_out, predicted = float(tried[best].alpha), found[best], true, found[best]
     if y.dtype.kind != "f":
-        unit = _likely_scale(outside, (left_out > 0).argmax(1))
+        unit = _likely_scale(outside, left_out > 0, several=y.ndim == 2)
     both = None if weights is None else weights[np.concatenate([y, held_out[1]])]
     final = ridge(alpha, solver="cholesky")
     final.fit(np.concatenate([x, other]), np.concatenate([targets, true]), both)
@@ -105,13 +107,17 @@ def _signs(y: np.ndarray, classes: int) -> np.ndarray:
     return np.where(np.arange(classes) == y[:, None], 1.0, -1.0)
 
 
-def _likely_scale(values: np.ndarray, classes: np.ndarray) -> float:
-    """The factor that makes values ``(rows, classes)`` the likeliest logits of classes."""
+def _likely_scale(values: np.ndarray, true: np.ndarray, *, several: bool) -> float:
+    """The factor that makes values ``(rows, classes)`` the likeliest logits of the true classes ``(rows, classes)``, of
+    which a row has one or ``several``."""
     from scipy.optimize import minimize_scalar
-    from scipy.special import log_softmax
+    from scipy.special import log_expit, log_softmax
 
     def loss(scale: float) -> float:
-        return -float(np.take_along_axis(log_softmax(np.exp(scale) * values, 1), classes[:, None], 1).mean())
+        logits = np.exp(scale) * values
+        if several:
+            return -float(log_expit(np.where(true, logits, -logits)).mean())
+        return -float(log_softmax(logits, 1)[true].mean())
 
     return float(np.exp(minimize_scalar(loss, bounds=(-3, 4), method="bounded").x))
 
@@ -121,15 +127,19 @@ def _likeliest(
 ) -> Fit:
     """Logistic regression, with one of the ``inverse`` penalties, or a ridge regression of numbers."""
     from scipy.sparse import issparse, vstack
+    from scipy.special import log_expit
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.metrics import log_loss
 
     def logistic(penalty: float) -> Any:
-        return LogisticRegression(C=penalty, max_iter=1000)
+        model = LogisticRegression(C=penalty, max_iter=1000)
+        return _OfSeveral(model) if y.ndim == 2 else model
 
     def loss(model: Any, x: Any, y: np.ndarray) -> float:
         if y.dtype.kind == "f":
             return float(np.square(model.predict(x) - y).mean())
+        if y.ndim == 2:
+            return -float(log_expit(np.where(y > 0, 1, -1) * model.decision_function(x)).mean())
         return float(log_loss(y, model.predict_proba(x), labels=model.classes_))
 
     numbers = y.dtype.kind == "f"
@@ -141,6 +151,27 @@ def _likeliest(
     final = make(penalty).fit(rows, labels, None if weights is None else weights[labels])
     of_train, of_all = _logits(model), _logits(final)
     return Fit(*of_all, f"{name}={penalty:g}", held_out[0] @ of_train[0].T + of_train[1], least)
+
+
+class _OfSeveral:
+    """A logistic regression for each of several labels ``(rows, labels)``, or a constant where all rows have one of
+    them, or none."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def fit(self, x: Any, y: np.ndarray, sample_weight: np.ndarray | None = None) -> _OfSeveral:
+        self.coef_, self.intercept_ = np.zeros((y.shape[1], x.shape[1])), np.zeros(y.shape[1])
+        for i, own in enumerate(y.T):
+            if own.min() < own.max():
+                self.model.fit(x, own, sample_weight=sample_weight)
+                self.coef_[i], self.intercept_[i] = self.model.coef_[0], self.model.intercept_[0]
+            else:
+                self.intercept_[i] = np.log((own.sum() + 0.5) / (len(own) - own.sum() + 0.5))
+        return self
+
+    def decision_function(self, x: Any) -> np.ndarray:
+        return x @ self.coef_.T + self.intercept_
 
 
 def _logits(model: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -181,7 +212,7 @@ def _folds(y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     be in every fold are always trained."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
-    if y.dtype.kind == "f":
+    if y.dtype.kind == "f" or y.ndim == 2:
         return list(KFold(min(_FOLDS, len(y)), shuffle=True, random_state=0).split(y))
     rare = np.bincount(y)[y] < _FOLDS
     common, always = np.flatnonzero(~rare), np.flatnonzero(rare)

@@ -67,7 +67,8 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
     )
     model, fit = fit_linear_model(linear_class, _FEATURES[data.task.inputs], rows, seed)
     labels = labels_of(valid)
-    kept = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
+    logits = data.calibrated(model, fit.held_out, labels)
+    kept = data.reduce(torch.from_numpy(logits).float(), torch.from_numpy(labels))
     assert kept is not None
     predicted, true = (each.numpy() for each in kept)
     about = {
@@ -140,9 +141,15 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
     constant, labels = copy.deepcopy(found), labels_of(list(data.linear_batches("train")))
     with torch.no_grad():
         constant.classifier.weight.zero_()
-        of_class = np.log(np.bincount(labels, minlength=found.num_labels) + 1e-9) if labels.dtype.kind == "i" else None
-        constant.classifier.bias.copy_(torch.from_numpy(np.array([labels.mean()]) if of_class is None else of_class))
-    yield "the mean of all rows" if of_class is None else "most common class", constant
+        if labels.ndim == 2:
+            name, bias = "most common labels", np.log((labels.mean(0) + 1e-9) / (1 - labels.mean(0) + 1e-9))
+            constant.config.threshold = None
+        elif labels.dtype.kind == "i":
+            name, bias = "most common class", np.log(np.bincount(labels, minlength=found.num_labels) + 1e-9)
+        else:
+            name, bias = "the mean of all rows", np.array([labels.mean()])
+        constant.classifier.bias.copy_(torch.from_numpy(bias))
+    yield name, constant
     yield "first answer", found
 
 

@@ -151,10 +151,11 @@ def rows_of(batches: Batches) -> int:
 
 
 def labels_of(batches: Batches) -> np.ndarray:
-    """The labels of all rows, in order."""
+    """The labels of all rows, in order; of several a row 0 and 1, as integers."""
     if not batches:
         return np.zeros(0, dtype=np.int64)
-    return torch.cat([batch["labels"] for batch in batches]).numpy()
+    labels = torch.cat([batch["labels"] for batch in batches]).numpy()
+    return labels.astype(np.int64) if labels.ndim == 2 else labels
 
 
 def _none(features: Any) -> np.ndarray:

@@ -31,17 +31,9 @@ from lagwise.training.carrying import CarriedStates, check_carried
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.first_answer import (
     FILE,
-    FOLDER,
-    FirstAnswer,
-    choice_sentence,
     fit_first_answer,
-    held_out,
-    held_out_of,
-    is_better,
-    is_perfect,
     read_first_answer,
     require_linear,
-    save_first_answer,
 )
 from lagwise.training.folder import (
     METRICS_FILE,
@@ -55,6 +47,7 @@ from lagwise.training.folder import (
 )
 from lagwise.training.hardware import bfloat16_is_fast, check_tf32, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
+from lagwise.training.kept_answer import is_kept, keep_first_answer, needs_no_training, take_first
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
@@ -119,8 +112,8 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                     copy_tokenizer(folder, partial / TOKENIZER)
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
             if first is not None:
-                _keep_first_answer(first, data, out, kind, progress=progress)
-        if trainer is None or _needs_no_training(out):
+                keep_first_answer(first, data, out, kind, progress=progress)
+        if trainer is None or needs_no_training(out):
             return _finish_with_first(out)
         trainer = _pretrained(recipe, data, arguments, trainer, progress)
         with quiet(), saved_when_stopped(trainer):
@@ -159,8 +152,8 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
         kind = recipe.training.first_answer
         if kind != "none" and arguments.process_index == 0 and read_first_answer(out) is None:
             first = fit_first_answer(data, recipe.training.seed)
-            _keep_first_answer(first, data, out, kind, progress=progress)
-        if kind == "only" or _needs_no_training(out):
+            keep_first_answer(first, data, out, kind, progress=progress)
+        if kind == "only" or needs_no_training(out):
             return _finish_with_first(out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
         checkpoint = newest_whole_checkpoint(
@@ -459,10 +452,12 @@ def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) 
             model.save_pretrained(partial, state_dict=state)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
-            if read_first_answer(out) is not None:
+            if data.calibrates or read_first_answer(out) is not None:
                 load_model_weights(model, partial)
-                if not _is_better_than_first(trainer, data, out, progress):
-                    _take_first(out, partial)
+                if not is_kept(trainer, data, out, progress):
+                    take_first(out, partial)
+                elif data.calibrates:
+                    model.config.save_pretrained(partial)
             data.save_preprocessing(partial, model.length_limit)
         trainer.best.remove()
         remove_partial(out)
@@ -470,59 +465,11 @@ def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) 
     return out
 
 
-def _keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, kind: str, *, progress: bool) -> None:
-    """Save a first answer, log its score at step 0, or all of them if no model will be trained, and print it."""
-    save_first_answer(first, data, out)
-    about, scores = first.about, first.about["scores"]
-    line = {"step": 0, "first_answer": scores[data.headline.name], "seconds": about["seconds"]}
-    if kind == "only" or is_perfect(about):
-        line |= {f"eval_{name}": value for name, value in scores.items()}
-    with open(out / METRICS_FILE, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-    if progress:
-        print(
-            f"first answer ({about['features']} features): {data.headline.label} {line['first_answer']:.3f} of "
-            f"{about['rows']:,} held-out rows, in {about['seconds']:.1f} seconds",
-            file=sys.stderr,
-        )
-        if kind != "only" and is_perfect(about):
-            print(
-                "kept the first answer: no trained model can be better on these rows, so none is trained; "
-                "training.first_answer=none trains one",
-                file=sys.stderr,
-            )
-
-
-def _needs_no_training(out: Path) -> bool:
-    """Whether the run has a first answer that no trained model can be better than."""
-    about = read_first_answer(out) if PartialState().is_main_process else None
-    return of_first_process(about is not None and is_perfect(about))
-
-
-def _is_better_than_first(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> bool:
-    """Whether the trained model is better than the first answer on the held-out rows; what is kept is noted and
-    printed."""
-    model = trainer.accelerator.unwrap_model(trainer.model).eval()
-    trained, labels = held_out(data, model, trainer.get_eval_dataloader())
-    kept = is_better(data, trained, held_out_of(out), labels)
-    about = {**read_json(out / FILE), "trained": data.metrics(float("nan"), trained, labels), "kept": not kept}
-    write_whole(out / FILE, json.dumps(about, indent=1) + "\n")
-    if progress:
-        print(choice_sentence(about, data.headline.label), file=sys.stderr)
-    return kept
-
-
-def _take_first(out: Path, partial: Path) -> None:
-    """Copy the first answer's model in the place of the one that is being saved."""
-    shutil.rmtree(partial)
-    shutil.copytree(out / FOLDER, partial, ignore=shutil.ignore_patterns("held_out*"))
-
-
 def _finish_with_first(out: Path) -> Path:
     """`_finish` for a run that trains nothing."""
     if PartialState().is_main_process:
         with saved_whole(out, "the model", last="config.json") as partial:
-            _take_first(out, partial)
+            take_first(out, partial)
         write_whole(out / FILE, json.dumps({**read_json(out / FILE), "kept": True}, indent=1) + "\n")
     PartialState().wait_for_everyone()
     return out

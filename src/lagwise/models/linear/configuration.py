@@ -21,6 +21,7 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     and perhaps ``mean`` and ``std``) or ``patches`` (with ``channels``, and ``image``, the height and width in
     training).
     vocab_size: number of token ids.
+    threshold: of several labels a row, as in `LagwiseConfig`.
     pad_token_id, bos_token_id, eos_token_id: ids of special tokens.
 
     ValueError for features or inputs without a name.
@@ -38,6 +39,7 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     features: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "convolutions"})
     inputs: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "values", "features": 1})
     vocab_size: int = 258
+    threshold: float | None = None
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | None = None
