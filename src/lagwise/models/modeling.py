@@ -118,7 +118,10 @@ class LagwisePreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey | ScaleNorm):
-            module.reset_parameters()
+            parameters = list(module.parameters())
+            # Before 5.16, transformers calls this for loaded parts too, of which only its own functions change nothing.
+            if not parameters or not all(getattr(each, "_is_hf_initialized", False) for each in parameters):
+                module.reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv2d):
             init.normal_(module.weight, std=self.config.initializer_range)
             if not isinstance(module, nn.Embedding) and module.bias is not None:
