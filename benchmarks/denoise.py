@@ -17,6 +17,7 @@ and the hum of the mains; records of DS1 are for training (every fifth for valid
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -127,7 +128,8 @@ def ecg(records: Path, work: Path) -> None:
             lead = beats.read_record(records / name)["input_values"][:, 0].astype(np.float64)
             # the target: each record as it is, but for wander and hum of its own
             low, high = butter(2, 0.5, "highpass", fs=rate), butter(4, 40, "lowpass", fs=rate)
-            write(work / "ecg" / split / f"{name}.wav", filtfilt(*high, filtfilt(*low, lead)), rate)
+            quiet = filtfilt(high[0], high[1], filtfilt(low[0], low[1], lead))
+            write(work / "ecg" / split / f"{name}.wav", quiet, rate)
         size = NOISE[split] * 60 * rate
         write(work / "ecg-noise" / split / "made.wav", 0.1 * level(ecg_noise(size, random)), rate)
         print(f"{split}: {len(names)} records", flush=True)
@@ -139,8 +141,9 @@ def ecg_noise(size: int, random: np.random.Generator) -> np.ndarray:
     for start in range(0, size, 30 * rate):
         n = min(30 * rate, size - start)
         white = random.normal(size=(2, n + 20 * rate))
-        wander = level(lfilter(*butter(2, random.uniform(0.15, 0.7), fs=rate), white[0])[20 * rate :])
-        muscle = level(lfilter(*butter(2, [20, 150], "bandpass", fs=rate), white[1])[20 * rate :])
+        below, between = butter(2, random.uniform(0.15, 0.7), fs=rate), butter(2, [20, 150], "bandpass", fs=rate)
+        wander = level(lfilter(below[0], below[1], white[0])[20 * rate :])
+        muscle = level(lfilter(between[0], between[1], white[1])[20 * rate :])
         swell = np.exp(
             np.interp(
                 np.arange(n),
@@ -218,7 +221,7 @@ def summary(scores: list[dict[str, Any]], given: dict[str, float]) -> dict[str, 
 
 def noisereduce(work: Path) -> dict[str, Any]:
     """noisereduce on the test's noisy signals, in an environment that has it (and needs no lagwise)."""
-    import noisereduce as nr
+    nr: Any = importlib.import_module("noisereduce")
 
     found: dict[str, Any] = {"version": nr.__version__ if hasattr(nr, "__version__") else None}
     files = sorted((work / "speech-test" / "noisy").glob("*.wav"))

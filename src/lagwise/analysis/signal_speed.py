@@ -104,7 +104,7 @@ def _check(model: Any, stream: SignalStream, signal: torch.Tensor, chunk: int) -
         return  # outputs for prefixes are covered by tests
     parts = [stream.push(part) for part in signal.split(chunk)]
     if isinstance(stream, StreamingRegressor):
-        streamed, whole = torch.cat([*parts, stream.finish()]), whole_output(model, signal)
+        streamed, whole = torch.cat([*parts, stream.finish()]), whole_output(stream.model, signal)
         streamed, whole = (each / whole.std().clamp(min=1e-6) for each in (streamed, whole))
     else:
         streamed = torch.cat(parts)

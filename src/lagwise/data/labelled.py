@@ -225,8 +225,8 @@ def _write(
         encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes", separate=separate)
     else:
         encoder = RowEncoder(rows.columns, length, features=rows.features)
-    several = rows.kind == MULTI_LABEL and rows.label_names is not None
-    kind = pa.list_(pa.float32(), len(rows.label_names)) if several else None
+    several = rows.kind == MULTI_LABEL
+    kind = pa.list_(pa.float32(), len(rows.label_names or ())) if several else None
     labels = pa.field("label", kind or (pa.float32() if rows.label_names is None else pa.int64()))
     cut = dict.fromkeys(SPLITS, 0)
     for split in SPLITS:

@@ -35,7 +35,7 @@ def read_several(
 
     ValueError for train rows without a list, cells of mixed types, labels that train lacks, and fewer than two labels.
     """
-    lists = has_lists(cell for column in columns.values() for cell in column)
+    lists = any(has_lists(column) for column in columns.values())
     if lists:
         reason = "the labels are lists" if reason == "as task.kind says" else reason
         read = _lists(columns, where)
@@ -54,7 +54,7 @@ def read_several(
             f"{len(absent)} of {len(read['train'])} rows have no labels, the first is {where('train', absent[0])}; "
             "remove them, or write an empty list for rows with none of the labels"
         )
-    counts = Counter(name for cell in read["train"] for name in cell)
+    counts = Counter(name for cell in read["train"] for name in cell or ())
     names = list(order) or sorted(counts, key=natural)
     if len(names) < 2:
         found = f"the only label is {names[0]!r}" if names else "no row has a label"
@@ -80,8 +80,8 @@ def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[i
     places, read = {name: i for i, name in enumerate(names)}, []
     for i, cell in enumerate(cells):
         own = _items(cell)
-        if own is None and isinstance(cell, str | None):
-            own = [] if is_missing(cell) else _known_pieces(cell, places)
+        if own is None and (cell is None or isinstance(cell, str)):
+            own = [] if cell is None or is_missing(cell) else _known_pieces(cell, places)
         if own is None:
             known = " ".join(_SEPARATORS)
             raise ValueError(f"the labels of {where(i)} are {cell!r}, not a list or names between {known}")
@@ -149,13 +149,13 @@ def _items(cell: Any) -> list[str] | None:
 def _lists(columns: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list[list[str] | None]]:
     for split, column in columns.items():
         for i, cell in enumerate(column):
-            if cell is not None and not _is_list(cell):
+            if cell is None:
+                continue
+            if not _is_list(cell):
                 raise ValueError(
                     f"the labels of {where(split, i)} are {cell!r}, not a list, as those of other rows are"
                 )
-            if _is_list(cell) and any(
-                not isinstance(item, str | int | float | np.generic) or is_missing(item) for item in cell
-            ):
+            if any(not isinstance(item, str | int | float | np.generic) or is_missing(item) for item in cell):
                 raise ValueError(f"the labels of {where(split, i)} are {cell!r}; a list has names or numbers")
     return {split: [_items(cell) for cell in column] for split, column in columns.items()}
 

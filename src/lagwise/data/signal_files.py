@@ -268,4 +268,5 @@ def inputs_of(name: str) -> RowSource:
     if sounds is None:
         return open_rows(name)
     paired = any(_ROLE.search(part.name) for part in path.rglob("*") if part.is_dir())
-    return _sounds(path, alone=False).rows if paired else sounds.rows
+    pairs = _sounds(path, alone=False) if paired else None
+    return (pairs or sounds).rows

@@ -55,7 +55,13 @@ def prepare_signals(source: SignalSource, *, progress: bool = True) -> SignalPai
     folder, splits, meta = prepared_rows("signals", signals_key(source), lambda to: _write(source, to, progress))
     del folder
     return SignalPairs(
-        splits, *(meta[name] for name in ("inputs", "outputs", "same", "mean", "std")), (*source.notes, *meta["notes"])
+        splits,
+        inputs=meta["inputs"],
+        outputs=meta["outputs"],
+        same=meta["same"],
+        mean=meta["mean"],
+        std=meta["std"],
+        notes=(*source.notes, *meta["notes"]),
     )
 
 

@@ -422,7 +422,7 @@ class SignalData(TaskData):
 
 def _means(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """The mean of each score over the signals that have it; None where none has, as JSON has no NaN."""
-    found = {}
+    found: dict[str, float | None] = {}
     for name in scores[0]:
         values = [each[name] for each in scores if math.isfinite(each[name])]
         found[name] = float(np.mean(values)) if values else None

@@ -200,7 +200,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"{_FILE} in {str(folder)!r} is damaged ({error})") from error
         made.model_, made.tokenizer_ = model, tokenizer
         if made.kind_ != "texts":
-            made.n_features_in_ = model.config.inputs["features"]
+            inputs: Any = model.config.inputs
+            made.n_features_in_ = inputs["features"]
         if about.get("columns") is not None:
             made.feature_names_in_ = np.array(about["columns"], dtype=object)
         return made
