@@ -40,7 +40,7 @@ test-gpu: $(INSTALLED)  ## the test suite on a GPU, on a machine that has one (w
 
 test-device: $(INSTALLED)  ## mixers and commands on a device made in Python, to find what would fail on a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device pretended -n auto --maxprocesses 8 \
-	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py
+	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py tests/runs/test_devices_waits.py
 
 test-lowest:  ## part of the test suite with the lowest versions that pyproject.toml promises
 	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
