@@ -69,8 +69,8 @@ def test_every_text_file_is_opened_as_utf8() -> None:
             mode = ast.unparse(node.args[1]) if len(node.args) > 1 else "'r'"
             if "b" in mode:
                 continue
-        elif name not in ("read_text", "write_text"):
-            continue
+        elif name not in ("read_text", "write_text") or isinstance(node.func, ast.Name):
+            continue  # methods of paths
         assert "encoding" in {each.arg for each in node.keywords}, f"{path}:{node.lineno}"
 
 

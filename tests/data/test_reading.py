@@ -12,6 +12,7 @@ from lagwise.cli.main import app
 from lagwise.data import load_tokenizer, open_rows, read_documents, reading
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.loading import save_tokenizer
+from lagwise.training import load_recipe
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_standard_input_that_is_not_utf8(command: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).save_pretrained(run)
     save_tokenizer(load_tokenizer("bytes"), run, None)
+    (run / "recipe.yaml").write_text(load_recipe("tnn-lm").to_yaml())
     options = ["--prompt-file", "-"] if command == "generate" else []
     result = CliRunner().invoke(app, [command, str(run), *options], input="größe\n".encode("latin1"))
     assert isinstance(result.exception, ValueError)

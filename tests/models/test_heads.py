@@ -23,6 +23,7 @@ from lagwise import (
     LagwiseForMultipleChoice,
     LagwiseForPrediction,
     LagwiseForQuestionAnswering,
+    LagwiseForSignalRegression,
     LagwiseForTokenClassification,
 )
 from lagwise.data.tokenizers import load_tokenizer, with_mask
@@ -189,6 +190,7 @@ def test_a_saved_model_loads_with_its_own_weights(head: type, tmp_path) -> None:
     inputs = {
         LagwiseForPrediction: {"name": "values", "features": 2},
         LagwiseForImageClassification: {"name": "patches", "size": 2},
+        LagwiseForSignalRegression: {"name": "values", "features": 2},
     }
     fields = {"inputs": inputs.get(head, "tokens"), "causal": head is LagwiseForCausalLM}
     model = head(tiny(**fields, block={"name": "mega", "chunk": 4}, norm="layer", head_transform="gelu"))

@@ -181,7 +181,7 @@ def test_wrong_samples_do_not_change_the_stream() -> None:
         ({"inputs": "tokens"}, "signals need inputs 'values'"),
         ({"outputs": {"window": 8}}, None),
         ({"outputs": {"windows": 8}}, "unknown option of outputs .*: 'windows'; did you mean 'window'"),
-        ({"outputs": {"delay": -1}}, "delay must be a whole number of at least 0"),
+        ({"outputs": {"delay": -1}}, "delay must be an integer of at least 0"),
         ({"outputs": {"window": 2}}, r"outputs.window must be 0 or at least stride \+ delay = 3, got 2"),
         ({"outputs": {"delay": 2}, "causal": False}, "a two-sided model reads later samples without a delay"),
         ({"outputs": {"std": [0.0]}}, "outputs.std must be greater than 0"),

@@ -227,7 +227,7 @@ def test_the_thread_answers_and_stops(scheduler: Scheduler, monkeypatch: pytest.
         assert woken.acquire(timeout=60)
     assert first.finish == "length"
     with monkeypatch.context() as patch:  # a mistake of ours ends the requests, not the thread
-        patch.setattr(scheduler, "_read", lambda: 1 / 0)
+        patch.setattr(scheduler, "_prefill_next", lambda: 1 / 0)
         second = scheduler.submit(tokens(4), Sampling(3, **GREEDY), woken.release)
         while second.finish is None:
             assert woken.acquire(timeout=60)

@@ -113,7 +113,7 @@ def test_columns_of_rows_without_labels_are_checked_first(tmp_path: Path) -> Non
 
 
 def test_tasks_without_labelled_texts_or_series_have_none(tmp_path: Path) -> None:
-    made = recipe("classes of pictures", tmp_path / "data", "training.pretrain=3")
+    made = recipe("classes of images", tmp_path / "data", "training.pretrain=3")
     with pytest.raises(ValueError, match="labelled texts and series"):
         train(made, tmp_path / "run", progress=False)
 

@@ -155,7 +155,7 @@ class TestRefusals:
 
     def test_a_folder_in_use(self, tiny_recipe: Recipe, tmp_path: Path) -> None:
         (tmp_path / "precious").write_text("kept")
-        with pytest.raises(FileExistsError, match="--resume"):
+        with pytest.raises(FileExistsError, match="`resume`"):
             train(tiny_recipe, tmp_path, progress=False)
         assert (tmp_path / "precious").read_text() == "kept"
 

@@ -58,7 +58,8 @@ class AttentionMixer(Mixer):
 
         def attend(joined: Tensor, layout: Layout) -> Tensor:
             query, key, value = joined.unflatten(2, (-1, 3, size)).permute(3, 0, 2, 1, 4)
-            slopes = None if self._slopes is None else self._slopes[first:end]
+            slopes = self._slopes(query)
+            slopes = None if slopes is None else slopes[first:end]
             y = attention(query, key, value, causal=self.causal, slopes=slopes, mask=layout.mask)
             return y.transpose(1, 2).flatten(2)
 
@@ -86,16 +87,14 @@ class AttentionMixer(Mixer):
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    @property
-    def _slopes(self) -> Tensor | None:
+    def _slopes(self, query: Tensor) -> Tensor | None:
         if self.position != "alibi":
             return None
-        weight = self.out.weight
-        like = torch.empty(0, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+        like = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
         return remembered_tables(_slope_table, self.heads, like=like)[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        y = attention(query, key, value, causal=self.causal, slopes=self._slopes, mask=mask)
+        y = attention(query, key, value, causal=self.causal, slopes=self._slopes(query), mask=mask)
         return self.out(y.transpose(1, 2).flatten(2))
 
 

@@ -147,7 +147,7 @@ class Task:
     def check_output(self, out: Path) -> None:
         """ValueError for a file or folder that `save_predictions` does not write."""
         if out.suffix != ".csv" or not out.parent.is_dir():
-            raise ValueError(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
+            raise ValueError(f"`out` must be a .csv file in an existing folder, got {str(out)!r}")
 
     def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """Rows with their predictions as .csv."""

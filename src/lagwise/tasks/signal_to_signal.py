@@ -210,7 +210,7 @@ class SignalToSignal(Task):
             super().check_output(out)
         elif out.suffix or out.is_file() or not out.parent.is_dir():
             raise ValueError(
-                f"--out must be a .csv file, or of sounds a folder, in a folder that exists, got {str(out)!r}"
+                f"`out` must be a .csv file, or of sounds a folder, in a folder that exists, got {str(out)!r}"
             )
 
     def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -236,7 +236,7 @@ class SignalToSignal(Task):
             super().save_predictions(rows, out)
             return
         if any("sampling_rate" not in row for row in rows):
-            raise ValueError(f"--out {str(out)!r} has no .csv at its end, but only sounds are written to a folder")
+            raise ValueError(f"`out` {str(out)!r} has no .csv at its end, but only sounds are written to a folder")
         write_sounds({row["file"]: (row["predicted"], row["sampling_rate"]) for row in rows}, out)
 
     @staticmethod
