@@ -123,6 +123,8 @@ class _Draws:
         engine: Any = self.rng.choice(engines)
         if engine == "ski" and self.rng.random() < 0.8:
             engine = {"name": "ski", **(self.causal_ski() if self.causal else self.two_sided_ski())}
+        if "shift" in kernel and "ski" in str(engine) and not self.causal:
+            kernel["shift"] = 0.0  # others are refused
         return {"kernel": kernel, "engine": engine}
 
     def axis(self) -> Options:

@@ -263,6 +263,10 @@ def test_unseen_lengths_work_in_both_directions() -> None:
         ({"engine": {"rank": 3}}, "engine"),
         ({"engine": "ski", "kernel": {"name": "free"}, "causal": False}, "no values between tokens"),
         ({"engine": "ski", "kernel": {"name": "frequency"}, "causal": False}, "no values between tokens"),
+        (
+            {"engine": "ski", "kernel": {"name": "hyena", "shift": 0.05}, "causal": False},
+            "ends abruptly at its span",
+        ),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -98,11 +98,16 @@ class HyenaKernel(LagKernel):
     def at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.at`: only the requested lags are computed."""
         inside = (lags >= (0 if self.causal else 1 - self.support)) & (lags < self.support)
-        values = self.smooth_at(lags)
+        values = self._values(lags)
         return values * inside + self.direct.to(values.dtype)[:, None] * (lags == 0)
 
     def smooth_at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.smooth_at`: without the direct part."""
+        """See `LagKernel.smooth_at`: without the direct part. ValueError for shifted windows, which end abruptly."""
+        if self.shift:
+            raise ValueError("a hyena kernel with shift ends abruptly at its span, which interpolation cannot follow")
+        return self._values(lags)
+
+    def _values(self, lags: Tensor) -> Tensor:
         dtype = self.precision(self.last)
         lags = lags.to(dtype)
         with torch.autocast(self.last.device.type, enabled=False):
