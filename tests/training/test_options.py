@@ -204,11 +204,6 @@ def test_a_start_brings_its_tokenizer_and_may_be_deleted(tmp_path: Path) -> None
     folder = tmp_path / "rows"
     overrides = [f"model.init_from={start}", f"data.source={folder / 'rows.csv'}"]
     overrides += ["training.steps=4", "training.first_answer=none"]
-        f"model.init_from={start}",
-        f"data.source={folder / 'rows.csv'}",
-        "training.steps=4",
-        "training.first_answer=none",
-    ]
     recipe("classes of text", folder)
     run = train(load_recipe("classify", [*overrides, "training.save_every=2"]), tmp_path / "run", progress=False)
     assert load_model(run)[1].get_vocab() == load_model(start)[1].get_vocab()

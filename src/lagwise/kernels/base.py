@@ -28,7 +28,7 @@ class LagKernel(KeepsFloat32):
     #: parameters and networks that all channels share; any module may name some (see `lagwise.kernels.share`)
     shared: ClassVar[tuple[str, ...]] = ()
     #: whether `smooth_at` works: the kernel has values between tokens
-    continuous: ClassVar[bool] = False
+    continuous: bool = False
     #: whether `recurrence` gives the kernel as a state space, to stream by
     recurrent: ClassVar[bool] = False
     #: whether it is in continuous time, so that ``token_time`` may be other than 1
