@@ -260,15 +260,19 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
         json.loads((results / f"{name}.json").read_text())["results"]["cells"]
         for name in ("forecast-cpu", "forecast-averaged-cpu")
     )
-    cells = new + [cell for cell in old if cell["model"] not in {each["model"] for each in new}]
-    lines = table_rows(cells)[1] + coverage_rows([cell for cell in cells if "again" not in cell["model"]])[1]
-    for line in lines:
-        assert f"| {' | '.join(line)} |" in page
+    fitted_once = [cell for cell in new if "again" not in cell["model"]]
+    kernels = [cell for cell in old if cell["model"] not in {each["model"] for each in new}]
     quantiles = json.loads((results / "forecast-quantiles-cpu.json").read_text())["results"]["cells"]
-    for line in coverage_rows(quantiles, "crps")[1]:
+    quantiles = [cell for cell in quantiles if cell["model"] != "ridge"]
+    lines = table_rows(new + kernels)[1] + coverage_rows(fitted_once + kernels)[1]
+    for line in [*lines, *coverage_rows(fitted_once, "crps")[1], *coverage_rows(quantiles, "crps")[1]]:
         assert f"| {' | '.join(line)} |" in page
     ridge = next(line for line in lines if line[0] == "ridge")
-    assert f"reaches a mean squared error of {ridge[-2]} (the mean of the 16 ETT cells" in page
+    averaged = next(line for line in lines if line[0] == "ridge, look-backs averaged")
+    prose = " ".join(page.split())
+    assert (
+        f"squared error of {ridge[-2]}, and the average of maps of five look-backs {averaged[-2]} (the mean of" in prose
+    )
     for line in small_series.table_rows(json.loads((results / "small-series-cpu.json").read_text())["results"]["rows"])[
         1
     ]:

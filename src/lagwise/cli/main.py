@@ -159,6 +159,7 @@ _QUERIES = {
     "text": "predict {run} --text ...",
     "masked text": 'predict {run} --text "... <|mask|> ..."',
     "data": "predict {run} --data ...",
+    "labels": "train --recipe classify --data ... model.init_from={run}",
 }
 
 

@@ -191,7 +191,7 @@ def _made_tokenizer(source: Source, name: str, vocab_size: int, folder: Path) ->
 
 def _read_done(folder: Path) -> dict[str, dict[str, int]]:
     """How far a killed process came: of each split the pieces, and the bytes of the file and of the text."""
-    return json.loads((folder / _DONE).read_text()) if (folder / _DONE).is_file() else {}
+    return json.loads((folder / _DONE).read_text(encoding="utf-8")) if (folder / _DONE).is_file() else {}
 
 
 def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:

@@ -53,7 +53,7 @@ class Task:
     #: names of the heads that are trained and fitted, in `lagwise.models`
     head: ClassVar[str]
     linear_head: ClassVar[str | None] = None
-    #: what a trained run is used with: a prompt, text, masked text, or data
+    #: what a trained run is used with: a prompt, text, masked text, data, or labels to learn
     query: str = "text"
     #: the values that ``data.format`` may have
     formats: ClassVar[Collection[str]] = ()

@@ -64,7 +64,7 @@ class RowModelling(Task):
     """
 
     head: ClassVar[str] = ""  # it depends on the rows and the objective
-    next_command = "lagwise train --recipe classify --data ... model.init_from={run}"
+    query = "labels"
     formats: ClassVar[Collection[str]] = SequenceClassification.formats
 
     def __init__(self, data: DataOptions, *, rows: dict[str, Any] | None = None, objective: str = "masked"):
@@ -251,7 +251,7 @@ class ModelledRows(TaskData):
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
         """The loss of hidden parts of the valid and test rows, and the metric."""
-        require_none(type(self.task).__name__, **{"--lengths": lengths, "--tokens": max_tokens})
+        require_none(type(self.task).__name__, lengths=lengths, max_tokens=max_tokens)
         result: dict[str, Any] = {"kind": self.task.objective}
         for split, rows in self.scored.items():
             sums, counts = self.losses(model, rows, progress)

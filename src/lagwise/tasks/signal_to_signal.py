@@ -78,7 +78,7 @@ class SignalToSignal(Task):
     """
 
     head = "LagwiseForSignalRegression"
-    next_command = "lagwise predict {run} --data ..."
+    query = "data"
     inputs = "values"
 
     def __init__(
@@ -99,7 +99,7 @@ class SignalToSignal(Task):
     ):
         super().__init__(data)
         if not data.source:
-            raise ValueError("signal_to_signal needs signals to learn from; give a file or folder with --data")
+            raise ValueError("signal_to_signal needs signals to learn from; give a file or folder as `data.source`")
         require_none("signal_to_signal", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length})
         if (noise is None) != (ratios is None):
             raise ValueError(
@@ -387,7 +387,7 @@ class SignalData(TaskData):
     ) -> dict[str, Any]:
         """Scores of the valid and test signals, by the ratio of noise too, with those of the inputs as they are
         (``input``) and of missing samples (``missing``). ``example``: a part of the first test signal."""
-        require_none("signal_to_signal", **{"--lengths": lengths, "--tokens": max_tokens})
+        require_none("signal_to_signal", lengths=lengths, max_tokens=max_tokens)
         result: dict[str, Any] = {"kind": "signals", "delay": self.task.delay + self.task.stride - 1}
         for split, signals in self.scored.items():
             rows: list[dict[str, Any]] = []

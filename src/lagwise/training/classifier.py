@@ -55,7 +55,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
     Formula: ``softmax(W f(x) + b)`` with the features f. W and b are a ridge regression, or of texts a logistic
     regression, whose penalty is chosen by rows that are left out (`fit_linear`).
 
-    With another ``model`` than ``linear``, series and texts are learned as by ``lagwise train --recipe signal`` or
+    With another ``model`` than ``linear``, series and texts are learned as by the recipes ``signal`` and
     ``classify``: some minutes on a CPU. A tenth of the rows is held out to keep the best step. Rows are cut at
     ``data.length``, and prepared rows stay in the cache folder, as of every training.
 

@@ -22,13 +22,13 @@ class SavedStream:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / self.file).write_text(json.dumps(self.loader.state_dict()) + "\n")
+        (folder / self.file).write_text(json.dumps(self.loader.state_dict()) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint. ValueError if it was written by another number of processes."""
         if not (folder / self.file).is_file():
             raise ValueError(f"{self.file} is missing: a stream is resumed by as many processes as have begun it")
-        self.loader.load_state_dict(json.loads((folder / self.file).read_text()))
+        self.loader.load_state_dict(json.loads((folder / self.file).read_text(encoding="utf-8")))
 
 
 def streamed_text(recipe: Recipe, data: Any, arguments: TrainingArguments) -> SavedStream | None:
