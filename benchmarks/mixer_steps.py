@@ -24,8 +24,6 @@ from typing import Any
 
 import torch
 
-from lagwise.analysis.timing import save_results
-
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "toeplitz (rpe, decay .99)": ("toeplitz", {}),
     "toeplitz (no decay)": ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}}),
@@ -138,6 +136,8 @@ def main() -> None:
                 f"{case:28}", *(f"{name} {value or math.nan:8.1f} µs" for name, value in row.items()), ratio, flush=True
             )
         if chosen.out:
+            from lagwise.analysis.timing import save_results  # which the other version need not have
+
             options = " --compiled" * chosen.compiled + f" --repeats {chosen.repeats}"
             save_results(chosen.out, f"python benchmarks/mixer_steps.py --peer OTHER/src{options}", rows)
 
