@@ -14,7 +14,7 @@ import pytest
 from lagwise.data import open_rows
 from lagwise.data.augmentation import CHANGES, changed, filtered, stretched
 from lagwise.data.labelled_series import prepare_series
-from lagwise.data.series_windows import RandomWindows, StepCollator, even_windows, step_targets
+from lagwise.data.series_windows import RandomWindows, WindowCollator, even_windows, step_targets
 
 
 def rows(**changes: Any) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ def test_windows_are_reproducible(tmp_path: Path) -> None:
     plain = windows()[3]
     assert plain["input_values"].shape == (16, 2)
     assert plain["labels"][0] == plain["input_values"][0, 0].gt(3)  # its last sample, 3, less the delay, 3
-    batch = StepCollator(4)([plain, {name: value[: 9 if len(value) > 9 else 3] for name, value in plain.items()}])
+    batch = WindowCollator(4)([plain, {name: value[: 9 if len(value) > 9 else 3] for name, value in plain.items()}])
     assert batch["input_values"].shape == (2, 16, 2)
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
     assert batch["labels"][1, 3] == -100

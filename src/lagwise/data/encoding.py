@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.arrays import list_column, row_arrays
+from lagwise.data.tokenizers import encode_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -159,12 +160,8 @@ class RowEncoder:
 
     def ids(self, texts: list[str]) -> list[np.ndarray]:
         """The token ids of each text, all of them."""
-        if self.is_bytes:
-            return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
         assert self.tokenizer is not None
-        # <|endoftext|> in a text does not end it: special tokens are split like any other text.
-        options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
-        return [np.asarray(ids, dtype=np.int64) for ids in self.tokenizer(texts, **options)["input_ids"]]
+        return encode_texts(texts, self.tokenizer, self.is_bytes)
 
     def _series(self, part: pa.Table, where: Any) -> tuple[pa.RecordBatch, int]:
         import pyarrow as pa

@@ -22,7 +22,7 @@ from lagwise.data.several_labels import (
     read_several,
     strata,
 )
-from lagwise.data.splits import SPLITS, chosen_rows, shared_rows, split_places
+from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -147,9 +147,7 @@ def split_labelled(
     chosen = split_places(kept, label, classes=names is not None, names=names, groups=groups)
     splits = chosen_rows(kept, chosen)
     places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
-    if made := [split for split in splits if split not in kept]:
-        notes.append(f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}")
-    notes += [*shared_rows(splits, kept, label), *alike_note(names)]
+    notes += [*made_note(kept), *shared_rows(splits, kept, label), *alike_note(names)]
     if several:
         ids = {
             split: Counter(dict(enumerate(map(sum, zip(*rows[label][:], strict=True)))))

@@ -13,9 +13,9 @@ from lagwise.data.arrays import is_list, list_column
 from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
-from lagwise.data.prepared import arrow_file, key_of, prepared_rows
+from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
 from lagwise.data.rows import RowSource
-from lagwise.data.splits import ROWS_HELD_OUT, SPLITS, shared_rows, split_rows, split_shares
+from lagwise.data.splits import SPLITS, shared_rows, split_series
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -198,11 +198,12 @@ def _write(
                 first[split].setdefault(found[k], i)
     assert features is not None
     names, ids = _classes(first, events is not None)
-    counts, scale = {}, ([], [])
+    counts = {}
     kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
     schema = pa.schema({**kinds, "length": pa.int32()})
-    for split, (rows, part) in _parts(tables).items():
-        series, total = [], np.zeros(len(names), dtype=np.int64)
+    parts, notes = split_series(tables, "series")
+    for split, (rows, part) in parts.items():
+        total = np.zeros(len(names), dtype=np.int64)
         with arrow_file(folder / f"{split}.arrow", schema) as writer:
             read = read_label_rows(rows, values, label, events, str)
             for samples, found, places in progress_bar(
@@ -218,32 +219,19 @@ def _write(
                     )
                 total += np.bincount(labels[labels != IGNORED], minlength=len(names))
                 writer.write_batch(_batch(samples, labels, schema))
-                series.append(samples)
         counts[split] = dict(zip(names, total.tolist(), strict=True))
-        scale = feature_scale(series) if split == "train" else scale
-    made = [split for split in SPLITS if split not in tables]
-    notes = [f"{' and '.join(made)} made from 10 % of the series of train{' each' if len(made) > 1 else ''}"]
-    if len(made) == 2 and len(tables["train"]) < len(SPLITS):
-        notes = ["valid and test are the last two tenths of each series, as there are too few to hold some out"]
+    mean, std = feature_scale(stored_arrays(folder / "train.arrow", "input_values"))
     inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
     shared = shared_rows(inputs, tables)
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
     return {
         "features": features,
         "label_names": names,
-        "mean": scale[0],
-        "std": scale[1],
+        "mean": mean,
+        "std": std,
         "counts": counts,
-        "notes": [*(notes if made else []), *shared, *(f"{split} has no {name!r}" for split, name in absent)],
+        "notes": [*notes, *shared, *(f"{split} has no {name!r}" for split, name in absent)],
     }
-
-
-def _parts(tables: dict[str, Dataset]) -> dict[str, tuple[Dataset, tuple[float, float]]]:
-    """The rows of each split, and the share of every row, from and to, that is in it."""
-    train = tables["train"]
-    if len(tables) == 1 and len(train) < len(SPLITS):
-        return {split: (train, share) for split, share in split_shares(ROWS_HELD_OUT).items()}
-    return {split: (rows, (0, 1)) for split, rows in split_rows(tables).items()}
 
 
 def _batch(samples: np.ndarray, labels: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lagwise.cache import cached_folder, default_cache
+from lagwise.data.arrays import row_arrays
 from lagwise.data.splits import SPLITS
 
 if TYPE_CHECKING:
@@ -32,6 +35,15 @@ def prepared_rows(
     from datasets import Dataset
 
     return folder, {split: Dataset.from_file(str(folder / f"{split}.arrow")) for split in SPLITS}, meta
+
+
+def stored_arrays(path: Path, column: str) -> Iterator[np.ndarray]:
+    """The rows of a column of lists in an Arrow file, one by one."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        for batch in reader:
+            yield from row_arrays(batch.column(column))
 
 
 @contextmanager

@@ -39,6 +39,22 @@ def step_targets(labels: np.ndarray, stride: int, delay: int, *, events: bool) -
 _FILTER_STEPS = 3  # reach of the random filter of training windows
 
 
+class RandomPlaces:
+    """Draws places in rows of some lengths, each sample with equal probability."""
+
+    def __init__(self, lengths: Sequence[int]):
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.ends = np.cumsum(self.lengths)
+
+    def row(self, random: np.random.Generator) -> int:
+        """The number of the row in which a random sample is."""
+        return int(np.searchsorted(self.ends, random.integers(self.ends[-1]), side="right"))
+
+    def start(self, row: int, size: int, random: np.random.Generator) -> int:
+        """The first sample of a window of ``size`` samples in a row, 0 if the row is shorter."""
+        return int(random.integers(max(1, self.lengths[row] - size + 1)))
+
+
 class SeriesWindows(Dataset):
     """Windows of rows with input_values ``(samples, features)`` and a label for each sample (`LabelledSeries`), as
     input_values and labels ``(steps,)`` (`step_targets`).
@@ -107,18 +123,17 @@ class RandomWindows(SeriesWindows):
         self.count, self.length, self.seed = count, length, seed
         self.mean, self.std = np.asarray(mean), np.asarray(std)
         self.changes = dict.fromkeys(CHANGES, 0.0) | dict(changes or {})
-        self.lengths = np.asarray(rows["length"][:], dtype=np.int64)
-        self.ends = np.cumsum(self.lengths)
+        self.places = RandomPlaces(rows["length"][:])
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         random = np.random.default_rng((self.seed, index))
-        number = int(np.searchsorted(self.ends, random.integers(self.ends[-1]), side="right"))
+        number = self.places.row(random)
         faster = float(np.exp(random.normal(0, self.changes["stretch"]))) if self.changes["stretch"] else 1.0
         size = max(2, round(self.length * faster))
-        start = int(random.integers(max(1, self.lengths[number] - size + 1)))
+        start = self.places.start(number, size, random)
         values, labels = self.cut(number, start, start + size)
         if self.changes["stretch"]:
             values, labels = stretched(values, labels, max(1, round(len(values) / faster)), events=self.events)
@@ -139,11 +154,11 @@ def even_windows(lengths: Sequence[int], window: int, most: int) -> list[tuple[i
     return [ranges[i] for i in chosen]
 
 
-class StepCollator:
+class WindowCollator:
     """Pads the windows of a batch on the right to the longest, in whole steps; labels with -100.
 
-    Gives input_values ``(batch, steps * stride, features)``, labels ``(batch, steps)``, and attention_mask ``(batch,
-    steps)`` if a window is shorter than the longest.
+    Gives input_values ``(batch, steps * stride, features)``, labels of steps ``(batch, steps)`` or of samples ``(batch,
+    steps * stride, outputs)``, and attention_mask ``(batch, steps)`` if a window is shorter than the longest.
     """
 
     def __init__(self, stride: int):
@@ -153,8 +168,9 @@ class StepCollator:
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = self.pad(examples)
         if "labels" in examples[0]:
-            steps = batch["input_values"].shape[1] // self.stride
-            batch["labels"] = torch.full((len(examples), steps), IGNORED)
+            first, samples = examples[0]["labels"], batch["input_values"].shape[1]
+            size = samples // self.stride if first.dim() == 1 else samples
+            batch["labels"] = first.new_full((len(examples), size, *first.shape[1:]), IGNORED)
             for own, example in zip(batch["labels"], examples, strict=True):
                 own[: len(example["labels"])] = example["labels"]
         return batch

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.arrays import list_column
+from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.encoding import feature_scale
-from lagwise.data.prepared import arrow_file, key_of, prepared_rows
+from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
 from lagwise.data.signal_files import Signal, SignalSource
-from lagwise.data.splits import ROWS_HELD_OUT, SPLITS, split_shares
+from lagwise.data.splits import split_series
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 1  # raise when the meaning of the files changes
+_FORMAT = 2  # raise when the meaning of the files changes
 
 
 @dataclass(frozen=True)
 class SignalPairs:
     """Signals in three splits.
 
-    splits: data sets with the columns signal (lists of ``inputs + outputs`` float32 each, NaN where one is missing; if
-    ``same``, the targets are the inputs and are not stored twice) and length (in samples). mean, std: of each input and
-    output over the samples of train.
+    Attributes:
+        splits: data sets with the columns signal (lists of ``inputs + outputs`` float32 each, NaN where one is missing)
+            and length (in samples).
+        same: whether the targets are the inputs, which are then not stored twice.
+        mean, std: those of each input, and of each output, over the samples of train.
     """
 
     splits: dict[str, Dataset]
@@ -48,12 +50,10 @@ def signals_key(source: SignalSource) -> str:
 def prepare_signals(source: SignalSource, *, progress: bool = True) -> SignalPairs:
     """Read signals, or load the cached result.
 
-    Named splits are kept. Missing ones take a tenth of the signals of train each, by a hash of their content; of one or
-    two signals the last two tenths of each are valid and test. ValueError for infinite values, signals without a
-    sample that is not missing, a target of another length, and signals of different features.
+    Missing splits are made as by `split_series`. ValueError for infinite values, signals without a sample that is not
+    missing, a target of another length, and signals of different features.
     """
-    folder, splits, meta = prepared_rows("signals", signals_key(source), lambda to: _write(source, to, progress))
-    del folder
+    _, splits, meta = prepared_rows("signals", signals_key(source), lambda folder: _write(source, folder, progress))
     return SignalPairs(
         splits,
         inputs=meta["inputs"],
@@ -66,8 +66,10 @@ def prepare_signals(source: SignalSource, *, progress: bool = True) -> SignalPai
 
 
 def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
-    """Inputs and targets side by side. Errors as `prepare_signals`; like: the numbers of inputs and outputs of those
-    before."""
+    """Inputs and targets side by side. Errors as `prepare_signals`.
+
+    like: the numbers of inputs and of outputs of the signals before.
+    """
     where, inputs, targets, _ = signal
     if len(inputs) != len(targets):
         raise ValueError(
@@ -91,54 +93,44 @@ def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
 
 def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]:
     import pyarrow as pa
+    from datasets import Dataset
 
-    shapes: tuple[int, int] | None = None
-    same = True
-    hashes: dict[str, list[str]] = {}
     if "train" not in source.split_names:
         only = f"only {' and '.join(source.split_names)} by the names in it"
         raise ValueError(f"{source.rows.name!r} has no signals to train on, {only}")
-    for split in source.split_names:
-        hashes[split] = []
-        for signal in progress_bar(source.signals(split), desc=f"checking {split}", unit="signal", show=progress):
-            both = checked_signal(signal, shapes)
-            shapes = shapes or (signal.inputs.shape[1], signal.targets.shape[1])
-            same = same and signal.targets is signal.inputs
-            hashes[split].append(hashlib.sha256(both.tobytes()).hexdigest())
-    assert shapes is not None
-    width = shapes[0] if same else sum(shapes)
+    first = next(source.signals("train"))
+    width, same = checked_signal(first, None).shape[1], first.targets is first.inputs
+    inputs, outputs = shapes = first.inputs.shape[1], first.targets.shape[1]
     schema = pa.schema({"signal": pa.list_(pa.list_(pa.float32(), width)), "length": pa.int32()})
-    places, cut = _places(hashes)
-    writers: dict[str, Any] = {}
-    scale: list[np.ndarray] = []
-    counts = dict.fromkeys(SPLITS, 0)
-    opened = {split: arrow_file(folder / f"{split}.arrow", schema) for split in SPLITS}
+
+    def row(samples: np.ndarray) -> pa.RecordBatch:
+        columns = [list_column([samples], schema.field("signal").type), pa.array([len(samples)], pa.int32())]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    work = folder / "work"
+    work.mkdir()
+    tables = {}
+    for split in source.split_names:
+        with arrow_file(work / f"{split}.arrow", schema) as writer:
+            for signal in progress_bar(source.signals(split), desc=f"reading {split}", unit="signal", show=progress):
+                writer.write_batch(row(checked_signal(signal, shapes)))
+        tables[split] = Dataset.from_file(str(work / f"{split}.arrow"))
     try:
-        writers = {split: each.__enter__() for split, each in opened.items()}
-        for split in source.split_names:
-            for i, signal in enumerate(source.signals(split)):
-                whole = checked_signal(signal, shapes)
-                for to, (start, end) in cut.items() if cut else [(places[split][i], (0.0, 1.0))]:
-                    part = whole[round(start * len(whole)) : round(end * len(whole))]
-                    if not len(part):
-                        raise ValueError(f"{signal.where} is too short to be cut into train, valid and test")
-                    columns = [list_column([part], schema.field(0).type), pa.array([len(part)], pa.int32())]
-                    writers[to].write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-                    counts[to] += 1
-                    scale += [part] * (to == "train")
-    finally:
-        for each in opened.values():
-            each.__exit__(None, None, None)
-    mean, std = feature_scale(scale)
-    made = [split for split in SPLITS if split not in source.split_names]
-    notes = (
-        [f"{' and '.join(made)} made from 10 % of the signals of train{' each' if len(made) > 1 else ''}"]
-        if made
-        else []
-    )
-    if cut:
-        notes = ["valid and test are the last two tenths of each signal, as there are too few to hold some out"]
-    inputs, outputs = shapes
+        parts, notes = split_series(tables, "signal")
+    except ValueError as error:
+        raise ValueError(f"{source.rows.name!r}: {error}") from error
+    for split, (rows, (start, end)) in parts.items():
+        with arrow_file(folder / f"{split}.arrow", schema) as writer:
+            for table in rows.with_format("arrow").iter(1):
+                (whole,) = row_arrays(table.column("signal"))
+                part = whole[round(start * len(whole)) : round(end * len(whole))]
+                if not len(part):
+                    raise ValueError(
+                        f"a signal of {len(whole)} sample(s) is too short to be cut into train, valid and test"
+                    )
+                writer.write_batch(row(part))
+    shutil.rmtree(work)  # an open file remains readable until its last reader closes it
+    mean, std = feature_scale(stored_arrays(folder / "train.arrow", "signal"))
     both = (slice(0, inputs), slice(0, outputs) if same else slice(inputs, None))
     return {
         "inputs": inputs,
@@ -148,19 +140,3 @@ def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]
         "std": [std[part] for part in both],
         "notes": notes,
     }
-
-
-def _places(hashes: dict[str, list[str]]) -> tuple[dict[str, list[str]], dict[str, tuple[float, float]]]:
-    """The split of each signal of the named splits; or the shares of every signal that are each split."""
-    missing = [split for split in SPLITS if split not in hashes]
-    places = {split: [split] * len(own) for split, own in hashes.items()}
-    different = sorted({*hashes["train"]})
-    if len(missing) == 2 and len(different) < len(SPLITS):
-        return places, split_shares(ROWS_HELD_OUT)
-    if len(different) <= len(missing):
-        raise ValueError(f"train has {len(different)} different signal(s), too few to hold out {' and '.join(missing)}")
-    count = max(1, round(ROWS_HELD_OUT * len(different)))
-    held = {"test": different[:count], "valid": different[-count:]}
-    to = {content: split for split in missing for content in held[split]}
-    places["train"] = [to.get(content, "train") for content in hashes["train"]]
-    return places, {}

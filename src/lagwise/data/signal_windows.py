@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,21 +12,23 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data.arrays import row_arrays
-from lagwise.data.batches import PaddingCollator, with_all_labels
+from lagwise.data.batches import with_all_labels
 from lagwise.data.packing import IGNORED
+from lagwise.data.series_windows import RandomPlaces
 from lagwise.data.signal_pairs import SignalPairs
-
-if TYPE_CHECKING:
-    from datasets import Dataset as Rows
+from lagwise.data.splits import SPLITS
 
 
 @dataclass
 class Damage:
     """What is done to the inputs of signals whose targets are these themselves, or to others.
 
-    noises: signals to add, in splits; None for none. ratios: of the signal's power to the noise's, in dB, each about
-    its mean; of a signal as a whole, and of the noise where it is added. hide: the share of samples that is hidden, of
-    each feature by itself. hide_length: samples that are hidden together.
+    Attributes:
+        noises: signals to add, in splits; None for none.
+        ratios: of the signal's power to the noise's, in dB, each about its mean; of a signal as a whole, and of the
+            noise where it is added.
+        hide: the share of samples that is hidden, of each feature by itself.
+        hide_length: samples that are hidden together.
     """
 
     noises: SignalPairs | None = None
@@ -37,7 +39,7 @@ class Damage:
     def __post_init__(self) -> None:
         splits = {} if self.noises is None else self.noises.splits
         self._rows: dict[str, Any] = {split: rows.with_format("arrow") for split, rows in splits.items()}
-        self._ends = {split: np.cumsum(rows["length"][:], dtype=np.int64) for split, rows in splits.items()}
+        self._places = {split: RandomPlaces(rows["length"][:]) for split, rows in splits.items()}
 
     def __call__(
         self, inputs: np.ndarray, power: float, split: str, ratio: float | None, random: np.random.Generator
@@ -58,8 +60,7 @@ class Damage:
         return x
 
     def _noise(self, length: int, split: str, random: np.random.Generator) -> np.ndarray:
-        ends = self._ends[split]
-        noise = _row(self._rows[split], int(np.searchsorted(ends, random.integers(ends[-1]), side="right")))
+        noise = _row(self._rows[split], self._places[split].row(random))
         return np.nan_to_num(noise[(int(random.integers(len(noise))) + np.arange(length)) % len(noise)])
 
 
@@ -92,7 +93,7 @@ class WholeSignals:
     def __getitem__(self, number: int) -> Whole:
         if self._last is None or self._last[0] != number:
             inputs, targets = self.read(number)
-            random = np.random.default_rng((number, ("train", "valid", "test").index(self.split)))
+            random = np.random.default_rng((number, SPLITS.index(self.split)))
             ratios = self.damage.ratios
             ratio = ratios[number % len(ratios)] if ratios else None
             self._last = number, Whole(self.damage(inputs, power(inputs), self.split, ratio, random), targets, ratio)
@@ -120,8 +121,11 @@ def delayed(targets: np.ndarray, delay: int) -> np.ndarray:
 
 
 class SignalWindows(Dataset):
-    """Windows of signals as input_values ``(samples, features)`` and labels ``(samples, outputs)``. ranges: row, start
-    and end of each."""
+    """Windows of signals as input_values ``(samples, features)`` and labels ``(samples, outputs)``, -100 where a target
+    is missing, as the Trainer counts labels.
+
+    ranges: row, start and end of each.
+    """
 
     def __init__(self, signals: WholeSignals, ranges: Sequence[tuple[int, int, int]], delay: int):
         self.signals, self.ranges, self.delay = signals, ranges, delay
@@ -141,9 +145,7 @@ class RandomSignalWindows(Dataset):
 
     def __init__(self, signals: WholeSignals, count: int, length: int, delay: int, seed: int):
         self.signals, self.count, self.length, self.delay, self.seed = signals, count, length, delay, seed
-        rows: Rows = signals.pairs.splits[signals.split]
-        self.lengths = np.asarray(rows["length"][:], dtype=np.int64)
-        self.ends = np.cumsum(self.lengths)
+        self.places = RandomPlaces(signals.pairs.splits[signals.split]["length"][:])
         self._powers: dict[int, float] = {}
 
     def __len__(self) -> int:
@@ -151,8 +153,8 @@ class RandomSignalWindows(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         random = np.random.default_rng((self.seed, index))
-        number = int(np.searchsorted(self.ends, random.integers(self.ends[-1]), side="right"))
-        start = int(random.integers(max(1, self.lengths[number] - self.length + 1)))
+        number = self.places.row(random)
+        start = self.places.start(number, self.length, random)
         inputs, targets = self.signals.read(number)
         damage = self.signals.damage
         ratio = float(random.choice(damage.ratios)) if damage.ratios else None
@@ -164,26 +166,5 @@ class RandomSignalWindows(Dataset):
 
 
 def _example(inputs: np.ndarray, targets: np.ndarray, delay: int) -> dict[str, Tensor]:
-    return {"input_values": torch.tensor(inputs), "labels": torch.from_numpy(delayed(targets, delay))}
-
-
-class SignalCollator:
-    """Pads the windows of a batch on the right to the longest, in whole steps; labels with -100, which also is where a
-    target is missing, as the Trainer counts labels.
-
-    Gives input_values ``(batch, steps * stride, features)``, labels ``(batch, steps * stride, outputs)``, and
-    attention_mask ``(batch, steps)`` if a window is shorter than the longest.
-    """
-
-    def __init__(self, stride: int):
-        self.pad = PaddingCollator(stride=stride)
-
-    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        batch = self.pad([{"input_values": each["input_values"]} for each in examples])
-        first = examples[0]["labels"]
-        labels = first.new_full((len(examples), batch["input_values"].shape[1], first.shape[1]), float("nan"))
-        for own, example in zip(labels, examples, strict=True):
-            own[: len(example["labels"])] = example["labels"]
-        batch = with_all_labels({**batch, "labels": labels})
-        batch["labels"] = batch["labels"].nan_to_num(nan=IGNORED)
-        return batch
+    batch = with_all_labels({"input_values": torch.tensor(inputs), "labels": torch.from_numpy(delayed(targets, delay))})
+    return {**batch, "labels": batch["labels"].nan_to_num(nan=IGNORED)}

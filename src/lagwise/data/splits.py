@@ -20,10 +20,11 @@ ROWS_HELD_OUT, TEXT_HELD_OUT = 0.1, 0.05
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _MOST_NAMED = 10  # classes in a message
 Item = TypeVar("Item")
+Share = tuple[float, float]  # of a sequence, from and to
 Places = tuple[str, Sequence[int] | None]  # a split that the data name, and the numbers of rows in it; None for all
 
 
-def split_shares(held_out: float) -> dict[str, tuple[float, float]]:
+def split_shares(held_out: float) -> dict[str, Share]:
     """The part of a sequence that is each split, from and to, as shares: valid and test are at its end."""
     return {"train": (0.0, 1 - 2 * held_out), "valid": (1 - 2 * held_out, 1 - held_out), "test": (1 - held_out, 1.0)}
 
@@ -175,6 +176,22 @@ def split_places(
     return {split: ("train", dealt[split]) if split in ("train", *missing) else (split, None) for split in SPLITS}
 
 
+def split_series(tables: dict[str, Dataset], what: str) -> tuple[dict[str, tuple[Dataset, Share]], list[str]]:
+    """The rows of each split, which are series, with the share of each that is in it, and a note of what is made;
+    ``what`` names a series. Missing splits are made as by `split_places`; of one or two series the last two tenths of
+    each are valid and test."""
+    if len(tables) == 1 and len(tables["train"]) < len(SPLITS):
+        notes = [f"valid and test are the last two tenths of each {what}, as there are too few to hold some out"]
+        return {split: (tables["train"], share) for split, share in split_shares(ROWS_HELD_OUT).items()}, notes
+    return {split: (rows, (0.0, 1.0)) for split, rows in split_rows(tables).items()}, made_note(tables)
+
+
+def made_note(named: Collection[str]) -> list[str]:
+    """A note of the splits that are made, where the data do not name all."""
+    made = [split for split in SPLITS if split not in named]
+    return [f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}"] if made else []
+
+
 def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
     """Notes of how many rows of valid and test are also in the splits before them, by their content without the label.
     Splits that the data name (``named``) are kept as they are; those that are made share no rows."""
@@ -214,8 +231,10 @@ def _encoded(value: Any) -> bytes:
     return value if isinstance(value, bytes) else repr(value).encode()
 
 
-def _contents(column: Any, encode: Callable[[Any], bytes]) -> list[bytes]:
+def _contents(column: Any, encode: Callable[[Any], bytes]) -> Iterator[bytes]:
     try:
-        return [f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column)]
+        for _ in row_arrays(column):
+            pass
     except TypeError:
-        return [encode(value) for value in column.to_pylist()]
+        return map(encode, column.to_pylist())
+    return (f"{array.shape}{array.dtype}".encode() + array.tobytes() for array in row_arrays(column))

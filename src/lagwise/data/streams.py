@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lagwise.data.sources import checked_text, document_parts, hub_splits, open_source
-from lagwise.data.tokenizers import load_tokenizer, pieces
-from lagwise.data.tokens import EncodedText, encode_texts
+from lagwise.data.tokenizers import encode_texts, load_tokenizer, pieces
+from lagwise.data.tokens import EncodedText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -285,3 +285,12 @@ def _wrap(tokenizer) -> PreTrainedTokenizerBase:
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+
+
+def encode_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> list[np.ndarray]:
+    """Token ids of each text, without any that the tokenizer adds."""
+    if as_bytes:  # token id = byte, so no tokenizer is needed
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+    # <|endoftext|> in a text does not end it: special tokens are split like any other text.
+    options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
+    return [np.asarray(ids, dtype=np.int64) for ids in tokenizer(texts, **options)["input_ids"]]

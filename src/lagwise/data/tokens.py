@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.sources import Source, open_source
 from lagwise.data.splits import SPLITS
-from lagwise.data.tokenizers import load_tokenizer, pieces, tokenizer_folder
+from lagwise.data.tokenizers import encode_texts, load_tokenizer, pieces, tokenizer_folder
 from lagwise.files import write_whole
 from lagwise.progress import progress_bar
 
@@ -216,12 +216,3 @@ def _batches(pieces: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, boo
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def encode_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> list[np.ndarray]:
-    """Token ids of each text, without any that the tokenizer adds."""
-    if as_bytes:  # token id = byte, so no tokenizer is needed
-        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
-    # <|endoftext|> in a text does not end it: special tokens are split like any other text.
-    options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
-    return [np.asarray(ids, dtype=np.int64) for ids in tokenizer(texts, **options)["input_ids"]]

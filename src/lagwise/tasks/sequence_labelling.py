@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from lagwise.data.rows import rows_to_evaluate
 from lagwise.data.series_windows import (
     RandomWindows,
     SeriesWindows,
-    StepCollator,
     WholeSeries,
+    WindowCollator,
     even_windows,
     step_targets,
 )
@@ -37,9 +37,6 @@ from lagwise.tasks.base import TaskData, finite, require_none
 from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
 from lagwise.tasks.labelled import Labelled
 from lagwise.tasks.scores import classification_scores, headline_of
-
-if TYPE_CHECKING:
-    pass
 
 
 class SequenceLabelling(Labelled):
@@ -197,7 +194,7 @@ class SeriesWithClasses(TaskData):
     def __init__(self, task: SequenceLabelling, rows: LabelledSeries | None = None):
         super().__init__(task)
         self.rows: Any = rows
-        self.collate = StepCollator(task.stride)  # type: ignore[method-assign]
+        self.collate = WindowCollator(task.stride)  # type: ignore[method-assign]
         if rows is None:
             return
         self.label_names = rows.label_names

@@ -19,17 +19,17 @@ from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
 from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.series_files import SERIES
-from lagwise.data.series_windows import even_windows
+from lagwise.data.series_windows import WindowCollator, even_windows
 from lagwise.data.signal_files import SignalSource, inputs_of, open_signals
 from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals, signals_key
 from lagwise.data.signal_windows import (
     Damage,
     RandomSignalWindows,
-    SignalCollator,
     SignalWindows,
     Whole,
     WholeSignals,
 )
+from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
@@ -169,9 +169,7 @@ class SignalToSignal(Task):
                 "noise of one channel, which is added to all, or of as many"
             )
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
-        return SignalData(
-            self, pairs, {split: WholeSignals(pairs, split, damage) for split in ("train", "valid", "test")}
-        )
+        return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage) for split in SPLITS})
 
     def _other(self, name: str) -> Sequence[Whole]:
         """The signals of other data (their test split, or all), which must have targets."""
@@ -311,7 +309,7 @@ class SignalData(TaskData):
         self.pairs: Any = pairs
         self.signals: Any = scored or {}
         self.scored = {split: signals for split, signals in self.signals.items() if split != "train"}
-        self.collate = SignalCollator(task.stride)  # type: ignore[method-assign]
+        self.collate = WindowCollator(task.stride)  # type: ignore[method-assign]
 
     def fields(self) -> dict[str, Any]:
         kinds = zip(
