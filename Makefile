@@ -13,8 +13,11 @@ LOWEST_EXTRAS := train plot forecast sktime signals export serve
 LOWEST_TESTS := tests/ops tests/kernels tests/models tests/data tests/tasks tests/training tests/runs tests/forecasting \
   tests/serving tests/cli
 
-.PHONY: demo test test-slow test-gpu test-device test-lowest coverage fuzz lint bench docs docs-serve wheel-check \
-  release-check release clean
+# The version of Triton that the GPU build of this torch comes with.
+TRITON := triton==3.7.1
+
+.PHONY: demo test test-slow test-gpu test-device test-triton test-lowest coverage fuzz lint bench docs docs-serve \
+  wheel-check release-check release clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,6 +44,10 @@ test-gpu: $(INSTALLED)  ## the test suite on a GPU, on a machine that has one (w
 test-device: $(INSTALLED)  ## mixers and commands on a device made in Python, to find what would fail on a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device pretended -n auto --maxprocesses 8 \
 	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py tests/runs/test_devices_waits.py
+
+test-triton: $(INSTALLED)  ## the fused kernels for GPUs, in Triton's interpreter, on Linux
+	rm -rf build/triton && $(BIN)/python -m pip install $(QUIETLY) --no-deps --target build/triton $(TRITON)
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/python -m pytest tests/ops/test_fused.py
 
 test-lowest:  ## part of the test suite with the lowest versions that pyproject.toml promises
 	rm -rf build/lowest && $(PYTHON) -m venv build/lowest

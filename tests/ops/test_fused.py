@@ -22,6 +22,7 @@ from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused.convolution import residual_convolution
 from lagwise.ops.fused.norm import normed_relu
 from lagwise.ops.toeplitz import spectral_product
+from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 
 HALF = torch.bfloat16
@@ -124,6 +125,21 @@ def test_products_by_fft(length: int, count: int, causal: bool, engine: str, dty
     channels = 35 if length <= 100 else 3
     x, taps = numbers(2, length, channels, dtype=dtype), numbers(channels, count, seed=1)
     compare(product, nn.Identity(), x, taps, tolerance=2e-5 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_few_lags_need_no_fft(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in a product nor in a gated unit, whose product by FFT is fused with its gates."""
+    product = lambda _, x, taps: toeplitz_product(x, taps, causal=causal)  # noqa: E731
+    x, taps = numbers(2, 100, 35), numbers(35, 31, seed=1)
+    compare(product, nn.Identity(), x, taps)
+    assert few_lags(x, taps)
+    assert not few_lags(x, numbers(35, 33))
+    mixer = GTU(24, causal=causal, kernel={"name": "free", "max_length": 16})
+    compare(lambda mixer, x: mixer(x), mixer, numbers(2, 16, 24))
+    monkeypatch.delattr(torch.fft, "rfft")
+    product(None, x, taps)
+    mixer(numbers(2, 16, 24))
 
 
 def test_products_by_a_spectrum() -> None:

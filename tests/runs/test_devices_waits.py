@@ -1,7 +1,10 @@
-"""How often the host waits for a device in a training step: for values, and for copies from it."""
+"""How often the host waits for a device, in a training step and for a token: for values, and for copies from it."""
 
 from __future__ import annotations
 
+import inspect
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingSession
+from lagwise.models.generation import sampled
+from lagwise.serving.sampling import Sampling, draw
 from lagwise.training import load_recipe
 
 _READS = {"_local_scalar_dense", "nonzero", "equal", "_unique2", "masked_select", "is_nonzero"}
@@ -51,6 +56,15 @@ def batch(kind: str) -> dict[str, Tensor]:
     return {"cu_seqlens": torch.tensor([0, 20, 64, 120, 192])}
 
 
+def model_of(name: str) -> LagwiseForCausalLM:
+    model: dict[str, Any] = {**load_recipe(name).model, "hidden_size": 32, "vocab_size": 300}
+    if "value_size" in model["block"]:
+        model["block"] = {**model["block"], "value_size": 24, "query_size": 8}
+    if name != "best-lm":
+        model["num_hidden_layers"] = 2
+    return LagwiseForCausalLM(LagwiseConfig(**model))
+
+
 @pytest.mark.parametrize("kind", ["plain", "right-padded", "left-padded", "packed", "positions", "cu_seqlens"])
 @pytest.mark.parametrize("name", ["tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm"])
 def test_a_step_waits_once_at_most(name: str, kind: str, pytestconfig: pytest.Config) -> None:
@@ -58,12 +72,7 @@ def test_a_step_waits_once_at_most(name: str, kind: str, pytestconfig: pytest.Co
         pytest.skip("counts operations on the pretended device")
     from second_device import NAME, SecondDevice, _There  # which registers the device
 
-    model: dict[str, Any] = {**load_recipe(name).model, "hidden_size": 32, "vocab_size": 300}
-    if "value_size" in model["block"]:
-        model["block"] = {**model["block"], "value_size": 24, "query_size": 8}
-    if name != "best-lm":
-        model["num_hidden_layers"] = 2
-    made = LagwiseForCausalLM(LagwiseConfig(**model)).train()
+    made = model_of(name).train()
     ids = torch.randint(5, 250, (1, 192) if kind == "cu_seqlens" else (3, 64))
     expected = made(ids, labels=ids, **batch(kind)).loss
     with SecondDevice():
@@ -75,3 +84,57 @@ def test_a_step_waits_once_at_most(name: str, kind: str, pytestconfig: pytest.Co
         found = loss.cpu()
     assert len(waits.found) <= (kind != "plain"), waits.found
     assert torch.allclose(found, expected, rtol=1e-4)
+
+
+def generated(model: LagwiseForCausalLM) -> Callable[[], Any]:
+    """The next token of a text of 600."""
+    tokens = sampled(model, torch.arange(600)[None] % 250, 200, 0.8, 0.95)
+    return lambda: next(tokens)
+
+
+def served(model: LagwiseForCausalLM) -> Callable[[], Any]:
+    """A turn of a server's batch of four texts, one of them greedy."""
+    session = StreamingSession(model)
+    for length in (100, 37, 250, 64):
+        session.add(torch.arange(length))
+    rules = [(Sampling(temperature=t, top_p=0.95), random.Random(0)) for t in (0.8, 0.0, 1.0, 1.0)]
+    return lambda: session.step(dict(zip(session.handles, draw(session.logits, rules), strict=True)))
+
+
+def padded(model: LagwiseForCausalLM) -> Callable[[], Any]:
+    """A token of a padded batch, as `generate` asks for it: its mask has the tokens of the prompt too."""
+    mask = (torch.arange(20) >= torch.tensor([[0], [12]])).long().to(model.device)
+    cache = model(torch.ones_like(mask), attention_mask=mask, use_cache=True).past_key_values
+    masks = [mask]
+
+    def step() -> Tensor:
+        masks[0] = torch.cat([masks[0], masks[0].new_ones(2, 1)], 1)
+        ids = masks[0][:, -1:]
+        return model(ids, attention_mask=masks[0], past_key_values=cache, use_cache=True).logits
+
+    return step
+
+
+@pytest.mark.parametrize("prepare", [generated, served, padded])
+@pytest.mark.parametrize("name", ["tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm"])
+def test_a_token_waits_once_at_most(
+    name: str,
+    prepare: Callable[[LagwiseForCausalLM], Callable[[], Any]],
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if pytestconfig.getoption("--device") != "pretended":
+        pytest.skip("counts operations on the pretended device")
+    from second_device import NAME, SecondDevice, _There
+
+    for decorated in ("add", "advance", "join", "step"):  # the device has no inference tensors
+        monkeypatch.setattr(StreamingSession, decorated, inspect.unwrap(getattr(StreamingSession, decorated)))
+    model, read = model_of(name).eval(), _There.tolist
+    with SecondDevice(), torch.no_grad():
+        step = prepare(model.to(NAME))
+        step()
+        with Waits(_There) as waits:
+            monkeypatch.setattr(_There, "tolist", lambda t: waits.found.append("tolist") or read(t))
+            for _ in range(40):
+                step()
+    assert len(waits.found) <= 40, waits.found[:12]

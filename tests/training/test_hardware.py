@@ -57,6 +57,23 @@ def test_tf32_is_refused_where_there_is_none(tiny_recipe: Recipe, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+def test_float16_is_refused_without_a_gpu(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    tiny_recipe.training.precision = "float16"
+    with pytest.raises(ValueError, match=r"training\.precision=float16 needs an NVIDIA GPU"):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "bf16", "fp16"), [("float16", False, True), ("bfloat16", True, False), ("float32", False, False)]
+)
+def test_a_precision_is_passed_on(tiny_recipe: Recipe, tmp_path: Path, precision: str, bf16: bool, fp16: bool) -> None:
+    tiny_recipe.training.precision = precision
+    arguments = run_module._arguments(tiny_recipe, tmp_path / "run")
+    assert (arguments.bf16, arguments.fp16) == (bf16, fp16)
+
+
 def test_tf32_is_passed_on(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)

@@ -65,7 +65,7 @@ def remembered(
         return make()
     kept = _latest.get(module)
     made = None if kept is None else kept.get(kind)
-    autocast = torch.is_autocast_enabled("cpu")
+    autocast = tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda", "mps"))
     if made is not None and made.key == (key, autocast):
         same = _equal(made, module, parts) if by_value else all(map(_unchanged, made.held))
         if same:

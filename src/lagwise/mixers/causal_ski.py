@@ -16,7 +16,7 @@ from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.bilinear import traced
 from lagwise.ops.constants import remembered_tables
-from lagwise.ops.packing import move_rows, row_extents
+from lagwise.ops.packing import added, known_counts, move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
 from lagwise.ops.symbolic import symbolic
@@ -197,19 +197,20 @@ class CausalSKI:
         """`Mixer.mix_token` with this kernel. At the end of a cell its first node joins the ring, and the long part is
         computed for the next cell; in a graph, which has no branches, at every token."""
         (width, spacing), seen, token = (state.plan.width, state.plan.spacing), state.seen, x.to(taps.short.dtype)
-        if kernel.max_length is not None and not traced():
-            kernel.check_length(int(seen.max()) + 1)
+        counts = None if traced() else known_counts(seen)
+        if kernel.max_length is not None and counts is not None:
+            kernel.check_length(max(counts) + 1)
         tail = extended(state.tail, token[:, None], seen)
         met, phase = spaced(tail, 1, width, seen), seen % spacing
         weight = taps.within[phase][..., None]
         y = (met * taps.short[width - met.shape[1] :]).sum(1) + (weight * state.far).sum(1)
         cell = state.cell + weight * token[:, None]
-        after = state._replace(tail=tail, cell=cell, seen=seen + 1)
-        if not traced() and int(phase.max()) + 1 < spacing:  # no row enters its next cell
+        after = state._replace(tail=tail, cell=cell, seen=added(seen, 1))
+        if counts is not None and all((n + 1) % spacing for n in counts):  # no row enters its next cell
             return y.to(x.dtype), after
         number, nodes = seen // spacing, state.nodes
-        if not traced():
-            nodes = _grown(nodes, _capacity(int(number.max()) + 1, state.most))
+        if counts is not None:
+            nodes = _grown(nodes, _capacity(max(counts) // spacing + 1, state.most))
             met = nodes.shape[1] + cell.shape[1]
             taps = taps._replace(coarse=self._enough_coarse(kernel, state.plan, taps.coarse, met))
         # Write the node before it is complete: the node it replaces is out of the kernel's reach at the next cell.

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lagwise.mixers.state import join_states, select_rows
+from lagwise.ops.bilinear import traced
 
 
 class StateLayer(CacheLayerMixin):
@@ -221,18 +222,27 @@ class StreamingCache(RowCache):
         assert isinstance(first, StateLayer)
         return first.seen
 
-    def note_padding(self, mask: Tensor | None) -> None:
+    def note_padding(self, mask: Tensor | None) -> Tensor | None:
         """Record a chunk's padding; ValueError if the previous chunk of a row ended in padding.
 
-        Padding between tokens of a row would change their lags.
+        Padding between tokens of a row would change their lags. Returns the mask, or None if it has no padding: on a
+        GPU, layers would each wait to read this.
         """
-        self.require_no_right_padding()
+        if mask is not None and not traced():
+            ended = mask.new_zeros(()) if self.right_padded is None else self.right_padded.any()
+            ended, full = torch.stack([ended, mask.all()]).tolist()
+            if ended:
+                self.require_no_right_padding()
+            mask = None if full else mask
+        else:
+            self.require_no_right_padding()
         if mask is None:
             self.began = self.right_padded = None
-            return
+            return None
         before = self.seen > 0 if self.began is None else self.began
         began = mask.any(dim=1) | before
         self.began, self.right_padded = began, began & ~mask[:, -1]
+        return mask
 
     def require_no_right_padding(self) -> None:
         if self.right_padded is not None and bool(self.right_padded.any()):

@@ -127,14 +127,18 @@ def sampled(
         logits = model.next_logits(chunk, cache)
     for number in range(count):
         assert logits is not None
-        if not math.isfinite(float(logits.amax())):
-            raise FloatingPointError("the model's logits are not numbers; its training may have diverged")
         if temperature > 0:
-            token = torch.multinomial(choose(ids, logits.float()).softmax(-1), 1)
+            # as torch.multinomial, which reads two values to check them
+            likely = choose(ids, logits.float()).softmax(-1)
+            token = (likely / torch.empty_like(likely).exponential_()).argmax(-1, keepdim=True)
         else:
             token = logits.argmax(-1, keepdim=True)
-        yield int(token)
-        if int(token) in ends:
+        lost = ~logits.amax(-1, keepdim=True).isfinite()
+        found = int(token.masked_fill(lost, -1))  # the only value read: on a GPU, reading waits for all before
+        if found < 0:
+            raise FloatingPointError("the model's logits are not numbers; its training may have diverged")
+        yield found
+        if found in ends:
             return
         if number + 1 < count:
             logits = model.next_logits(token, cache)

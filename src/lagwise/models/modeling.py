@@ -279,7 +279,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             mask, seq_idx = (None if t is None else pieces.own(t) for t in (pieces.whole.mask, pieces.whole.seq_idx))
             self._check_length(batch, pieces.length, pieces.whole.mask, None, pieces.whole.seq_idx)
         if cache is not None:
-            self._begin(cache, batch, mask, seq_idx)
+            mask = self._begin(cache, batch, mask, seq_idx)
         layout = Layout(mask, seq_idx, grid=grid, pieces=pieces)
         h = self._with_positions(h, layout, cache)
         h = self._with_context(h, input_ids, layout, cache)
@@ -305,12 +305,12 @@ class LagwiseModel(LagwisePreTrainedModel):
             use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
         return self.new_cache() if use_cache and self.config.causal else None
 
-    def _begin(self, cache: StreamingCache, batch: int, mask: Tensor | None, seq_idx: Tensor | None) -> None:
-        """Check a cache, and prepare it for the layers."""
+    def _begin(self, cache: StreamingCache, batch: int, mask: Tensor | None, seq_idx: Tensor | None) -> Tensor | None:
+        """Check a cache, and prepare it for the layers. Returns the mask, None if it has no padding."""
         self._check_cache(cache, batch, seq_idx)
         cache.stop()
         cache.record()
-        cache.note_padding(mask)
+        return cache.note_padding(mask)
 
     def _through_layers(self, h: Tensor, layout: Layout, cache: StreamingCache | None, *, every: bool) -> list[Tensor]:
         """The normalized output of the last layer, and, if `every`, the inputs of all layers before it. Where a batch

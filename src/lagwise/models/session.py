@@ -12,6 +12,7 @@ from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
 from lagwise.models.offload import require_loaded
+from lagwise.ops.constants import moved
 from lagwise.tables import check_integer
 
 
@@ -141,7 +142,7 @@ class StreamingSession:
             cache = self._joined()
             if cache.stream is None:  # compiled code does not fail half-way
                 cache = cache.copy()  # dropped if this fails
-            self._logits = self.model.next_logits(torch.tensor(ids, device=self.model.device)[:, None], cache)
+            self._logits = self.model.next_logits(moved(torch.tensor(ids), self.model.device)[:, None], cache)
             self._caches = [cache]
             self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
         return self._logits

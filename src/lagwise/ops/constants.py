@@ -1,4 +1,4 @@
-"""Tables that depend on sizes alone, such as interpolation weights, remembered on their device."""
+"""Tensors that are made on the host and used on a device: tables of sizes alone are remembered there."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def remembered_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tens
             del kept[next(iter(kept))]
     kept[key] = tables  # the last to be forgotten
     return tables
+
+
+def moved(t: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device, by a copy for which the host does not wait on CUDA."""
+    pinned = device.type == "cuda"
+    return (t.pin_memory() if pinned else t).to(device, non_blocking=pinned)
 
 
 def _move_to(tables: Any, like: Tensor) -> Any:

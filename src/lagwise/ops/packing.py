@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lagwise.ops.bilinear import transformed
+from lagwise.ops.constants import moved
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
@@ -375,10 +376,22 @@ def on_device(tensors: Sequence[Tensor | None], device: torch.device) -> list[Te
     if not given or device.type == "cpu":
         return list(tensors)
     flat = torch.cat([t.flatten().long() for t in given])
-    if device.type == "cuda":
-        flat = flat.pin_memory()
-    parts = iter(flat.to(device, non_blocking=True).split([t.numel() for t in given]))
+    parts = iter(moved(flat, device).split([t.numel() for t in given]))
     return [None if t is None else next(parts).view(t.shape).to(t.dtype) for t in tensors]
+
+
+def known_counts(counts: Tensor) -> list[int]:
+    """Numbers of tokens ``(batch,)``, which nothing will change: the host reads them once."""
+    (here,) = on_host(counts)
+    assert here is not None
+    known_on_host(counts, here)
+    return here.tolist()
+
+
+def added(counts: Tensor, tokens: int) -> Tensor:
+    """``counts + tokens``, which the host knows if it knows the counts."""
+    after = counts + tokens
+    return known_on_host(after, _known[counts] + tokens) if counts in _known else after
 
 
 def known_on_host(there: Tensor, here: Tensor) -> Tensor:

@@ -12,19 +12,15 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.ops import native
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.plans import ski_toeplitz_product
 from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import block_product, centre, toeplitz_matrix
-from lagwise.ops.toeplitz.direct import direct_product
+from lagwise.ops.toeplitz.direct import direct_product, few_lags
 from lagwise.ops.toeplitz.spectral import fft_product
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
-# Largest numbers of lags for which the direct engine is faster, forward and backward, on the CPU in float32, with and
-# without the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
-_FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
 
 
 def toeplitz_product(
@@ -48,7 +44,7 @@ def toeplitz_product(
         taps: ``(channels, n_taps)``. Lag 0 is first when causal; otherwise lag ``-(n_taps - 1) / 2`` is first, with lag
             0 in the middle. Lags beyond the taps are zero; taps beyond the length are ignored.
         causal: Whether taps are for lags from 0 on.
-        engine: ``auto`` is the fastest exact engine: direct for few lags on the CPU, otherwise an FFT. ``dense``,
+        engine: ``auto`` is the fastest exact engine: direct for few lags, otherwise an FFT. ``dense``,
             ``fft``, ``overlap_save``, ``block`` and ``direct`` are exact. ``ski`` is approximate, in linear time except
             for a short FFT, for causal taps that are smooth away from lag 0. While `torch.export` leaves the length
             open, one plain convolution is used whatever the engine.
@@ -79,7 +75,7 @@ def toeplitz_product(
         return symbolic_product(x, taps, 0 if causal else centre(taps), dilation)
     taps, origin = _validated(x, taps, causal, engine, dilation)
     if dilation > 1:
-        if engine == "direct" or (engine == "auto" and _few_lags(x, taps)):
+        if engine == "direct" or (engine == "auto" and few_lags(x, taps)):
             return direct_product(x, taps, origin, dilation)
         rows = x.unflatten(1, (-1, dilation)).transpose(1, 2).flatten(0, 1)  # one row for each column of the grid
         y = toeplitz_product(rows, taps, causal=causal, engine=engine, tolerance=tolerance)
@@ -90,7 +86,7 @@ def toeplitz_product(
         return ski_toeplitz_product(x, taps, 1e-3 if tolerance is None else tolerance)
     if tolerance is not None:
         raise ValueError(f"engine {engine!r} is exact; tolerance is for engine 'ski'")
-    if engine == "auto" and _few_lags(x, taps):
+    if engine == "auto" and few_lags(x, taps):
         engine = "direct"
     if engine == "dense":
         return toeplitz_reference(x, taps, causal=causal)
@@ -139,13 +135,6 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
     if decay == 0.0:
         return 1
     return max(1, math.ceil(math.log(tolerance) / math.log(decay)))
-
-
-def _few_lags(x: Tensor, taps: Tensor) -> bool:
-    if x.device.type != "cpu" or compute_dtype(x, taps) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
-        return False
-    # In this order, so that the C loops are compiled only for a number between the two.
-    return taps.shape[1] <= _FEW_LAGS_WITHOUT_NATIVE or (taps.shape[1] <= _FEW_LAGS and native.available())
 
 
 def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int) -> tuple[Tensor, int]:

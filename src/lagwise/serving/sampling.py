@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from lagwise.ops.constants import moved
 
 
 @dataclass(frozen=True)
@@ -40,23 +43,21 @@ def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> lis
         rules: Options and random number generator of each row.
 
     Returns:
-        A token of each row, any if its logits are NaN.
+        A token of each row, -1 if its logits have NaN or are all -inf. On a GPU these are the only values read.
     """
     chosen = logits.argmax(dim=1)
-    rows = [row for row, (rule, _) in enumerate(rules) if rule.temperature > 0]
-    if rows:
-        picked = [rules[row] for row in rows]
-        column = {"dtype": torch.float64, "device": logits.device}
-        temperature = torch.tensor([[rule.temperature] for rule, _ in picked], **column)
-        top_p = torch.tensor([[rule.top_p] for rule, _ in picked], **column)
-        numbers = torch.tensor([[source.random()] for _, source in picked], **column)
-        scores, order = logits[rows].double().sort(dim=1, descending=True)
+    if any(rule.temperature > 0 for rule, _ in rules):
+        wide = torch.float32 if logits.device.type == "mps" else torch.float64
+        options = [(r.temperature, r.top_p, n.random() if r.temperature > 0 else 0.0) for r, n in rules]
+        temperature, top_p, numbers = moved(torch.tensor(options, dtype=wide).t()[..., None], logits.device)
+        scores, order = logits.to(wide).sort(dim=1, descending=True)
         # Subtract the largest score first: division by a temperature near 0 could overflow.
-        probability = ((scores - scores[:, :1]) / temperature).softmax(dim=1)
+        probability = ((scores - scores[:, :1]) / temperature.where(temperature > 0, 1)).softmax(dim=1)
         before = probability.cumsum(dim=1) - probability
         total = probability.masked_fill(before >= top_p, 0).cumsum(dim=1)
         place = torch.searchsorted(total, numbers * total[:, -1:], right=True)
         # A number near 1 may be rounded up to the total.
         last = ((before < top_p).sum(dim=1, keepdim=True) - 1).clamp(min=0)  # none is, where logits are NaN
-        chosen[rows] = order.gather(1, torch.minimum(place, last)).squeeze(1)
-    return chosen.tolist()
+        drawn = order.gather(1, torch.minimum(place, last))
+        chosen = torch.where(temperature > 0, drawn, chosen[:, None]).squeeze(1)
+    return chosen.masked_fill(~(logits.amax(dim=1) > -math.inf), -1).tolist()

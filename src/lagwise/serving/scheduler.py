@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
@@ -82,7 +81,7 @@ class Answer:
         """Keep the probabilities of a token, if they were asked for: the model's own, whatever the sampling."""
         if self.sampling.logprobs is None:
             return
-        logprobs = logits.double().log_softmax(0)
+        logprobs = logits.cpu().double().log_softmax(0)
         best, places = logprobs.topk(min(self.sampling.logprobs, len(logprobs)))
         likely = dict(zip(places.tolist(), best.tolist(), strict=True))
         self.logprobs.append(TokenLogprobs(token, float(logprobs[token]), likely))
@@ -273,13 +272,12 @@ class Scheduler:
             answers = [self._running[handle][0] for handle in handles]
             tokens = draw(self.session.logits, [(answer.sampling, answer.numbers) for answer in answers])
             chosen = dict(zip(handles, tokens, strict=True))
-            lost = (~(self.session.logits.amax(dim=1) > -math.inf)).tolist()  # with NaN, or without any possible token
-            for answer in (answer for answer, bad in zip(answers, lost, strict=True) if bad):
+            for answer in (answer for answer, token in zip(answers, tokens, strict=True) if token < 0):
                 answer.end("error", FloatingPointError("the model's logits are NaN, or all -inf"))
             for answer, token, logits in zip(answers, tokens, self.session.logits, strict=True):
-                if token not in self._ends:
+                if token >= 0 and token not in self._ends:
                     answer.note(token, logits)
-            self._drop([h for h, bad in zip(handles, lost, strict=True) if bad or self._take(h, chosen[h])])
+            self._drop([h for h in handles if chosen[h] < 0 or self._take(h, chosen[h])])
             self.session.step({handle: chosen[handle] for handle in self.session.handles})
         except Exception as error:  # for example out of memory; the session is unchanged
             _log.exception("a step of the batch failed")

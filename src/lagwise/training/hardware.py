@@ -34,6 +34,14 @@ def check_tf32(wanted: bool) -> None:
         raise ValueError("training.tf32 needs an NVIDIA GPU since Ampere, which is not here; leave it out")
 
 
+def check_precision(precision: str) -> None:
+    """ValueError for float16 on a machine without an NVIDIA GPU."""
+    if precision == "float16" and not torch.cuda.is_available():
+        raise ValueError(
+            "training.precision=float16 needs an NVIDIA GPU, which is not here; leave it out, or take bfloat16"
+        )
+
+
 def of_first_process(choice: bool) -> bool:
     """The choice of the first process, for all of them, which must call this together. Processors may differ, but
     processes that choose differently do not keep the same weights."""

@@ -51,7 +51,7 @@ def memory_plan(recipe: Recipe, processes: int) -> list[tuple[str, int]]:
     if options.shard:  # the layer that runs, the next one, and what is outside of layers
         layer = parameters - parameter_count(task.model_class, _with_layers(config, layers - 1)) if layers > 1 else 0
         plan.append(("gathered weights", 4 * (parameters - layer * max(0, layers - 2))))
-    low = options.precision == "bfloat16" or (options.precision == "auto" and bfloat16_is_fast())
+    low = options.precision in ("bfloat16", "float16") or (options.precision == "auto" and bfloat16_is_fast())
     one, two = (_activation_bytes(task.model_class(_with_layers(config, n)), tokens, low) for n in (1, 2))
     each, rest = two - one, max(0, 2 * one - two)
     if options.gradient_checkpointing:  # the inputs of all blocks, and what one keeps

@@ -20,7 +20,7 @@ from lagwise.tables import known, option_names, shown
 from lagwise.training.yaml_values import parsed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
-PRECISIONS = ("auto", "float32", "bfloat16")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 OPTIMIZERS = ("adamw", "muon")
 SELECTIONS = ("last", "best")
 FIRST_ANSWERS = ("none", "compare", "only")
@@ -69,7 +69,8 @@ class TrainingOptions:
     clip: Annotated[Number, Field(ge=0)] = 1.0
     """Largest gradient norm; 0 for none."""
     precision: str = "auto"
-    """`auto` (bfloat16 where products in it are faster), `float32` or `bfloat16`."""
+    """`auto` (bfloat16 where products in it are faster, otherwise float32), `float32`, `bfloat16`, or `float16` with
+    scaled gradients, for NVIDIA GPUs without bfloat16."""
     tf32: Switch = False
     """Round the factors of float32 products to 10 bits (TF32), on NVIDIA GPUs since Ampere, where they are then several
     times as fast. Fourier transforms stay in float32."""

@@ -45,7 +45,7 @@ from lagwise.training.folder import (
     logged_lines,
     make_task,
 )
-from lagwise.training.hardware import bfloat16_is_fast, check_tf32, describe, of_first_process
+from lagwise.training.hardware import bfloat16_is_fast, check_precision, check_tf32, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import is_kept, keep_first_answer, needs_no_training, take_first
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
@@ -234,6 +234,7 @@ def check_recipe(recipe: Recipe) -> Task:
     check_shards(recipe.training)
     check_reports(recipe.training.report_to)
     check_tf32(recipe.training.tf32)
+    check_precision(recipe.training.precision)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
     check_carried(task, recipe.training)
@@ -342,6 +343,7 @@ def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         max_grad_norm=options.clip,
         dataloader_num_workers=options.workers,
         bf16=bfloat16,
+        fp16=options.precision == "float16",
         tf32=options.tf32 or None,
         seed=options.seed,
         use_cpu=(on_cpu := default_device().type == "cpu"),

@@ -11,6 +11,7 @@ from torch import Tensor
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.fused import fused
+from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.toeplitz.spectral import (
     Plan,
     kernel_gradient,
@@ -23,13 +24,16 @@ from lagwise.ops.toeplitz.spectral import (
 
 
 def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str) -> Tensor | None:
-    """``silu(gate) * (kernel * silu(value))`` where the product is by FFT and fused kernels serve it; otherwise None.
+    """``silu(gate) * (kernel * silu(value))`` where fused kernels serve the product by FFT, and it has not so few lags
+    that the direct engine is faster; otherwise None.
 
     Shapes: gate and value ``(batch, length, channels)``; kernel, taps ``(channels, n_taps)`` with lag 0 at index
     origin, or frequencies as of `spectral_product`; result like the gate. Spectra are float32; the signal's is kept for
     the gradient.
     """
     if not fused(gate, value, kernel) or gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save"):
+        return None
+    if engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel):
         return None
     length = value.shape[1]
     if kernel.dim() == 3:
