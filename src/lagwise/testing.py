@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -204,8 +205,9 @@ def split_layouts(length: int) -> dict[str, tuple[Tensor | None, Tensor | None]]
 def pieces_difference(
     mixer: Mixer, layout: tuple[Tensor | None, Tensor | None], sizes: Sequence[int]
 ) -> tuple[float, str]:
-    """The largest difference between this process's piece of rows and the whole, in the outputs and all gradients,
-    relative to the largest number, and where it is. layout: mask and seq_idx. sizes: tokens of every process."""
+    """The largest difference between the pieces of rows and the whole, in the outputs and all gradients, relative to
+    the largest number, and where it is: that of all processes, so that none waits for one that stops at its own.
+    layout: mask and seq_idx. sizes: tokens of every process."""
     mask, seq_idx = layout
     rows, length, start = 3, sum(sizes), sum(sizes[: dist.get_rank()])
     own = slice(start, start + sizes[dist.get_rank()])
@@ -230,7 +232,9 @@ def pieces_difference(
             dist.all_reduce(found)
             pairs.append((f"the gradient of {name}", found, expected, expected))
     scores = [((f - e).abs().max().item() / max(s.abs().max().item(), 1e-9), n) for n, f, e, s in pairs if f.numel()]
-    return max(scores)
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, [(float("inf") if math.isnan(off) else off, where) for off, where in scores])
+    return max(itertools.chain.from_iterable(everywhere))
 
 
 def check_gradients(factory: Factory, channels: int, causal: bool) -> None:

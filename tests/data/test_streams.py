@@ -110,6 +110,23 @@ def test_readers_have_disjoint_rows(source: str, readers: int) -> None:
     assert all(not a & b for a, b in itertools.combinations(shares, 2))
 
 
+def test_rows_of_other_documents_are_separate(tmp_path: Path) -> None:
+    """A file of two readers, who have every other row; a document whose first row is held out as that of another."""
+    held, long = "held out " * 12, "".join(str(i) for i in range(150))
+    texts = [held, held + "for testing", "short", long, held + long, long[::-1]]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    end = bytes([0])
+    for readers in (1, 2):
+        for reader in range(readers):
+            made = stream(str(tmp_path / "a.jsonl"), reader, readers)
+            place = {"epoch": 0, "rows": None, "piece": -1, "tokens": 0}
+            read = itertools.takewhile(lambda found: not found[0]["epoch"], made._rows_from(place))
+            tokens = np.concatenate([ids for _, ids in read])
+            found = bytes(np.where(tokens < 256, tokens, 0).astype(np.uint8).tolist()).split(end)[1:]
+            assert len(found) > 2
+            assert all(any(each.decode() in text for text in texts) for each in found)
+
+
 @pytest.mark.parametrize("readers", [1, 3])
 @pytest.mark.parametrize("stop", [0, 1, 4, 7, 203])
 def test_a_stream_goes_on_from_its_state(source: str, readers: int, stop: int) -> None:

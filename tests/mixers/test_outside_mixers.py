@@ -215,12 +215,27 @@ class ShortShiftMixer(ShiftMixer):
     reach = 0
 
 
+class LaterMixer(ShiftMixer):
+    """Wrong in one process only."""
+
+    def mix_pieces(self, x: Tensor, layout: Any) -> Tensor:
+        return super().mix_pieces(x, layout) + dist.get_rank()
+
+
+class NoGradientMixer(ShiftMixer):
+    """The right outputs, and gradients of NaN."""
+
+    def mix_pieces(self, x: Tensor, layout: Any) -> Tensor:
+        return super().mix_pieces(x, layout) + (0 * x).sqrt()
+
+
 def check_in_processes() -> None:
     dist.init_process_group("gloo")
     for kind in (LeakyMixer, ShiftMixer):  # refused by its name, and equal
         check_mixer(lambda channels, causal, kind=kind: kind(channels, causal=causal), channels=4, lengths=(1, 9))
-    with pytest.raises(AssertionError, match="of plain rows, split between processes, is off by"):
-        testing.check_pieces(lambda channels, causal: ShortShiftMixer(channels, causal=causal), 4, True)
+    for kind, where in ((ShortShiftMixer, ""), (LaterMixer, "the output"), (NoGradientMixer, "the gradient of x")):
+        with pytest.raises(AssertionError, match=f"{where} of plain rows, split between processes, is off by"):
+            testing.check_pieces(lambda channels, causal, kind=kind: kind(channels, causal=causal), 4, True)
     dist.destroy_process_group()
 
 

@@ -134,6 +134,7 @@ class TextStream(IterableDataset):
         self.tokenizer, self.example, self.collate = text.tokenizer, example, collate
         self.as_bytes, self.skipped = text.as_bytes, text.skipped
         self.rows = split_dataset_by_node(text.rows, reader, readers)
+        self.whole = text.rows.num_shards % readers == 0  # else rows that follow each other have other readers
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.reader, self.readers = reader, readers
         self.batches = max(1, shuffled // (length * batch_size))  # of a buffer
@@ -179,11 +180,13 @@ class TextStream(IterableDataset):
             self.rows.set_epoch(1 + self.seed * _EPOCHS + epoch)
             empty, before = begun is None, place["piece"]
             for row in self.rows:
-                if row["text"] not in self.skipped:
+                if row["text"] in self.skipped:
+                    before = -1
+                else:
                     empty = False
                     for ids, _ in encoded([row], self.tokenizer, as_bytes=self.as_bytes, before=before):
                         yield place, ids
-                    before = row["piece"]
+                    before = row["piece"] if self.whole else -1
                 place = _place(epoch, self.rows.state_dict(), before)
             if empty:
                 raise ValueError(
