@@ -231,6 +231,33 @@ def test_the_kernel_of_the_tutorial_works(monkeypatch: pytest.MonkeyPatch) -> No
     assert learned_kernels(mixer, 10)[0].taps.shape == (12, 10)
 
 
+def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes a sound of the length of the one it reads, equal to the output for the whole."""
+    import numpy as np
+    import torch
+    from scipy.io import wavfile
+
+    from lagwise.models import LagwiseConfig, LagwiseForSignalRegression
+    from lagwise.models.streaming_regressor import whole_output
+
+    code = next(block for block in blocks(ROOT / "docs" / "signals.md", "python") if "StreamingRegressor" in block)
+    monkeypatch.chdir(tmp_path)
+    outputs = {"delay": 128, "window": 512}
+    options = {"hidden_size": 8, "num_hidden_layers": 1, "block": {"name": "prenorm", "token_mixer": {"name": "tcn"}}}
+    model = LagwiseForSignalRegression(
+        LagwiseConfig(**options, inputs={"name": "values", "stride": 32}, outputs=outputs)
+    )
+    torch.nn.init.normal_(model.outputs.direct.weight)
+    model.save_pretrained("runs/denoise")
+    samples = np.random.default_rng(0).integers(-9000, 9000, 2345).astype(np.int16)
+    wavfile.write("call.wav", 16000, samples)
+    exec(code, {})
+    rate, made = wavfile.read("quiet.wav")
+    assert rate == 16000
+    expected = whole_output(model.eval(), torch.tensor(samples / 32768, dtype=torch.float32)[:, None])
+    np.testing.assert_allclose(made, expected[:, 0], atol=1e-4)
+
+
 def test_the_results_in_signals_equal_the_results_files() -> None:
     page = (ROOT / "docs" / "signals.md").read_text()
     results = ROOT / "benchmarks" / "results"
