@@ -231,6 +231,30 @@ def test_the_kernel_of_the_tutorial_works(monkeypatch: pytest.MonkeyPatch) -> No
     assert learned_kernels(mixer, 10)[0].taps.shape == (12, 10)
 
 
+def test_the_second_stage_in_signals_equals_the_results_file() -> None:
+    page = (ROOT / "docs" / "signals.md").read_text()
+    prose, results = " ".join(page.split()), ROOT / "benchmarks" / "results"
+    found = json.loads((results / "ecg-beats-cpu.json").read_text())["results"]
+    for name, how, scores in (
+        ("causal, then the second stage", "without", found["detected"]),
+        ("second stage alone", "with", found["annotated"]),
+    ):
+        pairs = (scores["classes"][kind] for kind in "NSV")
+        cells = [f"{scores['accuracy']:.3f}", *(f"{p['recall']:.3f} / {p['precision']:.3f}" for p in pairs)]
+        assert f"| {name} | {how} | {' | '.join(cells)} |" in page
+    counts = found["annotated"]["premature"]
+    others = [sum(row[i] for record, row in counts.items() if record != "232") for i in range(3)]
+    share = f"{others[1] / others[0]:.3f} / {others[1] / (others[1] + others[2]):.3f}"
+    assert (
+        f"finds {others[1]} of {others[0]} beats of S ({share}); {counts['219'][2]} of its {others[2]} false" in prose
+    )
+    assert f"{counts['232'][0]:,} are of record 232" in prose
+    assert f"and {counts['232'][1]} of these are found" in prose
+    assert f"{found['features']} features" in prose
+    delay = found["delay_seconds"]
+    assert f"at most {delay['median']:.2f} s after the beat in the median, and {delay['99 %']:.2f} s for" in prose
+
+
 def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes a sound of the length of the one it reads, equal to the output for the whole."""
     import numpy as np
