@@ -183,7 +183,7 @@ def score(kind: str, work: Path) -> dict[str, Any]:
     from lagwise.evaluation.signals import signal_scores
     from lagwise.models import load_model
     from lagwise.runs import evaluate_run
-    from lagwise.training import load_recipe, make_task
+    from lagwise.training import load_recipe, make_task, read_metrics
 
     run = work / f"run-{kind}"
     found = evaluate_run(run)
@@ -198,6 +198,7 @@ def score(kind: str, work: Path) -> dict[str, Any]:
         "valid": found["valid"],
         "delay_seconds": found["delay"] / RATE[kind],
         "parameters": load_model(run)[0].num_parameters(),
+        "steps": max(line["step"] for line in read_metrics(run)),
         "cpu_seconds": json.loads(cpu.read_text()) if cpu.is_file() else None,
         "task": {
             key: value for key, value in task.__dict__.items() if key in ("stride", "delay", "window", "loss", "ratios")
