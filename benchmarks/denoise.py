@@ -163,15 +163,19 @@ def train_run(kind: str, work: Path, overrides: list[str]) -> None:
     from lagwise.training import load_recipe, resume, train
 
     run = work / f"run-{kind}"
-    if (run / "recipe.yaml").is_file():
-        resume(run)
-        return
-    options = [f"task.noise={work / f'{kind}-noise'}", f"task.ratios={RATIOS}", *RECIPES[kind]]
-    recipe = load_recipe("denoise", [*options, *overrides])
-    recipe.data.source = str(work / kind)
-    before = time.process_time()
-    train(recipe, run)
-    (run / "cpu-seconds.json").write_text(json.dumps(time.process_time() - before))
+    before, used = time.process_time(), run / "cpu-seconds.json"
+    try:
+        if (run / "recipe.yaml").is_file():
+            resume(run)
+        else:
+            options = [f"task.noise={work / f'{kind}-noise'}", f"task.ratios={RATIOS}", *RECIPES[kind]]
+            recipe = load_recipe("denoise", [*options, *overrides])
+            recipe.data.source = str(work / kind)
+            train(recipe, run)
+    finally:
+        earlier = json.loads(used.read_text()) if used.is_file() else 0.0
+        if run.is_dir():
+            used.write_text(json.dumps(earlier + time.process_time() - before))
 
 
 def score(kind: str, work: Path) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def score(kind: str, work: Path) -> dict[str, Any]:
     from lagwise.evaluation.signals import signal_scores
     from lagwise.models import load_model
     from lagwise.runs import evaluate_run
-    from lagwise.training import load_recipe, make_task
+    from lagwise.training import load_recipe, make_task, read_metrics
 
     run = work / f"run-{kind}"
     found = evaluate_run(run)
@@ -194,6 +198,7 @@ def score(kind: str, work: Path) -> dict[str, Any]:
         "valid": found["valid"],
         "delay_seconds": found["delay"] / RATE[kind],
         "parameters": load_model(run)[0].num_parameters(),
+        "steps": max(line["step"] for line in read_metrics(run)),
         "cpu_seconds": json.loads(cpu.read_text()) if cpu.is_file() else None,
         "task": {
             key: value for key, value in task.__dict__.items() if key in ("stride", "delay", "window", "loss", "ratios")

@@ -24,8 +24,9 @@ from scipy.ndimage import median_filter
 
 from ecg import DS1, DS2, RATE
 from lagwise.analysis.timing import save_results
-from lagwise.evaluation.events import event_scores, paired_classes
+from lagwise.evaluation.events import event_scores, latest_report, paired_classes
 from lagwise.runs import predict_run
+from lagwise.training import load_recipe, make_task
 
 NAMES = ("none", "N", "S", "V", "F", "Q")
 LEARNED = ("N", "S", "V")  # the others are too rare in DS1
@@ -247,17 +248,38 @@ def score(rows: Path, run: Path) -> dict[str, Any]:
     began = time.process_time()
     model = fit(*table_of(read(rows, "train", "valid"), list(DS1)))
     fitted, test = time.process_time() - began, read(rows, "test")
-    x, classes, _ = table_of(test, list(DS2))
-    annotated = scores(classified(model, x), ids(classes))
+    x, classes, records = table_of(test, list(DS2))
+    own, truth = classified(model, x), ids(classes)
+    annotated = {**scores(own, truth), "premature": premature(own, truth, records)}
     events = [json.loads(row["predicted"]) for row in predict_run(run, source=str(rows / "test.parquet"))]
-    pairs = []
+    pairs, waits = [], []
     for (name, beats), found in zip(test.items(), events, strict=True):
         assert name in DS2
         places = np.array([at for at, *_ in found])
         own = classified(model, features(beats["samples"], places))
         pairs.append(paired_classes(places, own, beats["positions"], ids(beats["classes"]), TOLERANCE))
+        waits.append(places[LATER:] - places[:-LATER])
     detected = scores(*(np.concatenate(each) for each in zip(*pairs, strict=True)))
-    return {"annotated": annotated, "detected": detected, "features": x.shape[1], "seconds": fitted}
+    # a beat is answered when the first stage has reported the second one after it
+    task = make_task(load_recipe(str(run / "recipe.yaml")))
+    delay = np.concatenate(waits) + task.delay + latest_report(task.stride, task.tolerance)
+    seconds = {name: float(np.quantile(delay, share)) / RATE for name, share in (("median", 0.5), ("99 %", 0.99))}
+    return {
+        "annotated": annotated,
+        "detected": detected,
+        "delay_seconds": seconds,
+        "features": x.shape[1],
+        "seconds": fitted,
+    }
+
+
+def premature(predicted: np.ndarray, true: np.ndarray, records: np.ndarray) -> dict[str, list[int]]:
+    """Of each record the beats of class S, how many of them are found, and how many others are called S."""
+    s, found = true == NAMES.index("S"), predicted == NAMES.index("S")
+    return {
+        str(record): [int(np.sum(each[records == record])) for each in (s, s & found, found & ~s)]
+        for record in np.unique(records)
+    }
 
 
 def main() -> None:

@@ -231,6 +231,57 @@ def test_the_kernel_of_the_tutorial_works(monkeypatch: pytest.MonkeyPatch) -> No
     assert learned_kernels(mixer, 10)[0].taps.shape == (12, 10)
 
 
+def test_the_second_stage_in_signals_equals_the_results_file() -> None:
+    page = (ROOT / "docs" / "signals.md").read_text()
+    prose, results = " ".join(page.split()), ROOT / "benchmarks" / "results"
+    found = json.loads((results / "ecg-beats-cpu.json").read_text())["results"]
+    for name, how, scores in (
+        ("causal, then the second stage", "without", found["detected"]),
+        ("second stage alone", "with", found["annotated"]),
+    ):
+        pairs = (scores["classes"][kind] for kind in "NSV")
+        cells = [f"{scores['accuracy']:.3f}", *(f"{p['recall']:.3f} / {p['precision']:.3f}" for p in pairs)]
+        assert f"| {name} | {how} | {' | '.join(cells)} |" in page
+    counts = found["annotated"]["premature"]
+    others = [sum(row[i] for record, row in counts.items() if record != "232") for i in range(3)]
+    share = f"{others[1] / others[0]:.3f} / {others[1] / (others[1] + others[2]):.3f}"
+    assert (
+        f"finds {others[1]} of {others[0]} beats of S ({share}); {counts['219'][2]} of its {others[2]} false" in prose
+    )
+    assert f"{counts['232'][0]:,} are of record 232" in prose
+    assert f"and {counts['232'][1]} of these are found" in prose
+    assert f"{found['features']} features" in prose
+    delay = found["delay_seconds"]
+    assert f"at most {delay['median']:.2f} s after the beat in the median, and {delay['99 %']:.2f} s for" in prose
+
+
+def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes a sound of the length of the one it reads, equal to the output for the whole."""
+    import numpy as np
+    import torch
+    from scipy.io import wavfile
+
+    from lagwise.models import LagwiseConfig, LagwiseForSignalRegression
+    from lagwise.models.streaming_regressor import whole_output
+
+    code = next(block for block in blocks(ROOT / "docs" / "signals.md", "python") if "StreamingRegressor" in block)
+    monkeypatch.chdir(tmp_path)
+    outputs = {"delay": 128, "window": 512}
+    options = {"hidden_size": 8, "num_hidden_layers": 1, "block": {"name": "prenorm", "token_mixer": {"name": "tcn"}}}
+    model = LagwiseForSignalRegression(
+        LagwiseConfig(**options, inputs={"name": "values", "stride": 32}, outputs=outputs)
+    )
+    torch.nn.init.normal_(model.outputs.direct.weight)
+    model.save_pretrained("runs/denoise")
+    samples = np.random.default_rng(0).integers(-9000, 9000, 2345).astype(np.int16)
+    wavfile.write("call.wav", 16000, samples)
+    exec(code, {})
+    rate, made = wavfile.read("quiet.wav")
+    assert rate == 16000
+    expected = whole_output(model.eval(), torch.tensor(samples / 32768, dtype=torch.float32)[:, None])
+    np.testing.assert_allclose(made, expected[:, 0], atol=1e-4)
+
+
 def test_the_results_in_signals_equal_the_results_files() -> None:
     page = (ROOT / "docs" / "signals.md").read_text()
     results = ROOT / "benchmarks" / "results"

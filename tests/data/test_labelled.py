@@ -142,7 +142,7 @@ class TestSeries:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            ([[0.0, float("nan")]], r"'input_values' of row 1 is not a series .* NaN or inf at position 0"),
+            ([[0.0, float("nan")]], r"'input_values' of row 1 is not a series .* NaN or inf at position 0; fill gaps"),
             ([[0.0, 1.0], [float("inf"), 0.0]], "NaN or inf at position 1"),
             ([[0.0, None]], "NaN or inf"),
             ([], "row 1 .* it is empty"),

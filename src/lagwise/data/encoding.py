@@ -195,7 +195,7 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
             if not np.isfinite(values).all():
                 places = np.flatnonzero(~np.isfinite(values).all(axis=1))
                 more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
-                raise ValueError(f"it has NaN or inf at position {places[0]}{more}")
+                raise ValueError(f"it has NaN or inf at position {places[0]}{more}; fill gaps before, or leave it out")
             yield values
             i += 1
     except TypeError as error:

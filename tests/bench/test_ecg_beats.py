@@ -1,0 +1,81 @@
+"""The second stage for heart beats: what it reads, when it may answer, and that it learns a rhythm."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def beats() -> ModuleType:
+    sys.path.append(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("ecg_beats", BENCHMARKS / "ecg_beats.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(seed: int, count: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples of two leads, positions and classes: premature beats of normal shape (S), and wide premature ones (V)."""
+    random = np.random.default_rng(seed)
+    classes = random.choice(["N", "S", "V"], size=count, p=[0.8, 0.1, 0.1])
+    classes[:12] = "N"
+    usual = random.uniform(250, 330)
+    early = np.isin(classes, ["S", "V"])
+    steps = usual * random.normal(1, 0.02, count) * np.where(early, 0.65, 1) * np.where(np.roll(early, 1), 1.3, 1)
+    at = np.round(300 + np.cumsum(steps)).astype(int)
+    x = 0.02 * random.normal(size=(at[-1] + 500, 2))
+    place = np.arange(-60, 61)
+    for center, name in zip(at, classes, strict=True):
+        x[center + place] += np.exp(-((place / (14 if name == "V" else 5)) ** 2))[:, None] * [1.0, -0.5]
+    return x, at, classes
+
+
+def test_the_features_of_a_beat_know_the_two_beats_after_it_and_a_second(beats: ModuleType) -> None:
+    x, at, _ = record(0)
+    i = 150
+    end = max(at[i + beats.LATER] + beats.REACH, at[i] + beats.RATE)
+    changed = x.copy()
+    changed[end + 40 :] = np.random.default_rng(1).normal(size=changed[end + 40 :].shape)
+    whole = beats.features(x, at)
+    np.testing.assert_allclose(beats.features(changed, at)[: i + 1], whole[: i + 1], atol=1e-9)
+    fewer = beats.features(x[: end + 40], at[: i + beats.LATER + 1])
+    np.testing.assert_allclose(fewer[: i + 1], whole[: i + 1], atol=1e-9)
+    moved = at.copy()
+    moved[i + beats.LATER] += 90
+    assert abs(beats.features(x, moved)[i] - whole[i]).max() > 0.1
+
+
+def test_positions_move_to_the_middle_of_their_complex(beats: ModuleType) -> None:
+    x, at, classes = record(2)
+    off = at + np.random.default_rng(0).integers(-20, 21, len(at))
+    narrow = classes != "V"
+    assert abs(beats.refined(x, off, beats.REACH) - at)[narrow].max() <= 4
+
+
+def test_rhythm_and_shape_of_other_records_are_learned(beats: ModuleType) -> None:
+    made = {str(seed): record(seed) for seed in range(6)}
+    x = {name: beats.features(samples, at) for name, (samples, at, _) in made.items()}
+    train, test = list(made)[:4], list(made)[4:]
+    classes = np.concatenate([made[name][2] for name in train])
+    model = beats.fit(np.concatenate([x[name] for name in train]), classes, np.repeat(train, 200))
+    predicted = np.concatenate([beats.classified(model, x[name]) for name in test])
+    true = beats.ids(np.concatenate([made[name][2] for name in test]))
+    found = beats.scores(predicted, true)
+    assert min(found["classes"][name][how] for name in "NSV" for how in ("recall", "precision")) > 0.9
+    counts = beats.premature(predicted, true, np.repeat(test, 200))
+    assert [row[0] for row in counts.values()] == [int((made[name][2] == "S").sum()) for name in test]
+    called = np.array(found["confusion"])[:, 2]
+    assert [sum(row[1] for row in counts.values()), sum(row[2] for row in counts.values())] == [
+        called[2],
+        called.sum() - called[2],
+    ]
