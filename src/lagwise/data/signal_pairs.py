@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.arrays import list_column
+from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.encoding import feature_scale
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.data.signal_files import Signal, SignalSource
@@ -110,7 +110,6 @@ def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]
     schema = pa.schema({"signal": pa.list_(pa.list_(pa.float32(), width)), "length": pa.int32()})
     places, cut = _places(hashes)
     writers: dict[str, Any] = {}
-    scale: list[np.ndarray] = []
     counts = dict.fromkeys(SPLITS, 0)
     opened = {split: arrow_file(folder / f"{split}.arrow", schema) for split in SPLITS}
     try:
@@ -125,11 +124,13 @@ def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]
                     columns = [list_column([part], schema.field(0).type), pa.array([len(part)], pa.int32())]
                     writers[to].write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
                     counts[to] += 1
-                    scale += [part] * (to == "train")
     finally:
         for each in opened.values():
             each.__exit__(None, None, None)
-    mean, std = feature_scale(scale)
+    with pa.memory_map(str(folder / "train.arrow")) as stored, pa.ipc.open_stream(stored) as batches:
+        mean, std = feature_scale(
+            x for batch in batches for x in row_arrays(pa.chunked_array([batch.column("signal")]))
+        )
     made = [split for split in SPLITS if split not in source.split_names]
     notes = (
         [f"{' and '.join(made)} made from 10 % of the signals of train{' each' if len(made) > 1 else ''}"]
