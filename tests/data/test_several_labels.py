@@ -13,7 +13,15 @@ from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from lagwise.data import open_rows
 from lagwise.data.labelled_rows import read_labelled, rows_to_score
 from lagwise.data.rows import RowSource
-from lagwise.data.several_labels import known_several, named_columns, read_several, strata
+from lagwise.data.several_labels import (
+    has_lists,
+    indicator_columns,
+    known_several,
+    named_columns,
+    read_several,
+    separator_of,
+    strata,
+)
 
 ROWS = [("a film", ["long", "dull"]), ("a play", []), ("a song", ["new"]), ("a book", ["dull", "new"])] * 12
 NAMES = ("dull", "long", "new")
@@ -75,6 +83,43 @@ def test_columns_of_labels_keep_their_order(tmp_path: Path) -> None:
         read_labelled(open_rows(name), ("text",), "label")
     with pytest.raises(ValueError, match=r"2 columns, which are several labels a row, but task\.kind=regression"):
         read_labelled(open_rows(name), ("text",), ["new", "dull"], kind="regression")
+
+
+def test_columns_of_labels_are_found_by_all_rows(tmp_path: Path) -> None:
+    lines = ["text,common,rare,number"]
+    for i in range(1500):
+        lines.append(f"t{i},{i % 2 if i else ''},{int(i > 1450)},{i % 2 + (i > 1400)}")
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    rows = open_rows(str(tmp_path / "rows.csv")).read()["train"]
+    assert indicator_columns(rows, ("text",)) == ["common", "rare"]
+    with pytest.raises(ValueError, match=r"'common' of row 1 is ''; a column of labels has 0 and 1"):
+        read_labelled(open_rows(str(tmp_path / "rows.csv")), ("text",), "label", kind="multi_label")
+
+
+def test_rows_without_labels_are_not_scored() -> None:
+    for cells in ([["a"], None], ["", ""], [None, None]):
+        with pytest.raises(ValueError, match=r"has no labels; remove such rows, or write an empty list, or 0"):
+            known_several(cells, ("a", "b"), lambda i: f"row {i + 1}")
+    assert known_several(["['a']", "", "[]"], ("a", "b"), str) == [[1, 0], [0, 0], [0, 0]]
+
+
+def test_names_between_separators_that_are_taken_for_classes_are_pointed_out(tmp_path: Path) -> None:
+    name, _ = written(tmp_path, "|")
+    with pytest.raises(
+        ValueError, match=r"have no label.*; several labels a row, between '\|', are read with task\.kind"
+    ):
+        read_labelled(open_rows(name), ("text",), "label")
+    assert separator_of(["a", "b", "c"]) is None
+    assert separator_of(["a|b", "c"]) is None
+    assert separator_of([1, 2.5, None]) is None
+
+
+def test_lists_in_text_are_lists(tmp_path: Path) -> None:
+    name, _ = written(tmp_path, "lists in text")
+    found = read_labelled(open_rows(name), ("text",), "label")
+    assert (found.kind, found.label_names, found.reason) == ("multi_label", NAMES, "the labels are lists")
+    assert not has_lists(["[a]", "[b]"])  # names of classes
+    assert not has_lists(["", None])
 
 
 def test_declared_names_of_lists_are_used() -> None:

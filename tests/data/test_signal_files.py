@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from scipy.io import wavfile
 
 from lagwise.data.series_windows import WindowCollator
-from lagwise.data.signal_files import open_signals
+from lagwise.data.signal_files import inputs_of, open_signals
 from lagwise.data.signal_pairs import prepare_signals
 from lagwise.data.signal_windows import Damage, RandomSignalWindows, SignalWindows, WholeSignals, power
 
@@ -40,6 +41,9 @@ def pairs_of(root: Path) -> dict[str, list[tuple[str, str]]]:
 def test_sounds_are_paired_by_their_names(tmp_path: Path) -> None:
     sounds(tmp_path, ["noisy/a.wav", "noisy/x/b.wav", "clean/a.wav", "clean/x/b.wav"])
     (tmp_path / "README.md").write_text("about")
+    dated = sounds(tmp_path / "dated", [f"{role}/2024.01.{i}.wav" for role in ("noisy", "clean") for i in range(2)])
+    assert pairs_of(dated)["train"] == [(f"noisy/2024.01.{i}.wav", f"clean/2024.01.{i}.wav") for i in range(2)]
+    shutil.rmtree(dated)
     assert pairs_of(tmp_path) == {"train": [("noisy/a.wav", "clean/a.wav"), ("noisy/x/b.wav", "clean/x/b.wav")]}
     assert "1 file is not read" in open_signals(str(tmp_path)).notes[0]
 
@@ -66,7 +70,7 @@ def test_folders_name_splits(tmp_path: Path, names: list[str]) -> None:
         (["a.wav", "b.wav"], "not in pairs: put the inputs into a folder 'noisy'"),
         (["yes/a.wav", "no/a.wav"], "not in pairs"),
         (["train/noisy/a.wav", "train/clean/a.wav", "noisy/b.wav", "clean/b.wav"], "does not; rename it or move it"),
-        (["noisy/a.wav", "noisy/a.b.wav", "clean/a.wav"], "have the same name"),
+        (["noisy/a.wav", "noisy/a.b.wav", "clean/a.wav"], r"noisy/a\.b\.wav has no target of the same name"),
     ],
 )
 def test_sounds_without_partners_are_named(tmp_path: Path, names: list[str], message: str) -> None:
@@ -109,6 +113,22 @@ def test_different_numbers_of_channels_are_named(tmp_path: Path) -> None:
     sounds(tmp_path, ["noisy/b.wav"], channels=2)
     with pytest.raises(ValueError, match=r"noisy/b\.wav has 2 inputs and 1 outputs, those before it 1 and 1"):
         prepare_signals(open_signals(str(tmp_path)), progress=False)
+
+
+def test_inputs_need_no_targets(tmp_path: Path) -> None:
+    sounds(tmp_path / "new", ["noisy/a.wav", "noisy/b.wav"])
+    sounds(tmp_path / "pairs", ["noisy/a.wav", "clean/a.wav", "clean/b.wav"])
+    for folder, names in (("new", ["a.wav", "b.wav"]), ("pairs", ["a.wav"])):
+        files = inputs_of(str(tmp_path / folder)).files["train"]
+        assert files == [tmp_path / folder / "noisy" / name for name in names]
+
+
+def test_a_table_without_targets_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(
+        ValueError, match=r"rows\.csv has no column 'target' \(columns: a, b\).*task\.targets=\[COLUMN\]"
+    ):
+        prepare_signals(open_signals(str(tmp_path / "rows.csv")), progress=False)
 
 
 def test_columns_are_inputs_and_targets(tmp_path: Path) -> None:
@@ -212,7 +232,15 @@ def test_hidden_samples_are_missing_in_the_inputs_alone(tmp_path: Path) -> None:
     pairs = prepare_signals(open_signals(str(tmp_path / "rows.npz"), alone=True), progress=False)
     whole = WholeSignals(pairs, "test", Damage(hide=0.2, hide_length=10))[0]
     hidden = np.isnan(whole.inputs)
-    assert hidden.mean(0) == pytest.approx([0.18, 0.18], abs=0.04)
+    assert hidden.mean(0) == pytest.approx([0.2, 0.2], abs=0.04)
+    spans = np.diff(np.flatnonzero(np.diff(np.pad(hidden[:, 0].astype(int), 1)))[:].reshape(-1, 2), axis=1)
+    assert (spans[1:-1] >= 10).all()  # those at the ends may be cut
+    for share, length in ((0.9, 100), (0.5, 1), (0.3, 5000)):
+        made = [
+            Damage(hide=share, hide_length=length)(np.ones((4000, 1)), 1.0, "test", None, random)
+            for random in map(np.random.default_rng, range(200))
+        ]
+        assert np.isnan(made).mean() == pytest.approx(share, abs=0.08)
     assert not np.isnan(whole.targets).any()
     np.testing.assert_array_equal(whole.inputs[~hidden], whole.targets[~hidden])
 

@@ -154,16 +154,23 @@ def test_the_recipe_takes_noise_away(tmp_path: Path, causal: bool) -> None:
     )
     assert reply.exit_code == 0, reply.output
     written = tmp_path / "out" / "sub" / "a.wav"
-    rate, samples = read_sound(written.read_bytes(), written)
+    read = written.read_bytes()
+    rate, samples = read_sound(read, written)
     assert rate == 8000
     assert samples.shape == (2000, 1)
     before, after = (signal_scores(x.reshape(-1, 1), clean[:, None])["si_sdr"] for x in (given, samples))
     assert after > before + 5
     write(tmp_path / "other" / "b.wav", given, rate=16000)
-    with pytest.raises(ValueError, match="16000 Hz, the model was trained at 8000 Hz"):
+    with pytest.raises(ValueError, match="16000 Hz, the signals of training have 8000 Hz"):
         predict_run(run, source=str(tmp_path / "other"), progress=False)
+    again = CliRunner().invoke(app, ["predict", str(run), "--data", str(noisy), "--out", str(tmp_path / "out")])
+    assert "has sounds, such as" in str(again.exception)
+    assert written.read_bytes() == read
     for name, x in (("noisy/c.wav", given), ("clean/c.wav", clean)):
         write(tmp_path / "pairs" / name, x)
+        write(tmp_path / "two" / name, np.stack([x, x], axis=1))
+    with pytest.raises(ValueError, match=r"c\.wav has 2 inputs and 2 outputs, but the model has 1 and 1"):
+        evaluate_run(run, source=str(tmp_path / "two"), progress=False)
     assert evaluate_run(run, source=str(tmp_path / "pairs"), progress=False)["test"]["si_sdr_gain"] > 5
 
 

@@ -20,6 +20,7 @@ from lagwise.data.several_labels import (
     known_several,
     named_columns,
     read_several,
+    separator_of,
     strata,
 )
 from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
@@ -278,7 +279,13 @@ def _labels(tables: dict[str, Dataset], label: str | list[str], kind: str, where
         return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
     if kind == MULTI_LABEL or (kind == "auto" and has_lists(cells["train"])):
         return read_several(cells, where, _declared(tables, label)[-1])
-    return read_labels(cells, kind, where, _declared(tables, label)[-1])
+    separator = separator_of(cells["train"]) if kind == "auto" else None
+    hint = f"; several labels a row, between {separator!r}, are read with task.kind={MULTI_LABEL}" if separator else ""
+    try:
+        found = read_labels(cells, kind, where, _declared(tables, label)[-1])
+    except ValueError as error:
+        raise ValueError(f"{error}{hint}") from error
+    return replace(found, reason=f"{found.reason}{hint}")
 
 
 def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -38,8 +39,11 @@ def sound_bytes(samples: np.ndarray, rate: int) -> bytes:
 
 
 def write_sounds(sounds: Mapping[str, tuple[np.ndarray, int]], folder: Path) -> None:
-    """Write samples and their sampling rates as .wav files, by the names of the files they were made of."""
+    """Write samples and their sampling rates as .wav files, by the names of the files they were made of; those that
+    differ in the suffix alone keep it."""
+    shared = Counter(Path(name).with_suffix("") for name in sounds)
     for name, (samples, rate) in sounds.items():
-        path = (folder / name).with_suffix(".wav")
+        bare = Path(name).with_suffix("")
+        path = folder / (f"{name}.wav" if shared[bare] > 1 else f"{bare}.wav")
         with saved_whole(path.parent, path.name) as partial:
             (partial / path.name).write_bytes(sound_bytes(samples, rate))

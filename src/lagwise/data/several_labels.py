@@ -14,14 +14,18 @@ from lagwise.data.labels import Labels, class_name, is_missing, natural
 MULTI_LABEL = "multi_label"
 _SEPARATORS = ("|", ";", ",")
 _ON, _OFF = ("1", "true"), ("0", "false")
-_SAMPLE = 1000  # rows that show whether a column is one of 0 and 1
+_SAMPLE = 1000  # rows that mostly show that a column is not one of 0 and 1
+_FILL_IN = "remove such rows, or write an empty list, or 0 in every column, for those with none of the labels"
 
 Where = Callable[[str, int], str]
 
 
 def has_lists(cells: Sequence[Any]) -> bool:
-    """Whether labels are lists."""
-    return any(_is_list(cell) for cell in cells)
+    """Whether labels are lists, or lists in text, as programs write them into tables."""
+    if any(map(_is_list, cells)):
+        return True
+    written = [cell for cell in cells if not is_missing(cell)]
+    return bool(written) and all(_items(cell) is not None for cell in written)
 
 
 def read_several(
@@ -35,9 +39,9 @@ def read_several(
 
     ValueError for train rows without a list, cells of mixed types, labels that train lacks, and fewer than two labels.
     """
-    lists = any(has_lists(column) for column in columns.values())
-    if lists:
+    if any(map(has_lists, columns.values())):
         reason = "the labels are lists" if reason == "as task.kind says" else reason
+    if any(_is_list(cell) for column in columns.values() for cell in column):
         read = _lists(columns, where)
     else:
         read, separator = _separated(columns, where)
@@ -50,10 +54,8 @@ def read_several(
         read, reason = names_of, "the labels are vectors of 0 and 1"
     absent = [i for i, cell in enumerate(read["train"]) if cell is None]
     if absent:
-        raise ValueError(
-            f"{len(absent)} of {len(read['train'])} rows have no labels, the first is {where('train', absent[0])}; "
-            "remove them, or write an empty list for rows with none of the labels"
-        )
+        first = where("train", absent[0])
+        raise ValueError(f"{len(absent)} of {len(read['train'])} rows have no labels, the first is {first}; {_FILL_IN}")
     counts = Counter(name for cell in read["train"] for name in cell or ())
     names = list(order) or sorted(counts, key=natural)
     if len(names) < 2:
@@ -75,10 +77,13 @@ def read_several(
 def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
     """Values of 0 and 1 for each name that a model knows, of the rows of other data; cells as in `read_several`.
 
-    ValueError for a missing list and a label that the model does not know.
+    ValueError for a missing list, rows without any label, and a label that the model does not know.
     """
     places, read = {name: i for i, name in enumerate(names)}, []
+    may_be_empty = not any(map(_is_list, cells)) and not all(map(_is_absent, cells))  # text without a name
     for i, cell in enumerate(cells):
+        if _is_absent(cell) and not may_be_empty:
+            raise ValueError(f"{where(i)} has no labels; {_FILL_IN}")
         own = _items(cell)
         if own is None and (cell is None or isinstance(cell, str)):
             own = [] if cell is None or is_missing(cell) else _known_pieces(cell, places)
@@ -117,17 +122,35 @@ def named_columns(cells: Mapping[str, Sequence[Any]], where: Callable[[int], str
 
 
 def indicator_columns(rows: Any, others: Sequence[str]) -> list[str]:
-    """The columns of a table that have only 0 and 1 (or true and false), both of them, apart from ``others``."""
-    found = []
-    for name in rows.column_names:
-        if name in others:
-            continue
-        cells = rows[name][:_SAMPLE]
-        if all(isinstance(cell, str | int | float) for cell in cells):
-            words = {class_name(cell).lower() for cell in cells}
-            if words <= {*_ON, *_OFF} and len(words) == 2:
-                found.append(name)
-    return found
+    """The columns of a table that have only 0 and 1 (or true and false), both of them, apart from ``others``; cells may
+    be missing."""
+    names = [name for name in rows.column_names if name not in others]
+    likely = [name for name in names if _indicators(rows[name][:_SAMPLE]) is not None]
+    return [name for name in likely if _indicators(rows[name][:]) == {True, False}]
+
+
+def _indicators(cells: Sequence[Any]) -> set[bool] | None:
+    """Whether any cells are 1, and any 0; None if there are others."""
+    written = [cell for cell in cells if not is_missing(cell)]
+    if not all(isinstance(cell, str | int | float) for cell in written):
+        return None
+    words = {class_name(cell).lower() for cell in written}
+    return {word in _ON for word in words} if words <= {*_ON, *_OFF} else None
+
+
+def separator_of(cells: Sequence[Any]) -> str | None:
+    """What separates names in labels that are taken for classes: a bar or semicolon between names of which one is in
+    different labels."""
+    written = {cell for cell in cells if isinstance(cell, str)}
+    for separator in _SEPARATORS[:2]:
+        names = [name for cell in written for name in {*_pieces(cell, separator)}]
+        if len({*names}) < len(names) and any(separator in cell for cell in written):
+            return separator
+    return None
+
+
+def _is_absent(cell: Any) -> bool:
+    return not _is_list(cell) and is_missing(cell)
 
 
 def _is_list(cell: Any) -> bool:

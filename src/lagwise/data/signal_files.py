@@ -13,7 +13,7 @@ import numpy as np
 
 from lagwise.data.arrays import row_arrays
 from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
-from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.data.reading import inner_suffix, is_compressed, read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.series_files import SERIES, read_sound, row_numbers
@@ -24,6 +24,7 @@ from lagwise.tables import known
 
 INPUTS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
 TARGETS = ("clean", "target", "targets", "output", "outputs", "reference", "references")
+TARGET = ["target"]  # columns, where none are named
 _ROLE = re.compile(rf"(?<![a-z])({'|'.join((*INPUTS, *TARGETS))})(?![a-z])", re.IGNORECASE)
 _COUNTED = 100  # rows that show whether a column numbers them
 
@@ -92,7 +93,7 @@ class SignalSource:
 
     def signals(self, split: str) -> Iterator[Signal]:
         """The signals of a split that the data name, in order. ValueError names the file and what is wrong with it."""
-        rate, by = self.rate, "the model was trained at"
+        rate, by = self.rate, "the signals of training have"
         if self.rows.dataset is not None:
             yield from self._of_records(self.rows.read()[split], f"{self.rows.name} {split}")
             return
@@ -126,8 +127,7 @@ class SignalSource:
             yield {"file": str(name), **rate, SERIES: signal.inputs}
 
     def _numbers(self, table: Any, names: Sequence[str]) -> np.ndarray:
-        for name in names:
-            known(name, table.names, f"column of {table.path} (task.features, task.targets)")
+        _check_columns(names, table.names, str(table.path))
         if not names or not table.lines:
             raise ValueError(f"{table.path} has no samples")
         return table.numbers(*names).astype(np.float32)
@@ -144,8 +144,8 @@ class SignalSource:
 
     def _of_records(self, rows: Any, where: str) -> Iterator[Signal]:
         table = rows.with_format("arrow")[:]
-        for name in (name for names in self.columns for name in names):
-            known(name, table.column_names, f"column of {where} (task.features, task.targets)")
+        for names in self.columns:
+            _check_columns(names, table.column_names, where)
         if not table.num_rows:
             raise ValueError(f"{where} has no rows")
         try:
@@ -160,6 +160,16 @@ class SignalSource:
             raise ValueError(
                 f"{where}: a signal must be a list of numbers or of equally long vectors ({error})"
             ) from error
+
+
+def _check_columns(names: Sequence[str], existing: Sequence[str], where: str) -> None:
+    if list(names) == TARGET and not {*names} & {*existing}:
+        raise ValueError(
+            f"{where} has no column {TARGET[0]!r} (columns: {', '.join(existing)}); name the columns of the targets "
+            "with task.targets=[COLUMN], or let task.noise or task.hide make inputs of the signals"
+        )
+    for name in names:
+        known(name, existing, f"column of {where} (task.features, task.targets)")
 
 
 def _stacked(arrays: Sequence[np.ndarray], where: str) -> np.ndarray:
@@ -189,14 +199,14 @@ def open_signals(
     FileNotFoundError or ValueError name what is missing, such as a partner. Only names of files are read yet.
     """
     path = expanded(name)
-    sounds = _sounds(path, alone) if path.is_dir() else None
+    sounds = _sounds(path, ("target", "none", "input") if alone else ()) if path.is_dir() else None
     if sounds is not None:
         return replace(sounds, rate=rate)
     rows = open_rows(name)
-    source = SignalSource(rows, features=features, targets=None if alone else targets or ("target",), rate=rate)
+    source = SignalSource(rows, features=features, targets=None if alone else targets or TARGET, rate=rate)
     if not alone and any(file_kind(file) in SOUNDS for file in rows.files.get("train", ())):
         raise ValueError(_unpaired(name))
-    if features is not None and not alone and (both := {*features} & {*(targets or ("target",))}):
+    if features is not None and not alone and (both := {*features} & {*(targets or TARGET)}):
         raise ValueError(f"column {min(both)!r} is in both task.features and task.targets")
     return source
 
@@ -209,8 +219,9 @@ def _unpaired(name: str) -> str:
     )
 
 
-def _sounds(root: Path, alone: bool) -> SignalSource | None:
-    """The sounds in a folder, in pairs or ``alone``; None if it has none and no folder that should have some."""
+def _sounds(root: Path, alone: Sequence[str] = ()) -> SignalSource | None:
+    """The sounds in a folder, in pairs, or ``alone`` those of the first of these roles that it has; None if it has none
+    and no folder that should have some."""
     found = files_below(root)
     roles: dict[str, dict[tuple[str, ...], Path]] = {"input": {}, "target": {}, "none": {}}
     splits: dict[Path, str | None] = {}
@@ -218,7 +229,7 @@ def _sounds(root: Path, alone: bool) -> SignalSource | None:
         parts = path.relative_to(root).parts[:-1]
         words = [word[0].lower() for part in parts if (word := _ROLE.search(part))]
         role = "none" if not words else "input" if words[0] in INPUTS else "target"
-        place = (*(_ROLE.sub("", part) for part in parts), path.name if role == "none" else path.name.partition(".")[0])
+        place = (*(_ROLE.sub("", part) for part in parts), path.name if role == "none" else _bare(path))
         if place in roles[role]:
             raise ValueError(f"{roles[role][place]} and {path} have the same name; keep one of them")
         roles[role][place] = path
@@ -228,10 +239,8 @@ def _sounds(root: Path, alone: bool) -> SignalSource | None:
         return None
     if not alone and not roles["input"] and not roles["target"] and not folders:
         raise ValueError(_unpaired(str(root)))
-    chosen = roles["input"]
-    if alone:
-        chosen = roles["target"] or roles["none"] or chosen
-    else:
+    chosen = next((roles[role] for role in alone if roles[role]), roles["input"])
+    if not alone:
         _check_partners(root, roles, folders)
     for path in splits:
         check_file(path)
@@ -244,6 +253,11 @@ def _sounds(root: Path, alone: bool) -> SignalSource | None:
         file_notes=tuple(unread_note(root, found, read)),
     )
     return SignalSource(rows, {} if alone else {path: roles["target"][place] for place, path in chosen.items()})
+
+
+def _bare(path: Path) -> str:
+    """The name of a file without its suffix, and that of a compression."""
+    return Path(path.stem if is_compressed(path) else path).stem
 
 
 def _check_partners(root: Path, roles: Mapping[str, Mapping[tuple[str, ...], Path]], folders: Sequence[Path]) -> None:
@@ -262,11 +276,7 @@ def _check_partners(root: Path, roles: Mapping[str, Mapping[tuple[str, ...], Pat
 
 
 def inputs_of(name: str) -> RowSource:
-    """The rows that `predict` reads: of a folder of pairs the inputs, otherwise all rows."""
+    """The rows that `predict` reads: of a folder with inputs and targets the inputs, otherwise all rows."""
     path = expanded(name)
-    sounds = _sounds(path, alone=True) if path.is_dir() else None
-    if sounds is None:
-        return open_rows(name)
-    paired = any(_ROLE.search(part.name) for part in path.rglob("*") if part.is_dir())
-    pairs = _sounds(path, alone=False) if paired else None
-    return (pairs or sounds).rows
+    sounds = _sounds(path, ("input", "none", "target")) if path.is_dir() else None
+    return open_rows(name) if sounds is None else sounds.rows

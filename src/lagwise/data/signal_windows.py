@@ -28,7 +28,7 @@ class Damage:
         ratios: of the signal's power to the noise's, in dB, each about its mean; of a signal as a whole, and of the
             noise where it is added.
         hide: the share of samples that is hidden, of each feature by itself.
-        hide_length: samples that are hidden together.
+        hide_length: samples that are hidden together; such spans may overlap.
     """
 
     noises: SignalPairs | None = None
@@ -53,11 +53,16 @@ class Damage:
             if loud > 0:
                 x = x + noise * np.float32((power / (loud * 10 ** (ratio / 10))) ** 0.5)
         if self.hide:
-            starts = random.random(x.shape) < self.hide / self.hide_length
-            kernel = np.ones(self.hide_length)
-            hidden = np.stack([np.convolve(each, kernel)[: len(x)] > 0 for each in starts.T], axis=1)
-            x = np.where(hidden, np.float32(np.nan), x)
+            x = np.where(self._hidden(x.shape, random), np.float32(np.nan), x)
         return x
+
+    def _hidden(self, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+        """Where samples are hidden: each with probability ``hide``. Spans begin at random, also before the first
+        sample, and may overlap, so that none of ``hide_length`` places begins one with probability ``1 - hide``."""
+        length = self.hide_length
+        begins = random.random((shape[0] + length - 1, *shape[1:])) < 1 - (1 - self.hide) ** (1 / length)
+        begun = np.cumsum(np.concatenate([np.zeros_like(begins[:1]), begins]), axis=0, dtype=np.int64)
+        return begun[length:] > begun[:-length]
 
     def _noise(self, length: int, split: str, random: np.random.Generator) -> np.ndarray:
         noise = _row(self._rows[split], self._places[split].row(random))

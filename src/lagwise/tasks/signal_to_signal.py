@@ -14,9 +14,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.folders import files_below
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
+from lagwise.data.reading import inner_suffix
 from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.series_files import SERIES
 from lagwise.data.series_windows import WindowCollator, even_windows
@@ -29,6 +31,7 @@ from lagwise.data.signal_windows import (
     Whole,
     WholeSignals,
 )
+from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.progress import progress_bar
@@ -160,7 +163,8 @@ class SignalToSignal(Task):
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SignalData:
         if source is not None:
-            return SignalData(self, scored={"test": self._other(source)})
+            assert run is not None
+            return SignalData(self, scored={"test": self._other(source, run)})
         pairs = prepare_signals(self.source, progress=progress)
         noises = None if self.noises is None else prepare_signals(self.noises, progress=progress)
         if noises is not None and noises.inputs not in (1, pairs.inputs):
@@ -171,13 +175,23 @@ class SignalToSignal(Task):
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
         return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage) for split in SPLITS})
 
-    def _other(self, name: str) -> Sequence[Whole]:
-        """The signals of other data (their test split, or all), which must have targets."""
+    def _other(self, name: str, run: Path) -> Sequence[Whole]:
+        """The signals of other data (their test split, or all), which must have targets, for the model of a run."""
+        from lagwise.models.loading import read_config
+
+        config: Any = read_config(run)
+        wanted = config.inputs["features"], config.outputs["features"]
         source = open_signals(name, features=self.features, targets=self.targets, rate=self.rate)
         split = "test" if "test" in source.split_names else source.split_names[0]
         found = []
         for signal in source.signals(split):
             checked_signal(signal, None)
+            shapes = signal.inputs.shape[1], signal.targets.shape[1]
+            if shapes != wanted:
+                raise ValueError(
+                    f"{signal.where} has {shapes[0]} inputs and {shapes[1]} outputs, but the model has {wanted[0]} and "
+                    f"{wanted[1]}"
+                )
             found.append(Whole(signal.inputs, signal.targets, None))
         return found
 
@@ -210,6 +224,8 @@ class SignalToSignal(Task):
             raise ValueError(
                 f"`out` must be a .csv file, or of sounds a folder, in a folder that exists, got {str(out)!r}"
             )
+        elif found := next((path for path in files_below(out) if inner_suffix(path) in SOUNDS), None):
+            raise ValueError(f"`out` {str(out)!r} has sounds, such as {found}; give a new folder, so that none is lost")
 
     def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """A line for each sample: the file or row if there are several, the inputs, and the outputs."""
@@ -328,7 +344,8 @@ class SignalData(TaskData):
             samples = sum(rows["length"][:])
             long = f" ({samples / rate / 60:,.1f} minutes)" if rate else ""
             shape = f"{self.pairs.inputs} in, {self.pairs.outputs} out"
-            lines.append(f"{split}: {len(rows):,} signals of {samples:,} samples{long}, {shape}")
+            signals = f"{len(rows):,} signal{'s' * (len(rows) > 1)}"
+            lines.append(f"{split}: {signals} of {samples:,} samples{long}, {shape}")
         return [*lines, *self.pairs.notes]
 
     def steps_per_epoch(self, batch_size: int) -> int:
