@@ -146,14 +146,15 @@ def test_a_dirty_tree_is_not_released(clone: Path, capsys: pytest.CaptureFixture
         ("nine", "VERSION='nine' is no version"),
         ("v9.1.0", "VERSION='v9.1.0' cannot be published"),
         ("9.1.0+local", "cannot be published"),
-        ("9.2.0", "CHANGELOG.md must have one heading `## 9.2.0"),
+        ("9.2.0", "CHANGELOG.md must begin with `## 9.2.0 (unreleased)`; it begins with `## 9.1.0 (unreleased)`"),
+        ("0.2.0", "CHANGELOG.md must begin with `## 0.2.0 (unreleased)`"),  # which nobody tagged
         ("9.1.0", "the tree has not been tested"),
     ],
 )
 def test_what_is_not_ready_is_refused_and_nothing_is_written(
     clone: Path, capsys: pytest.CaptureFixture[str], version: str, message: str
 ) -> None:
-    if version == "9.2.0":
+    if version in ("9.2.0", "0.2.0"):
         release.note_tested(clone)
     before = subprocess.run(["git", "log", "--oneline"], cwd=clone, capture_output=True, check=True).stdout
     assert release.main(["release", version], clone) == 1
