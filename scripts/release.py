@@ -90,13 +90,14 @@ def _released(root: Path) -> list[str]:
 
 
 def _dated_changes(text: str, version: str) -> str:
-    """The changelog with today's date in the version's heading."""
+    """The changelog with today's date in its first heading, which must be the version's."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    heading = re.compile(rf"^## {re.escape(version)}(?: \((?:unreleased|\d{{4}}-\d\d-\d\d)\))?$", re.MULTILINE)
-    dated, found = heading.subn(f"## {version} ({today})", text)
-    if found != 1:
-        raise ValueError(f"CHANGELOG.md must have one heading `## {version} (unreleased)`, it has {found}")
-    return dated
+    first = re.search(r"^## .*$", text, re.MULTILINE)
+    pattern = rf"## {re.escape(version)}(?: \((?:unreleased|\d{{4}}-\d\d-\d\d)\))?"
+    if first is None or not re.fullmatch(pattern, first[0]):
+        begins = f"`{first[0]}`" if first else "no heading"
+        raise ValueError(f"CHANGELOG.md must begin with `## {version} (unreleased)`; it begins with {begins}")
+    return f"{text[: first.start()]}## {version} ({today}){text[first.end() :]}"
 
 
 def _with_version(path: Path, pattern: str, version: str) -> str:

@@ -169,6 +169,29 @@ def test_importing_is_cheap() -> None:
     )
 
 
+def loaded_by(command: list[str], folder: Path, *modules: str) -> set[str]:
+    """Which of the modules a command of the program has loaded at its end."""
+    code = (
+        "import sys, contextlib; from lagwise.cli import main\n"
+        f"sys.argv = {['lagwise', *command]!r}\n"
+        "with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit): main()\n"
+        f"print(*[m for m in {modules!r} if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_commands_load_no_package_that_they_do_not_use(tmp_path: Path) -> None:
+    """torch and transformers take seconds to load, of which a forecast of closed forms has no use."""
+    rows = [f"{2000 + i // 12}-{i % 12 + 1:02},{i % 12}" for i in range(60)]
+    (tmp_path / "months.csv").write_text("\n".join(["month,value", *rows]) + "\n")
+    large = ("torch", "transformers", "datasets", "pandas", "sklearn")
+    assert loaded_by(["--help"], tmp_path, *large) == set()
+    forecast = ["forecast", "--data", "months.csv", "--horizon", "2", "--model", "ridge", "--out", "forecast.csv"]
+    assert loaded_by(forecast, tmp_path, *large) == {"pandas", "sklearn"}
+    assert (tmp_path / "forecast.csv").is_file()
+
+
 @pytest.mark.parametrize("environment", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "passive"}])
 def test_process_settings_do_not_override_the_users(environment: dict[str, str]) -> None:
     code = "import os, lagwise.process as p; p.share_cores(); print(os.environ.get('GOMP_SPINCOUNT'))"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 from pathlib import Path
 
 import pytest
+import torch
 
 PACKAGE = Path(__file__).parents[1] / "src" / "lagwise"
 WITH_EXAMPLES = [
@@ -15,11 +17,39 @@ WITH_EXAMPLES = [
     if "    >>> " in path.read_text()
 ]
 
+#: Public functions and classes whose docstrings have no example, and where one is instead.
+WITHOUT_EXAMPLE = {
+    "ops": "Reduction SKIPlan block_scan causal_ski_product online_prefill",  # parts of what kernels and mixers do
+    "kernels": "CEMAKernel DSSKernel DiagonalKernel HyenaKernel KernelLinear KernelNetwork S4Kernel SGConvKernel "
+    "SpectralKernel register_kernel",  # as LagKernel; docs/tutorials/kernel.md
+    "mixers": "ChunkedAttention GridMixer register_mixer",  # as GTU2d and ChunkedAttentionMixer
+    "blocks": "Block ChainBlock MLP QueryKey",  # docs/overview.md, recipes
+    "models": "LagwiseLinearConfig LagwiseLinearForImageClassification LagwiseLinearForSequenceClassification "
+    "StreamingRegressor",  # made by training: docs/first-answers.md, docs/signals.md
+    "forecasting": "Candidate Columns Scores SeriesTable reason write_forecast",  # results and inputs of the others
+    "data": "BucketedExamples DocumentPackingCollator EncodedExamples LabelledData MaskedExamples RowEncoder RowSource "
+    "ScheduledExamples SeriesSource Source StreamLoader StreamedText TextStream TokenData collate_documents "
+    "content_key label_cells labelled_key masked_example open_format open_glue open_series open_source open_stream "
+    "prepare prepare_labelled read_labelled rows_to_score stream_key token_bytes with_pairs",  # what tasks make of data
+    "tasks": "AssociativeRecallTask Forecasting ImageClassification LanguageModelling MaskedLanguageModelling "
+    "MultiQueryRecallTask RowModelling SequenceClassification SequenceLabelling SignalToSignal Table Task TaskData",
+    # recipes name them: docs/tasks.md
+}
+
+
+@pytest.mark.parametrize("package", WITHOUT_EXAMPLE)
+def test_the_list_of_names_without_an_example_is_complete(package: str) -> None:
+    module = importlib.import_module(f"lagwise.{package}")
+    public = {name: getattr(module, name) for name in module.__all__}
+    documented = {name: each for name, each in public.items() if inspect.isclass(each) or inspect.isfunction(each)}
+    without = {name for name, each in documented.items() if ">>> " not in (vars(each).get("__doc__") or each.__doc__)}
+    assert without == set(WITHOUT_EXAMPLE[package].split())
+
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_run(name: str) -> None:
     if name == "lagwise.forecasting.sktime":
         pytest.importorskip("sktime")
-    result = doctest.testmod(importlib.import_module(name))
+    result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
     assert result.attempted
     assert not result.failed

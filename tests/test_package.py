@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -13,6 +14,8 @@ import check_wheel
 import pytest
 import release
 import yaml
+
+import lagwise
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,6 +52,14 @@ def test_workflows_run_pinned_actions_and_targets_that_exist(path: Path) -> None
     made = " ".join(re.findall(r"make ([a-z -]+)", runs)).split()
     assert set(made) <= targets
     assert all("timeout-minutes" in job for job in jobs.values())
+
+
+@pytest.mark.parametrize(("tag", "passes"), [(f"v{lagwise.__version__}", True), ("v0.0.1", False)])
+def test_a_tag_that_is_not_the_version_stops_the_release(tag: str, passes: bool) -> None:
+    build = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["build"]
+    (check,) = (step["run"] for step in build["steps"] if "GITHUB_REF_NAME" in step.get("run", ""))
+    done = subprocess.run(["bash", "-c", check], cwd=ROOT, env={**os.environ, "GITHUB_REF_NAME": tag}, check=False)
+    assert (done.returncode == 0) == passes
 
 
 @pytest.fixture
@@ -135,14 +146,15 @@ def test_a_dirty_tree_is_not_released(clone: Path, capsys: pytest.CaptureFixture
         ("nine", "VERSION='nine' is no version"),
         ("v9.1.0", "VERSION='v9.1.0' cannot be published"),
         ("9.1.0+local", "cannot be published"),
-        ("9.2.0", "CHANGELOG.md must have one heading `## 9.2.0"),
+        ("9.2.0", "CHANGELOG.md must begin with `## 9.2.0 (unreleased)`; it begins with `## 9.1.0 (unreleased)`"),
+        ("0.2.0", "CHANGELOG.md must begin with `## 0.2.0 (unreleased)`"),  # which nobody tagged
         ("9.1.0", "the tree has not been tested"),
     ],
 )
 def test_what_is_not_ready_is_refused_and_nothing_is_written(
     clone: Path, capsys: pytest.CaptureFixture[str], version: str, message: str
 ) -> None:
-    if version == "9.2.0":
+    if version in ("9.2.0", "0.2.0"):
         release.note_tested(clone)
     before = subprocess.run(["git", "log", "--oneline"], cwd=clone, capture_output=True, check=True).stdout
     assert release.main(["release", version], clone) == 1

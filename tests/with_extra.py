@@ -189,9 +189,28 @@ def outcomes(folder: Path) -> dict[str, str]:
         return {name: check() for name, check in checks.items()}
 
 
+def unusable(extra: str) -> str | None:
+    """Why an extra cannot be tried here: its torchvision was compiled for another torch, which nothing of lagwise can
+    help, since transformers imports torchvision wherever it is installed."""
+    if extra != "vision":
+        return None
+    import torch
+
+    try:
+        import torchvision  # noqa: F401
+    except Exception as error:  # RuntimeError, ImportError or OSError, as the versions differ
+        version = importlib.metadata.version("torchvision")
+        reason = str(error).strip().splitlines()[0]
+        return f"torchvision {version} cannot be imported beside torch {torch.__version__}: {reason}"
+    return None
+
+
 def main(folder: Path, extra: str, hide: bool) -> int:
     if hide:
         hide_all_but(packages_of(extra))
+    if reason := unusable(extra):
+        print(f"skipped: {reason}")
+        return 0
     if not folder.is_dir():
         make_inputs(folder)
     failed = 0

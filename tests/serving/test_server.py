@@ -98,6 +98,31 @@ def test_openais_client(served: Served) -> None:
         client.completions.create(**{**ask, "model": "other"})
 
 
+def test_openais_client_reads_several_texts_and_their_probabilities(
+    served: Served, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And finds the model by its name. A seed gives the same texts again."""
+    client = served.client()
+    assert client.models.retrieve("small").id == "small"
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.models.retrieve("other")
+    ask: dict[str, Any] = {"model": "small", "max_tokens": 4, "temperature": 1.5, "seed": 7, "n": 2}
+    first, again = (client.completions.create(prompt=[PROMPT, "w7"], logprobs=2, **ask) for _ in range(2))
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in first.choices] == [choice.text for choice in again.choices]
+    for choice in first.choices:
+        said = choice.logprobs
+        assert "".join(said.tokens).replace(" ", "") == choice.text.replace(" ", "")
+        assert [len(likely) for likely in said.top_logprobs] == [2] * len(said.tokens)
+        assert all(chosen <= 0 for chosen in said.token_logprobs)
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }} {% endfor %}")
+    chat = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=3, **ask)
+    assert len(chat.choices) == 2
+    for choice in chat.choices:
+        assert [len(token.top_logprobs) for token in choice.logprobs.content] == [3] * len(choice.logprobs.content)
+
+
 def test_openais_client_in_a_conversation(
     served: Served, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

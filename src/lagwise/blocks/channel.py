@@ -29,6 +29,9 @@ class GLU(nn.Module):
     Options:
         expansion: inner width relative to the channels (table 13: 1).
         bias: whether the layers have biases (Megalodon's SwiGLU has none).
+
+    >>> GLU(8)(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 100, 8])
     """
 
     def __init__(self, channels: int, *, expansion: float = 1, bias: bool = True):

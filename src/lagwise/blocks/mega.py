@@ -55,6 +55,9 @@ class MegaBlock(Block):
     ValueError for options out of range. Streams as its two parts do: in constant memory with either of these memories.
 
     Source: TCNCA app. C and fig. 3; MEGA (Ma et al. 2023), §3.2 and 3.3, eq. 6 to 15.
+
+    >>> MegaBlock(8, memory={"name": "ema"}, chunk=32)(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 100, 8])
     """
 
     def __init__(

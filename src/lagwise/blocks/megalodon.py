@@ -64,6 +64,9 @@ class MegalodonBlock(Block):
     Source: Megalodon (Ma et al. 2024), §3.3 and 3.4, as released. Weights of the same names and shapes give
     the outputs of the released code; there, γ is stored as the difference from its start. ``sliding`` and
     ``norm_decay``: Gecko (Ma et al. 2026), without its adaptive working memory.
+
+    >>> MegalodonBlock(16, chunk=32)(torch.randn(2, 100, 16)).shape
+    torch.Size([2, 100, 16])
     """
 
     def __init__(

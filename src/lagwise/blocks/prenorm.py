@@ -35,6 +35,10 @@ class PreNormBlock(Block):
     TCNCA tables 4 and 5.
 
     Streams like its token mixer: everything else is per token.
+
+    >>> block = PreNormBlock(8, token_mixer={"name": "gtu", "kernel": {"name": "rpe"}}, channel_mixer={"name": "glu"})
+    >>> block(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 100, 8])
     """
 
     def __init__(

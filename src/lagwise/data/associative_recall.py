@@ -29,6 +29,11 @@ class AssociativeRecall:
 
     A hash of each sequence assigns it to train, valid or test, so no sequence is in two of them. ValueError
     unless vocab_size is even and at least 4, or for an unknown loss.
+
+    >>> data = AssociativeRecall(8)  # keys 0 to 3, values 4 to 7
+    >>> ids = data.training_examples(length=12, count=1, seed=0)[0]["input_ids"]
+    >>> len(ids), bool((ids[::2] < 4).all())
+    (12, True)
     """
 
     def __init__(self, vocab_size: int, *, loss: str = "every"):

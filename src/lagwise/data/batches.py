@@ -104,6 +104,10 @@ class PaddingCollator:
             from a length to its multiple (`length_step`).
         stride: vectors per step of the model (`ValueInput`); lengths are whole steps, and attention_mask is ``(batch,
             steps)``.
+
+    >>> batch = PaddingCollator()([{"input_ids": [1, 2, 3], "label": 1}, {"input_ids": [4], "label": 0}])
+    >>> batch["input_ids"].tolist(), batch["labels"].tolist()
+    ([[1, 2, 3], [4, 0, 0]], [1, 0])
     """
 
     def __init__(self, pad_token_id: int | None = 0, *, multiple_of: int | Callable[[int], int] = 1, stride: int = 1):

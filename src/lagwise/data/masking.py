@@ -36,6 +36,14 @@ class Masking:
             mean of 3.8), and 1 for single ones.
 
     ValueError for a rate outside (0, 1), a span outside [1, 10], or a tokenizer without a mask token.
+
+    >>> from lagwise.data import load_tokenizer, with_mask
+    >>> masking = Masking(with_mask(load_tokenizer("bytes")), rate=0.3)
+    >>> ids = np.frombuffer(b"it is what it is", np.uint8).astype(np.int64)
+    >>> example = masked_example(ids, masking, end_of_text=256, seed=[0])
+    >>> hidden = example["labels"] != -100
+    >>> bool((example["labels"][hidden] == torch.from_numpy(ids)[hidden]).all())  # what was hidden is the label
+    True
     """
 
     def __init__(
@@ -136,7 +144,11 @@ def hidden_steps(
 
 
 def document_of(ids: np.ndarray, end_of_text: int) -> np.ndarray:
-    """The number of the document ``(..., length)`` of each token; its end of text is its last."""
+    """The number of the document ``(..., length)`` of each token; its end of text is its last.
+
+    >>> document_of(np.array([5, 6, 0, 7, 0, 8]), end_of_text=0).tolist()
+    [0, 0, 0, 1, 1, 2]
+    """
     ends = (ids == end_of_text).astype(np.int64)
     return ends.cumsum(-1) - ends
 

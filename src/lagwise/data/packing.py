@@ -28,6 +28,10 @@ class PackingCollator:
 
     Documents go, longest first, into the first row with enough space (first-fit decreasing); nothing is random.
     ValueError for a document longer than ``length``, labels of another length than input_ids, or no token at all.
+
+    >>> batch = PackingCollator(5)([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6]}])
+    >>> batch["input_ids"].tolist(), batch["seq_idx"].tolist()
+    ([[1, 2, 3, 4, 5], [6, 0, 0, 0, 0]], [[0, 0, 0, 1, 1], [0, -1, -1, -1, -1]])
     """
 
     def __init__(self, length: int):

@@ -187,6 +187,13 @@ def open_rows(name: str) -> RowSource:
     whose label is the name of its class folder, or else of its file. Files of other kinds are counted in the notes.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
+
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pd.DataFrame({"text": ["good", "bad"], "label": [1, 0]}).to_csv(f"{folder}/rows.csv", index=False)
+    ...     open_rows(f"{folder}/rows.csv").columns
+    ('text', 'label')
     """
     if name.startswith("hub:"):
         return RowSource(name, dataset=hub_splits(name))

@@ -161,6 +161,14 @@ def read_documents(path: Path) -> Iterator[str]:
     """The documents of one file: the whole text, or the ``text`` field or the sequence of every record.
 
     ValueError names the file, and the position where it stops being valid.
+
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "texts.jsonl")
+    ...     pd.DataFrame({"text": ["first", "second"]}).to_json(path, orient="records", lines=True)
+    ...     list(read_documents(path))
+    ['first', 'second']
     """
     return (_joined(parts, path) for parts in document_parts(path))
 

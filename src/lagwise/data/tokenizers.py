@@ -60,6 +60,12 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
     tokenizer saved in it, GPT-2's ``vocab.json`` and ``merges.txt``, or a ``vocab.txt`` with a character or special
     token in each line (`read_vocabulary`). Documents are separated by ``eos_token``. ValueError if the folder holds no
     tokenizer or it has no end of text.
+
+    >>> load_tokenizer("bytes")("Hi")["input_ids"]
+    [72, 105]
+    >>> words = load_tokenizer("words", texts=iter(["to be or not to be"]))
+    >>> words.decode(words("be not")["input_ids"])
+    'be not'
     """
     if name == "bytes":
         return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
@@ -126,7 +132,11 @@ def with_pairs(tokenizer: PreTrainedTokenizerBase, *, separate: bool = False) ->
 
 def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A copy of a tokenizer with a mask token, the id after its last, unless it has one. A mask in running text
-    replaces a word and the space before it, except where every byte is a token."""
+    replaces a word and the space before it, except where every byte is a token.
+
+    >>> with_mask(load_tokenizer("bytes")).mask_token_id
+    258
+    """
     masked: Any = copy.deepcopy(tokenizer)
     if masked.mask_token is None:
         from tokenizers import AddedToken
@@ -207,7 +217,11 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> n
 
 def spellings(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     """The text of each token id, in UTF-8; special tokens have none. Exact for byte-level tokenizers; of others, what
-    the token adds to a text after a word, with its space."""
+    the token adds to a text after a word, with its space.
+
+    >>> spellings(load_tokenizer("bytes"))[65:68]
+    [b'A', b'B', b'C']
+    """
     special = set(tokenizer.all_special_ids)
     found = [b""] * len(tokenizer)
     vocabulary = [(token, index) for token, index in tokenizer.get_vocab().items() if index not in special]

@@ -95,6 +95,10 @@ class TrainingWindows(Dataset):
 
     Example i depends only on (tokens, length, seed, i), so a resumed run and any number of processes see the same
     examples. Each epoch starts its windows at another offset. ValueError if the tokens do not fill one window.
+
+    >>> windows = TrainingWindows(np.arange(100), length=10, count=20, seed=0)
+    >>> len(windows), windows[0]["input_ids"].shape
+    (20, torch.Size([10]))
     """
 
     def __init__(self, tokens: np.ndarray, length: int, count: int, seed: int):

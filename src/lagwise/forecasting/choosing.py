@@ -116,6 +116,12 @@ def choose_forecaster(
 
     Raises:
         ValueError: If the data have fewer than 2 horizons + 1 rows, or no candidate can be fitted.
+
+    >>> import numpy as np
+    >>> series = np.sin(np.arange(300) * 2 * np.pi / 12)
+    >>> best = choose_forecaster(series, 12, period=12)[0]
+    >>> best.forecaster.predict().shape
+    (12,)
     """
     x = np.asarray(x, dtype=np.float64)
     x = x[:, None] if (one := x.ndim == 1) else x

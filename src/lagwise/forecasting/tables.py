@@ -116,6 +116,15 @@ def read_series(
         ValueError: For a table without rows or series, times that cannot be used, text or infinity in a column of
             numbers, and in a long table a row without an id, a time that occurs twice in a series, and an unclear
             target.
+
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> months = pd.DataFrame({"month": ["2024-01", "2024-02", "2024-03"], "sales": ["1.200,5", "1.310,0", "1.290,7"]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     months.to_csv(f"{folder}/months.csv", sep=";", index=False)
+    ...     table = read_series(f"{folder}/months.csv")
+    >>> table.frame["sales"].tolist(), str(table.frame.index[0])[:10]
+    ([1200.5, 1310.0, 1290.7], '2024-01-01')
     """
     path = Path(path)
     frame, usual, titles = _frame(path)

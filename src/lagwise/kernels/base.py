@@ -21,6 +21,16 @@ class LagKernel(KeepsFloat32):
 
     `taps` must not depend on the requested length (taps(n) starts with taps(m) for m < n); otherwise a streamed prompt
     would see another kernel than the whole prompt.
+
+    >>> class Exponential(LagKernel):
+    ...     def __init__(self, channels, *, causal=True):
+    ...         super().__init__(channels, causal)
+    ...         self.rate = torch.nn.Parameter(torch.linspace(0.1, 1, channels))
+    ...
+    ...     def taps(self, length):
+    ...         return torch.exp(-self.rate[:, None] * torch.arange(length))
+    >>> Exponential(4).taps(100).shape
+    torch.Size([4, 100])
     """
 
     #: parameters with two or more axes that weight decay must skip, such as decay rates; any module may name some

@@ -26,6 +26,10 @@ class EMAKernel(LagKernel):
 
     As a kernel it works with any engine, including SKI. The mixer ``ema`` computes the same by a scan, and streams in
     constant memory.
+
+    >>> kernel = EMAKernel(4, dimension=2)
+    >>> torch.allclose(kernel.taps(10), kernel.taps(20)[:, :10])  # taps do not depend on the length
+    True
     """
 
     continuous = True

@@ -21,6 +21,9 @@ class FreeKernel(LagKernel):
     Options:
         max_length: number of lags on each side.
         decay: decay per token, in (0, 1]; 1 disables it.
+
+    >>> FreeKernel(4, max_length=64).taps(32).shape
+    torch.Size([4, 32])
     """
 
     def __init__(self, channels: int, *, causal: bool = True, max_length: int = 512, decay: float = 0.99):

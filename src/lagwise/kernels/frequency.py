@@ -40,6 +40,9 @@ class FrequencyKernel(LagKernel):
     is another kernel, and prompts of all lengths must use the same. A trained model may be given a finer grid, which
     reaches further back (SKI-TNN §1). ValueError for options out of range, and for training with an activation other
     than ReLU under torch.compile, which computes wrong gradients (docs/log.md, "Compiled kernels").
+
+    >>> FrequencyKernel(4, causal=False).taps(100).shape  # lags -99 to 99
+    torch.Size([4, 199])
     """
 
     def __init__(

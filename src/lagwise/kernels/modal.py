@@ -27,6 +27,10 @@ class ModalKernel(DiagonalKernel):
 
     `recurrence` gives the same kernel for streaming in constant memory. `load_modes` takes the result of
     `lagwise.ops.reduce_taps` for another kernel, which can then be trained further.
+
+    >>> kernel = ModalKernel(4, modes=3)
+    >>> kernel.recurrent, kernel.taps(100).shape  # it streams as a state space
+    (True, torch.Size([4, 100]))
     """
 
     any_rate = True

@@ -35,6 +35,11 @@ class RPEKernel(LagKernel):
 
     The norm has no parameters (root mean square). Everything is computed in float32 or better. ValueError for options
     out of range.
+
+    >>> RPEKernel(4, decay=0.9).taps(1000).shape  # 0.9 ** 175 is below 1e-8
+    torch.Size([4, 175])
+    >>> RPEKernel(4, causal=False).taps(1000).shape  # lags -999 to 999
+    torch.Size([4, 1999])
     """
 
     continuous = True

@@ -35,6 +35,9 @@ class S4DKernel(DiagonalKernel):
     dt starts evenly in the logarithm from 0.001 to 0.1. ValueError for options out of range.
 
     It streams exactly, as a state space.
+
+    >>> S4DKernel(4, modes=8).taps(1000).shape
+    torch.Size([4, 1000])
     """
 
     any_rate = True

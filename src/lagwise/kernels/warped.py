@@ -29,6 +29,9 @@ class WarpedKernel(LagKernel):
             even; 0 for none.
 
     ValueError for options out of range.
+
+    >>> WarpedKernel(4, points=16).taps(1000).shape
+    torch.Size([4, 1000])
     """
 
     continuous = True

@@ -34,6 +34,9 @@ class AttentionMixer(Mixer):
         position: ``alibi`` or ``none`` (the model adds learned positions to the embeddings).
 
     Streaming state: a key-value cache that grows with the text.
+
+    >>> AttentionMixer(8, heads=2)(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 100, 8])
     """
 
     grows = True

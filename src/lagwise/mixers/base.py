@@ -30,6 +30,15 @@ class Mixer(nn.Module):
     size (`prefill`), and one token at a time (`step`). Padding and other documents of a packed row have no effect.
     Bidirectional mixers only have `forward`. The contract tests in ``tests/mixers`` check this for every entry of the
     table.
+
+    >>> class Sum(Mixer):  # of all tokens so far
+    ...     def __init__(self, channels, *, causal=True):
+    ...         super().__init__(channels, causal)
+    ...
+    ...     def forward(self, x, layout=None):
+    ...         return x.cumsum(1)
+    >>> Sum(2)(torch.ones(1, 3, 2))[0, :, 0].tolist()
+    [1.0, 2.0, 3.0]
     """
 
     #: whether it mixes over the grid of an image (`Layout.grid`): it then takes no plain sequences and is never causal

@@ -375,6 +375,9 @@ class ChunkedAttentionMixer(Mixer):
         sliding: whether a token also sees the whole chunk before its own, if causal.
 
     Streaming state: at most one chunk of keys and values, or two if chunks slide.
+
+    >>> ChunkedAttentionMixer(8, chunk=32)(torch.randn(2, 100, 8)).shape
+    torch.Size([2, 100, 8])
     """
 
     def __init__(

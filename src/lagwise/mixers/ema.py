@@ -56,6 +56,12 @@ class EMAMixer(Derived, Mixer):
     also the tokens that it covers.
 
     Source: TCNCA eq. 1; MEGA (Ma et al. 2023), §3.1.
+
+    >>> mixer, x = EMAMixer(4).double(), torch.randn(2, 100, 4, dtype=torch.float64)
+    >>> first, state = mixer.prefill(x[:, :60], mixer.init_state(2))
+    >>> rest, state = mixer.prefill(x[:, 60:], state)  # chunks give what the whole gives
+    >>> torch.allclose(torch.cat([first, rest], 1), mixer(x))
+    True
     """
 
     def __init__(

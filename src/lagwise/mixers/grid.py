@@ -63,6 +63,11 @@ class GTU2d(Mixer):
     Each axis has its own kernel, built from the same spec. Grid, masks and errors as in `GridMixer`.
 
     Source: TNN §3.1 and fig. 2; SKI-TNN §5.2 (images as sequences in each dimension).
+
+    >>> from lagwise.ops import Layout
+    >>> images = torch.randn(2, 6 * 8, 4)  # 6 rows of 8 patches, row by row
+    >>> GTU2d(4)(images, layout=Layout(grid=(6, 8))).shape
+    torch.Size([2, 48, 4])
     """
 
     needs_grid = True

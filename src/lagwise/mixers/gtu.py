@@ -24,6 +24,9 @@ class GTU(Mixer):
         engine: as in `ToeplitzMixer`.
 
     ValueError if expansion times channels is less than 1.
+
+    >>> GTU(4, kernel={"name": "rpe"})(torch.randn(2, 100, 4)).shape
+    torch.Size([2, 100, 4])
     """
 
     any_rate = True

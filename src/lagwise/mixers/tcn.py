@@ -69,6 +69,9 @@ class TCNMixer(Derived, Mixer):
     Convolutions have no bias, so that zeros stay zeros.
 
     Source: TCNCA §2, app. E; Cheng et al. 2022 (CDIL-CNN) for circular.
+
+    >>> TCNMixer(4, kernel_size=5, dilation=3, depth=5)(torch.randn(2, 100, 4)).shape
+    torch.Size([2, 100, 4])
     """
 
     derives_from_parts = False

@@ -30,6 +30,9 @@ class TimestepNorm(Mixer):
     Streams in constant memory: the state is a mean and a variance for each group, and the number of tokens.
 
     Source: Megalodon (Ma et al. 2024), §3.2; decays: Gecko (Ma et al. 2026), as released.
+
+    >>> TimestepNorm(4, groups=2)(torch.randn(2, 100, 4)).shape
+    torch.Size([2, 100, 4])
     """
 
     def __init__(

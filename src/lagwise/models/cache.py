@@ -112,6 +112,14 @@ class StreamingCache(RowCache):
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
         past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
+
+    >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
+    >>> model = LagwiseForCausalLM(LagwiseConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1)).eval()
+    >>> ids, cache = torch.tensor([[1, 2, 3, 4]]), StreamingCache(1)
+    >>> with torch.no_grad():
+    ...     _ = model(ids[:, :2], past_key_values=cache)  # the rest continues from its states
+    ...     torch.allclose(model(ids[:, 2:], past_key_values=cache).logits, model(ids).logits[:, 2:], atol=1e-5)
+    True
     """
 
     def __init__(self, layers: int):

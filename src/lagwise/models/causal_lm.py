@@ -37,6 +37,13 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     and so is the first token of every packed document), and logits_to_keep, to compute only the last logits. With
     skip_logits and labels the logits are None where the loss can be computed without them, which takes less memory
     (`VocabularyHead.loss_without_logits`). `generate` uses a `StreamingCache`.
+
+    >>> model = LagwiseForCausalLM(LagwiseConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1)).eval()
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> model(ids).logits.shape, model(ids, labels=ids).loss.shape
+    (torch.Size([1, 3, 10]), torch.Size([]))
+    >>> model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0).shape
+    torch.Size([1, 5])
     """
 
     splits = True

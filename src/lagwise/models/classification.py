@@ -26,6 +26,11 @@ class LagwiseForSequenceClassification(Head):
     With ``config.pooling`` ``pair`` or ``signed_pair`` a row holds two texts, with token_type_ids 0 and 1. Each is
     processed as if it were alone, and the classifier gets features of both (`pool_pairs`). ValueError for packed rows,
     or without these ids.
+
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, causal=False)
+    >>> ids = torch.tensor([list(b"good"), list(b"fine")])
+    >>> LagwiseForSequenceClassification(config)(ids, labels=torch.tensor([0, 2])).logits.shape
+    torch.Size([2, 3])
     """
 
     accepts_loss_kwargs = False  # the loss is a mean over the rows of a micro-batch: the Trainer averages these

@@ -81,6 +81,10 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     bos_token_id, eos_token_id, pad_token_id: ids of special tokens; training takes them from the tokenizer.
 
     ValueError for a wrong type or an unknown name, at construction rather than at the first forward pass.
+
+    >>> config = LagwiseConfig(hidden_size=16, num_hidden_layers=2, block={"name": "mega", "chunk": 64})
+    >>> config.block["chunk"], config.causal
+    (64, True)
     """
 
     model_type: ClassVar[str] = "lagwise"

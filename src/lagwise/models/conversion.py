@@ -52,6 +52,12 @@ def recurrent_form(
 
     Raises:
         ValueError: If the model is not causal, has no lag kernel to replace, or a kernel cannot be reduced.
+
+    >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
+    >>> config = LagwiseConfig(vocab_size=10, hidden_size=4, num_hidden_layers=1)
+    >>> small, reductions = recurrent_form(LagwiseForCausalLM(config).eval(), 0.01, progress=False)
+    >>> small.config.block["token_mixer"]["kernel"]["name"]
+    'modal'
     """
     check_integer("lags", lags)
     require_loaded(model, "conversion")

@@ -68,6 +68,13 @@ def generate_text(
     Raises:
         ValueError: If an option is out of range, the prompt is too long for the model, or it contains a word that is
             unknown to the tokenizer.
+
+    >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
+    >>> from lagwise.data import load_tokenizer
+    >>> model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1)).eval()
+    >>> text = generate_text(model, load_tokenizer("bytes"), "Once", max_new_tokens=3, seed=1)
+    >>> text == generate_text(model, load_tokenizer("bytes"), "Once", max_new_tokens=3, seed=1)
+    True
     """
     check_integer("max_new_tokens", max_new_tokens)
     if not 0 <= temperature < math.inf or not 0 < top_p <= 1:

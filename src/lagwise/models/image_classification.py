@@ -23,6 +23,11 @@ class LagwiseForImageClassification(Head):
     pooling is the mean over patches unless ``config.pooling`` says otherwise.
 
     ValueError for a configuration whose inputs are not ``patches``, or whose pooling is for pairs of texts.
+
+    >>> inputs = {"name": "patches", "channels": 3, "size": 4}
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=10, inputs=inputs, causal=False)
+    >>> LagwiseForImageClassification(config)(torch.randn(2, 3, 32, 32)).logits.shape
+    torch.Size([2, 10])
     """
 
     main_input_name = "pixel_values"

@@ -64,6 +64,16 @@ def load_model(
         FileNotFoundError: If there is no such folder or no weights in it.
         ValueError: If a file is damaged, or the weights are not finite or do not fit the configuration (a file from
             another version).
+
+    >>> import tempfile
+    >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
+    >>> from lagwise.data import load_tokenizer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1)).save_pretrained(folder)
+    ...     _ = load_tokenizer("bytes").save_pretrained(folder)
+    ...     model, tokenizer = load_model(folder)
+    >>> type(model).__name__, model.training, tokenizer("Hi")["input_ids"]
+    ('LagwiseForCausalLM', False, [72, 105])
     """
     folder = expanded(folder)
     if not folder.is_dir():

@@ -26,6 +26,10 @@ class LagwiseForMaskedLM(VocabularyHead):
     It takes pieces of sequences (`split_sequences`).
 
     ValueError for a causal configuration, and for inputs other than tokens.
+
+    >>> config = LagwiseConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, causal=False)
+    >>> LagwiseForMaskedLM(config)(torch.tensor([[1, 9, 3]])).logits.shape  # 9 is the mask
+    torch.Size([1, 3, 10])
     """
 
     splits = True

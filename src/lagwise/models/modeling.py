@@ -162,6 +162,10 @@ class LagwiseModel(LagwisePreTrainedModel):
     and refuses pieces of sequences that are split between processes.
 
     Layers process only real tokens where a batch has much padding: hidden states at padding are then zero.
+
+    >>> model = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=2)).eval()
+    >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+    torch.Size([1, 3, 8])
     """
 
     def __init__(self, config: LagwiseConfig):

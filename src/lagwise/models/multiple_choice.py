@@ -21,6 +21,10 @@ class LagwiseForMultipleChoice(Head):
     Takes input_ids, attention_mask and token_type_ids ``(batch, choices, length)``, or inputs_embeds with one more
     axis, and labels ``(batch,)``, the number of the right choice, for the loss. Logits are ``(batch, choices)``.
     ValueError for inputs of another shape, packed rows, and a pooling of pairs.
+
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False)
+    >>> LagwiseForMultipleChoice(config)(torch.randint(256, (2, 4, 20))).logits.shape  # four choices
+    torch.Size([2, 4])
     """
 
     accepts_loss_kwargs = False  # the loss is a mean over the rows of a micro-batch: the Trainer averages these

@@ -41,6 +41,11 @@ class LagwiseForPrediction(Head):
     if it is not the number of these values. Normalisation and forecasts are in the
     precision of past_values, at least float32, whatever that of the weights. ValueError for other shapes and for
     infinite values.
+
+    >>> inputs = {"name": "values", "features": 16}  # patches of 8 steps
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs=inputs, prediction_length=24)
+    >>> LagwiseForPrediction(config)(torch.randn(2, 96, 3)).prediction_outputs.shape
+    torch.Size([2, 24, 3])
     """
 
     accepts_loss_kwargs = True

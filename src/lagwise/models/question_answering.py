@@ -18,6 +18,10 @@ class LagwiseForQuestionAnswering(Head):
     Takes the inputs of `LagwiseModel`, and for the loss start_positions and end_positions ``(batch,)``; as in
     transformers, those beyond the sequence are ignored, and negative ones count as 0. Logits are ``(batch, length)``
     each.
+
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False)
+    >>> LagwiseForQuestionAnswering(config)(torch.randint(256, (2, 20))).start_logits.shape
+    torch.Size([2, 20])
     """
 
     accepts_loss_kwargs = False  # the loss is a mean over the rows of a micro-batch: the Trainer averages these

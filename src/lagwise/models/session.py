@@ -45,6 +45,14 @@ class StreamingSession:
 
     Raises:
         ValueError: For another kind of model, and from calls that compute while the model is in training mode.
+
+    >>> from lagwise.models import LagwiseConfig
+    >>> model = LagwiseForCausalLM(LagwiseConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1)).eval()
+    >>> session = StreamingSession(model)
+    >>> first, second = session.add([1, 2, 3]), session.add([4])
+    >>> logits = session.step({first: 5, second: 6})
+    >>> len(session), logits.shape
+    (2, torch.Size([2, 10]))
     """
 
     def __init__(self, model: LagwiseForCausalLM, *, prefill_chunk: int = 2048):

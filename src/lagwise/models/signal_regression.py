@@ -167,6 +167,11 @@ class LagwiseForSignalRegression(Head):
     as for any other step. attention_mask is ``(batch, steps)``, and labels ``(batch, samples, outputs)``, NaN where
     they do not count, already delayed as the outputs are. The loss is the mean squared error over the outputs'
     deviations. ValueError for infinite values and other shapes.
+
+    >>> inputs = {"name": "values", "features": 2}
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs=inputs, outputs={"features": 1})
+    >>> LagwiseForSignalRegression(config)(torch.randn(3, 100, 2)).regression_outputs.shape
+    torch.Size([3, 100, 1])
     """
 
     accepts_loss_kwargs = False

@@ -40,6 +40,13 @@ class StreamingClassifier(SignalStream):
     Raises:
         ValueError: For another kind of model, one that is bidirectional or in training mode, or one with a limit of
             length.
+
+    >>> from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification
+    >>> inputs = {"name": "values", "features": 2}
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, inputs=inputs)
+    >>> stream = StreamingClassifier(LagwiseForSequenceClassification(config).eval())
+    >>> stream.push(torch.randn(5, 2)).shape  # five samples, three classes
+    torch.Size([5, 3])
     """
 
     what = "a streaming classifier"

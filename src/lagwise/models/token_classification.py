@@ -19,6 +19,10 @@ class LagwiseForTokenClassification(Head):
     Bidirectional if ``config.causal`` is false; a causal model classifies a series as it arrives. Takes the inputs of
     `LagwiseModel`, and labels ``(batch, length)`` for the loss, -100 at positions that do not count. Logits are
     ``(batch, length, config.num_labels)``.
+
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3)
+    >>> LagwiseForTokenClassification(config)(torch.tensor([list(b"good")])).logits.shape
+    torch.Size([1, 4, 3])
     """
 
     def __init__(self, config: LagwiseConfig):

@@ -35,6 +35,10 @@ class Layout:
 
     Raises:
         ValueError: If seq_idx and mask differ in shape.
+
+    >>> layout = Layout(torch.tensor([[False, True, True]]))  # one position of padding
+    >>> layout.padded_before, layout.padded_after
+    (True, False)
     """
 
     def __init__(

@@ -101,6 +101,10 @@ def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tenso
     """`toeplitz_product` through dense ``(channels, length, length)`` matrices: O(n²), for tests and short inputs.
 
     Formula, shapes, units, errors and source as in `toeplitz_product` (TNN eq. 3 and 4).
+
+    >>> x, taps = torch.randn(2, 100, 4), torch.randn(4, 30)
+    >>> torch.allclose(toeplitz_reference(x, taps), toeplitz_product(x, taps), atol=1e-4)
+    True
     """
     taps, _ = _validated(x, taps, causal, "dense", 1)
     dtype = compute_dtype(x, taps)
@@ -125,6 +129,9 @@ def truncation_length(decay: float, tolerance: float) -> int | None:
         ValueError: Outside these ranges.
 
     Source: TNN eq. 5; the bound is the geometric series of the omitted lags.
+
+    >>> truncation_length(0.99, 1e-3)  # 0.99 ** 688 = 0.00099
+    688
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay must be in [0, 1], got {decay}")

@@ -34,7 +34,11 @@ class Table(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric of validation data: its name, its name for people, and whether more of it is better."""
+    """A metric of validation data: its name, its name for people, and whether more of it is better.
+
+    >>> Metric("accuracy", "accuracy", greater_is_better=True).greater_is_better
+    True
+    """
 
     name: str
     label: str

@@ -132,7 +132,11 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with lagwise."""
+    """Names of the recipes that come with lagwise.
+
+    >>> "tnn-lm" in recipe_names()
+    True
+    """
     folder = resources.files("lagwise") / "recipes"
     return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
 
@@ -157,6 +161,10 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     Raises:
         ValueError: For an unknown key (with the nearest known one), a value of a wrong type, or a value out of range
             (docs/limits.md).
+
+    >>> recipe = load_recipe("tnn-lm", ["training.steps=5", "model.hidden_size=64"])
+    >>> recipe.training.steps, recipe.model["hidden_size"]
+    (5, 64)
     """
     path = expanded(name)
     if path.suffix in (".yaml", ".yml"):

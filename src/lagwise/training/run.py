@@ -229,7 +229,12 @@ def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextMan
 
 def check_recipe(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read, after all checks that need no data. A ValueError says what is
-    wrong."""
+    wrong.
+
+    >>> from lagwise.training import load_recipe
+    >>> type(check_recipe(load_recipe("tnn-lm"))).__name__
+    'LanguageModelling'
+    """
     _check_batch(recipe)
     check_shards(recipe.training)
     check_reports(recipe.training.report_to)

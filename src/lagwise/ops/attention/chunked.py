@@ -50,6 +50,11 @@ def chunked_attention(
 
     Source: TCNCA §2 and fig. 1; MEGA (Ma et al. 2023), §3.4, which counts chunks from the row's start, padding
     included; sliding chunks: Gecko (Ma et al. 2026), as released.
+
+    >>> x = torch.arange(6.0).view(1, 1, 6, 1)
+    >>> same = torch.zeros(1, 1, 6, 1)  # queries and keys without a preference: the mean of the tokens that are seen
+    >>> chunked_attention(same, same, x, chunk=3, causal=False).flatten().tolist()
+    [1.0, 1.0, 1.0, 4.0, 4.0, 4.0]
     """
     _check(query, key, value, chunk, function, bias, mask)
     if sliding:

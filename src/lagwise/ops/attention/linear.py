@@ -31,6 +31,11 @@ def linear_attention(
         y like value, and the new state, in float32 or better.
 
     Source: Katharopoulos et al. 2020, "Transformers are RNNs"; chunks as in Hua et al. 2022 (FLASH).
+
+    >>> ones, values = torch.ones(1, 1, 4, 1), torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 4, 1)
+    >>> y, state = linear_attention(ones, ones, values)  # a running sum
+    >>> y.flatten().tolist(), state.item()
+    ([1.0, 3.0, 6.0, 10.0], 10.0)
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key, value = (t.to(dtype) for t in (query, key, value))

@@ -32,6 +32,11 @@ def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | N
     In a graph that is compiled they come from the rotations, whose larger terms cancel: with more rounding.
 
     Source: LRU (Orvieto et al. 2023), §3; S5 (Smith et al. 2023), §2.2.
+
+    >>> x = torch.tensor([1, 0, 0, 1], dtype=torch.complex128).view(1, 4, 1)
+    >>> states, last = diagonal_scan(x, torch.tensor([0.5]).log(), torch.tensor([0.0]))
+    >>> [round(value, 3) for value in states.real.flatten().tolist()]
+    [1.0, 0.5, 0.25, 1.125]
     """
     if state is None:
         state = x.new_zeros(x.shape[0], x.shape[2])

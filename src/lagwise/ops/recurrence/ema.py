@@ -77,6 +77,11 @@ def ema_scan(
 
     Source: TCNCA eq. 1; MEGA eq. 3 to 5; the parallel scan of TCNCA app. B, by `block_scan`. A truncated average is the
     whole average minus a second one that starts ``truncation`` tokens later with weights ``w q**truncation``.
+
+    >>> x = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64).view(1, 4, 1)
+    >>> y = ema_scan(x, torch.ones(1, 1), torch.tensor([[0.5]]).log())
+    >>> [round(value, 3) for value in y.flatten().tolist()]
+    [1.0, 0.5, 0.25, 1.125]
     """
     late = x.shape[1] if truncation is None else _cut(x.shape[1], truncation)
     if late == x.shape[1]:

@@ -26,6 +26,10 @@ class Modes(NamedTuple):
     Shapes: poles p and weights w ``(channels, modes)`` complex, direct ``(channels,)`` real. A pair of conjugate poles
     is one mode with twice the weight. A channel with fewer modes is filled up with poles and weights of 0. Poles may be
     in float64 where the others are in float32: the error of a rounded pole grows with the text.
+
+    >>> half = torch.tensor([[0.5 + 0j]])  # k_l = 0.5 ** l, and 1 at lag 0
+    >>> modal_taps(Modes(half, torch.ones(1, 1, dtype=torch.complex64), torch.zeros(1)), 4).tolist()
+    [[1.0, 0.5, 0.25, 0.125]]
     """
 
     poles: Tensor

@@ -58,6 +58,12 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
 
     Raises:
         ValueError: For an even number of coefficients, another number of channels, or more nodes than tokens.
+
+    >>> x = torch.ones(1, 5, 1)
+    >>> slope = torch.arange(-2.0, 3.0)[None]  # the kernel k(lag) = lag, at 3 nodes: lags -4, -2, 0, 2, 4 of 5 tokens
+    >>> y = ski_product(x, 2 * slope)  # of a linear kernel interpolation is exact
+    >>> torch.allclose(y.flatten(), torch.tensor([-10.0, -5.0, 0.0, 5.0, 10.0]), atol=1e-5)
+    True
     """
     rank = (coefficients.shape[1] + 1) // 2
     if coefficients.shape[0] != x.shape[2] or coefficients.shape[1] % 2 == 0 or rank > x.shape[1]:

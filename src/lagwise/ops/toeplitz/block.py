@@ -71,6 +71,11 @@ def toeplitz_matrix(taps: Tensor, length: int, *, causal: bool = True) -> Tensor
 
     Raises:
         ValueError: For an even number of two-sided taps.
+
+    >>> toeplitz_matrix(torch.tensor([[1.0, 0.5]]), 3)
+    tensor([[[1.0000, 0.0000, 0.0000],
+             [0.5000, 1.0000, 0.0000],
+             [0.0000, 0.5000, 1.0000]]])
     """
     origin = 0 if causal else centre(taps)
     lag = torch.arange(length, device=taps.device)[:, None] - torch.arange(length, device=taps.device)[None, :]

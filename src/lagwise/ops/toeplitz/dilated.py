@@ -36,6 +36,10 @@ def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool 
         ValueError: For an empty signal, other shapes, a dilation below 1, or an even K for a centred convolution.
 
     Source: TCNCA §2. Exactly causal for finite values.
+
+    >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1)
+    >>> dilated_convolution(x, torch.tensor([[1.0, 10.0]]), dilation=2).flatten().tolist()
+    [1.0, 2.0, 13.0, 24.0]
     """
     if x.dim() != 3 or x.shape[1] == 0 or taps.dim() != 2 or taps.shape[0] != x.shape[2] or taps.shape[1] == 0:
         expected = "x (batch, length >= 1, channels) and taps (channels, K >= 1)"
@@ -85,6 +89,10 @@ def dilated_stack(x: Tensor, taps: Sequence[Tensor], dilations: Sequence[int], *
     Preconditions: ValueError unless there are as many dilations as taps; otherwise as `dilated_convolution`.
 
     Source: TCNCA §2; app. H, which measures it.
+
+    >>> x = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]).view(1, 5, 1)
+    >>> dilated_stack(x, 2 * [torch.ones(1, 2)], dilations=[1, 2]).flatten().tolist()  # it sees 4 tokens
+    [1.0, 1.0, 1.0, 1.0, 0.0]
     """
     for weight, dilation in zip(taps, dilations, strict=True):
         x = dilated_convolution(x, weight, dilation, causal=causal)
