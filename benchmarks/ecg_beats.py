@@ -30,11 +30,15 @@ from lagwise.training import load_recipe, make_task
 
 NAMES = ("none", "N", "S", "V", "F", "Q")
 LEARNED = ("N", "S", "V")  # the others are too rare in DS1
-SHARES = {"N": 1.0, "S": 0.1, "V": 0.2}  # of the classes in the loss; within a class, of records by the root of theirs
-FACTORS = (0.25, 0.5, 1.0, 2.0)  # of the probability of S
+SHARES = {
+    "N": 1.0,
+    "S": 0.1,
+    "V": 0.2,
+}  # weights of classes in the loss; of records, the root of their beats
+FACTORS = (0.25, 0.5, 1.0, 2.0)  # that multiply the probability of S
 FACTOR = 2.0  # the one that `choose` finds nearest to both aims
 AIMS = (0.6, 0.4)  # sensitivity and positive predictivity of S
-TOLERANCE = round(0.15 * RATE)  # of a match
+TOLERANCE = round(0.15 * RATE)  # samples between an event and its match, at most
 BEFORE, AFTER, EVERY = 144, 180, 4  # samples of a beat's shape around it, and between those that are kept
 REACH = 30  # samples that a position may move to the middle of its QRS complex
 MEMORY = 48  # beats of a running median

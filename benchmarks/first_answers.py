@@ -137,7 +137,7 @@ def image_case(recipe: str, data: str) -> Case:
 
 
 def _gradients(pixels: np.ndarray) -> np.ndarray:
-    """Histograms of gradients of a picture ``(channels, height, width)``, over cells of a quarter of its side."""
+    """Histograms of gradients of an image ``(channels, height, width)``, over cells of a quarter of its side."""
     hog: Any = importlib.import_module("skimage.feature").hog
     cell = pixels.shape[1] // 4, pixels.shape[2] // 4
     return hog(pixels, orientations=9, pixels_per_cell=cell, cells_per_block=(2, 2), channel_axis=0)

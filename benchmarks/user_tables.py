@@ -3,7 +3,7 @@
     pip install vega_datasets
     python benchmarks/user_tables.py FOLDER --out benchmarks/results/user-tables-cpu.json
 
-writes ``stocks.csv`` (real monthly prices of five companies, a row for each company and month, from vega_datasets),
+writes ``stocks.csv`` (real monthly prices of five companies, one row per company and month, from vega_datasets),
 ``sales.csv`` (simulated: 60 series of two years of days, with prices, promotions and holidays) and ``visits.csv``
 (simulated: the opening hours of 130 days, with holidays and terms), and scores forecasts of their last rows with
 observed values, as ``lagwise forecast`` makes them, from the rows before, with and without columns.

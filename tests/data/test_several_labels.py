@@ -81,7 +81,7 @@ def test_columns_of_labels_keep_their_order(tmp_path: Path) -> None:
         ValueError, match=r"no column 'label'.*'dull' and 'long', are labels with task.kind=multi_label"
     ):
         read_labelled(open_rows(name), ("text",), "label")
-    with pytest.raises(ValueError, match=r"2 columns, which are several labels a row, but task\.kind=regression"):
+    with pytest.raises(ValueError, match=r"2 columns, which are several labels per row, but task\.kind=regression"):
         read_labelled(open_rows(name), ("text",), ["new", "dull"], kind="regression")
 
 

@@ -278,7 +278,7 @@ def test_padding_may_be_nan(length: int) -> None:
         ({"chunk": 2.5}, r"chunk must be an integer .* got 2\.5"),
         ({"evaluation_chunk": 0}, "evaluation_chunk must be .* got 0"),
         ({"function": "sofmax"}, "unknown function: 'sofmax'; did you mean 'softmax'"),
-        ({"sliding": True, "causal": False}, "sliding chunks are of causal attention"),
+        ({"sliding": True, "causal": False}, "sliding chunks need causal attention"),
         ({"position": "rop"}, "unknown position: 'rop'; did you mean 'rope'"),
     ],
 )

@@ -102,7 +102,7 @@ def test_sliding_chunks_wider_than_what_is_computed_at_a_time() -> None:
 
 def test_sliding_chunks_refuse_what_they_have_no_meaning_for() -> None:
     q, k, v = inputs(1, 1, 9)
-    with pytest.raises(ValueError, match="sliding chunks are of causal attention"):
+    with pytest.raises(ValueError, match="sliding chunks need causal attention"):
         chunked_attention(q, k, v, chunk=4, causal=False, sliding=True)
     for bias in (torch.zeros(1, 9, 9), torch.zeros(1, 13)):
         with pytest.raises(ValueError, match="bias of sliding chunks must be by lag"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data.arrays import row_arrays
-from lagwise.data.packing import input_tensors, label_tensor
+from lagwise.data.packing import IGNORED, input_tensors, label_tensor
 from lagwise.tables import check_integer
 
 if TYPE_CHECKING:
@@ -132,6 +132,15 @@ class PaddingCollator:
         return batch | label_tensor(examples)
 
 
+def padded_labels(examples: Sequence[Mapping[str, Tensor]], size: int) -> Tensor:
+    """The labels of examples ``(batch, size, ...)``, with -100 after the end of each."""
+    first = examples[0]["labels"]
+    labels = first.new_full((len(examples), size, *first.shape[1:]), IGNORED)
+    for own, example in zip(labels, examples, strict=True):
+        own[: len(example["labels"])] = example["labels"]
+    return labels
+
+
 def length_step(length: int, most: int) -> int:
     """The multiple to which a training pads a batch of that length: an eighth of the largest power of two in it, and
     less where the padded length would exceed ``most``.
@@ -161,7 +170,7 @@ def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """A batch of which the Trainer counts all labels; it treats -100 as a label that the loss skips."""
     labels = batch.get("labels")
     if labels is not None and labels.is_floating_point():
-        batch["labels"] = labels.masked_fill(labels == -100, float(np.nextafter(np.float32(-100), np.float32(0))))
+        batch["labels"] = labels.masked_fill(labels == IGNORED, float(np.nextafter(np.float32(-100), np.float32(0))))
     return batch
 
 

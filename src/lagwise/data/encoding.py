@@ -52,7 +52,7 @@ class RowEncoder:
         return Dataset(self.table(rows))
 
     def table(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> pa.Table:
-        """The same as a table of Arrow, which needs no import of datasets: half a second."""
+        """The same as a table of Arrow, without importing datasets, which takes half a second."""
         import pyarrow as pa
 
         source: Any = rows

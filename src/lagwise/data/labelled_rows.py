@@ -274,7 +274,7 @@ def _labels(tables: dict[str, Dataset], label: str | list[str], kind: str, where
     if isinstance(label, list):
         if kind not in ("auto", MULTI_LABEL):
             raise ValueError(
-                f"task.label has {len(label)} columns, which are several labels a row, but task.kind={kind}"
+                f"task.label has {len(label)} columns, which are several labels per row, but task.kind={kind}"
             )
         return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
     if kind == MULTI_LABEL or (kind == "auto" and has_lists(cells["train"])):

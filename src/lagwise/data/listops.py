@@ -39,7 +39,7 @@ class _Level:
 
 @dataclass(frozen=True)
 class Expressions:
-    """Expressions, a row each.
+    """Expressions, one per row.
 
     Attributes:
         codes: the tokens of each expression, 0..9 digits, 10..13 operators by `OPERATORS`, 14 the end of a list.

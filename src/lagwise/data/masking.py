@@ -16,6 +16,7 @@ from lagwise.data.tokenizers import word_edges
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+EVALUATION_SEED = 2**31  # differs from training's seeds: every evaluation hides the same parts
 _LONGEST_WORD = 16  # tokens; in scripts without spaces tokens do not mark words
 STEPS_HIDDEN, STEPS_TOGETHER = 0.3, 3.0  # share of the steps of a series, and mean length of a hidden span
 _MASKED, _RANDOM = 0.8, 0.9  # below the first a chosen token is masked, below the second it is another one

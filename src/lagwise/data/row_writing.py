@@ -15,7 +15,7 @@ from lagwise.files import saved_whole
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
-    """Write rows as .csv, with every column that any of them has, except series and pictures."""
+    """Write rows as .csv, with every column that any of them has, except series and images."""
     names = dict.fromkeys(name for row in rows for name in row)
     kept = [name for name in names if not any(isinstance(row.get(name), list | bytes | np.ndarray) for row in rows)]
     writer = csv.DictWriter(file, fieldnames=kept, extrasaction="ignore", lineterminator="\n")

@@ -16,9 +16,9 @@ import numpy as np
 from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.numbers import count_up
-from lagwise.data.reading import inner_suffix
-from lagwise.data.sound_files import COMPRESSED, read_compressed
-from lagwise.data.text_tables import TextTable
+from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
+from lagwise.data.text_tables import TextTable, read_head
 from lagwise.tables import known
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ FOLDER_LABEL = "label"  # the column of the names of folders
 SOUND_COLUMNS = (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 UNNAMED = "Unnamed: 0"  # a first column without a name
 _UNKNOWN_SIZE = 0x7FFF0000  # and more: of a .wav file that was written to a pipe
-_COUNTED = 5  # rows that show whether a column counts them
+_COUNTED, _HEAD = 5, 100  # rows that show whether a column counts them: the least, and the first ones that are read
 _INDEX = re.compile(r"index|idx|level_0|(\w+[ _])?id|row([ _]\w+)?", re.IGNORECASE)  # names of numbers of rows
 _KEYS = 4  # columns, the first ones, that may say which series a line is of, and when
 
@@ -193,12 +193,19 @@ def _restarts(cells: Sequence[str], starts: Sequence[int]) -> bool:
     return all(values[i] > values[i - 1] for i in inside) and all(values[i] <= values[i - 1] for i in starts[1:])
 
 
-def row_numbers(table: TextTable, names: Sequence[str], *, samples: bool) -> list[str]:
-    """Those of the columns ``names`` that number the rows: a first one without a name, as pandas and R write, one
-    called as an index with a different integer for each row, and any that counts from one row to the next.
+def first_rate(files: Mapping[str, Sequence[Path]]) -> int | None:
+    """The sampling rate in Hz of the first sound of files in splits; None if there is none."""
+    sound = next((path for paths in files.values() for path in paths if inner_suffix(path) in SOUNDS), None)
+    return None if sound is None else read_sound(read_whole(sound), sound)[0]
+
+
+def row_numbers(path: Path, names: Sequence[str], *, samples: bool) -> list[str]:
+    """Those of the columns ``names`` of a file that number its rows: a first one without a name, as pandas and R write,
+    one called as an index with a different integer for each row, and any that counts from one row to the next.
 
     samples: the rows are samples, of which other columns than an index may count, such as times.
     """
+    table = read_head(path, _HEAD)
     return [name for name in names if name == UNNAMED or _numbers_rows(name, table.columns[name], samples)]
 
 

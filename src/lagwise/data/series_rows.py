@@ -11,22 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from lagwise.data.folders import class_folders, nested_note
-from lagwise.data.reading import read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.series_files import (
     SERIES,
+    first_rate,
     lines_table,
     long_columns,
-    read_sound,
     recording_table,
     row_numbers,
 )
-from lagwise.data.sound_files import SOUNDS
-from lagwise.data.text_tables import is_data, no_header, read_head, read_text_table
+from lagwise.data.text_tables import is_data, no_header, read_text_table
 from lagwise.files import expanded
-
-_COUNTED = 100  # rows that show whether a column numbers them
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,9 @@ class SeriesSource(RowSource):
         tables, ``lines``, and ``features`` if all tables have the same. ValueError for options of tables that are given
         without such files."""
         options: dict[str, Any] = {}
-        sound = next((p for s in self.split_names for p in self.files.get(s, ()) if file_kind(p) in SOUNDS), None)
-        if sound is not None:
-            options["rate"] = read_sound(read_whole(sound), sound)[0]
+        rate = first_rate(self.files)
+        if rate is not None:
+            options["rate"] = rate
         if not self._tables and (self.features or self.lines is not None):
             raise ValueError(f"task.features and task.lines are for .csv and .tsv files, but {self.name!r} has none")
         if self._tables and not self.per_sample:
@@ -150,8 +146,7 @@ class SeriesSource(RowSource):
     @cached_property
     def _row_numbers(self) -> list[str]:
         """Columns of the first table that number its rows."""
-        table = read_head(self._tables[0], _COUNTED)
-        return row_numbers(table, self._all_features(table.names), samples=not self._has_lines)
+        return row_numbers(self._tables[0], self._all_features(self._columns_of_tables[0]), samples=not self._has_lines)
 
     @property
     def _first(self) -> list[str]:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lagwise.data.arrays import row_arrays
 from lagwise.data.augmentation import CHANGES, changed, stretched
-from lagwise.data.batches import PaddingCollator
+from lagwise.data.batches import PaddingCollator, padded_labels
 from lagwise.data.packing import IGNORED
 from lagwise.tables import check_integer
 
@@ -168,9 +168,6 @@ class WindowCollator:
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         batch = self.pad(examples)
         if "labels" in examples[0]:
-            first, samples = examples[0]["labels"], batch["input_values"].shape[1]
-            size = samples // self.stride if first.dim() == 1 else samples
-            batch["labels"] = first.new_full((len(examples), size, *first.shape[1:]), IGNORED)
-            for own, example in zip(batch["labels"], examples, strict=True):
-                own[: len(example["labels"])] = example["labels"]
+            samples, of_steps = batch["input_values"].shape[1], examples[0]["labels"].dim() == 1
+            batch["labels"] = padded_labels(examples, samples // self.stride if of_steps else samples)
         return batch

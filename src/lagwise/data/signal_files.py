@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ from lagwise.data.folders import by_split, check_file, files_below, split_word, 
 from lagwise.data.reading import inner_suffix, is_compressed, read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.series_files import SERIES, read_sound, row_numbers
+from lagwise.data.series_files import SERIES, first_rate, read_sound, row_numbers
 from lagwise.data.sound_files import SOUNDS
-from lagwise.data.text_tables import read_head, read_text_table
+from lagwise.data.text_tables import read_text_table
 from lagwise.files import expanded
 from lagwise.tables import known
 
@@ -26,12 +27,16 @@ INPUTS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
 TARGETS = ("clean", "target", "targets", "output", "outputs", "reference", "references")
 TARGET = ["target"]  # columns, where none are named
 _ROLE = re.compile(rf"(?<![a-z])({'|'.join((*INPUTS, *TARGETS))})(?![a-z])", re.IGNORECASE)
-_COUNTED = 100  # rows that show whether a column numbers them
 
 
 class Signal(NamedTuple):
-    """where: its file and row, for people. inputs, targets: ``(samples, features)``, NaN where a sample is missing.
-    rate: the sampling rate of a sound, in Hz."""
+    """A signal and its target.
+
+    Attributes:
+        where: its file and row, for people.
+        inputs, targets: ``(samples, features)``, NaN where a sample is missing.
+        rate: the sampling rate of a sound, in Hz.
+    """
 
     where: str
     inputs: np.ndarray
@@ -43,7 +48,9 @@ class Signal(NamedTuple):
 class SignalSource:
     """Signals and the targets of their samples; see `open_signals`.
 
-    rows: the files; of pairs, those of the inputs. partners: the target of each input of a pair.
+    Attributes:
+        rows: the files; of pairs, those of the inputs.
+        partners: the target of each input of a pair.
     """
 
     rows: RowSource
@@ -69,7 +76,7 @@ class SignalSource:
         )
         return hashlib.sha256(f"{self.rows.key()}{others}{self.columns}".encode()).hexdigest()
 
-    @property
+    @cached_property
     def columns(self) -> tuple[list[str], list[str]]:
         """The columns of the inputs and of the targets in tables and records; of sounds none."""
         first = next((path for paths in self.rows.files.values() for path in paths), None)
@@ -80,16 +87,14 @@ class SignalSource:
             return inputs, inputs if self.targets is None else list(self.targets)
         names = read_columns(first)
         others = [name for name in names if name not in (self.targets or ())]
-        numbers = row_numbers(read_head(first, _COUNTED), others, samples=True)
+        numbers = row_numbers(first, others, samples=True)
         inputs = list(self.features or [name for name in others if name not in numbers])
         return inputs, inputs if self.targets is None else list(self.targets)
 
-    def found(self) -> dict[str, Any]:
+    def reading_options(self) -> dict[str, Any]:
         """The options that read other files as these: ``rate`` of sounds, ``features`` of tables."""
-        sound = next((p for paths in self.rows.files.values() for p in paths if file_kind(p) in SOUNDS), None)
-        if sound is not None:
-            return {"rate": read_sound(read_whole(sound), sound)[0]}
-        return {"features": self.columns[0]}
+        rate = first_rate(self.rows.files)
+        return {"features": self.columns[0]} if rate is None else {"rate": rate}
 
     def signals(self, split: str) -> Iterator[Signal]:
         """The signals of a split that the data name, in order. ValueError names the file and what is wrong with it."""

@@ -20,7 +20,7 @@ ROWS_HELD_OUT, TEXT_HELD_OUT = 0.1, 0.05
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _MOST_NAMED = 10  # classes in a message
 Item = TypeVar("Item")
-Share = tuple[float, float]  # of a sequence, from and to
+Share = tuple[float, float]  # a part of a sequence, from and to, as shares of it
 Places = tuple[str, Sequence[int] | None]  # a split that the data name, and the numbers of rows in it; None for all
 
 
@@ -180,6 +180,20 @@ def split_places(
     for i, content in enumerate(hashes):
         dealt[places.get(content, "train")].append(i)
     return {split: ("train", dealt[split]) if split in ("train", *missing) else (split, None) for split in SPLITS}
+
+
+def random_rows(labels: np.ndarray, random: Any, *, least: int = 0) -> np.ndarray:
+    """Which rows are held out: of each class a random tenth, and ``least`` at least where it has more rows.
+
+    Args:
+        labels: classes from 0.
+        random: a generator of numpy.
+    """
+    held = np.zeros(len(labels), dtype=bool)
+    for each in range(labels.max() + 1):
+        own = random.permutation(np.flatnonzero(labels == each))
+        held[own[: max(int(ROWS_HELD_OUT * len(own)), min(least, len(own) - 1))]] = True
+    return held
 
 
 def split_series(tables: dict[str, Dataset], what: str) -> tuple[dict[str, tuple[Dataset, Share]], list[str]]:

@@ -137,8 +137,8 @@ class TextStream(IterableDataset):
         self.whole = text.rows.num_shards % readers == 0  # else rows that follow each other have other readers
         self.length, self.batch_size, self.seed = length, batch_size, seed
         self.reader, self.readers = reader, readers
-        self.batches = max(1, shuffled // (length * batch_size))  # of a buffer
-        self.states: list[Any] = [None]  # of every worker
+        self.batches = max(1, shuffled // (length * batch_size))  # in a buffer
+        self.states: list[Any] = [None]  # one for each worker
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, Any]]]:
         info = get_worker_info()

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 LEVELS = ("mean", "last", "none")
 _CHUNK = 4096  # windows to create at a time where they are needed
 _SERIES = 256  # to transform at a time
-_ROWS = 256  # of products to compute at a time
+_ROWS = 256  # rows of products that are computed at a time
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class ChunkedAttention(Derived):
         if position in ("rope", "rotary") and query_size % 2:
             raise ValueError(f"position {position!r} needs an even size of queries, got {query_size}")
         if sliding and not causal:
-            raise ValueError("sliding chunks are of causal attention: a token sees the chunk before its own")
+            raise ValueError("sliding chunks need causal attention: a token sees the chunk before its own")
         self.chunks = 2 if sliding else 1  # that a token sees
         widest = max(self.chunk, self.evaluation_chunk) * self.chunks
         self.lag_table: nn.Parameter | None = None

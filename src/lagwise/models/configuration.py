@@ -73,7 +73,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     ``window`` of its filters, ``mean`` and ``std``.
     label_mean, label_std: of the labels of a regression; its output is scaled and shifted by them, so that weights
     learn numbers near 1 whatever the labels' unit.
-    threshold: of several labels a row (``problem_type="multi_label_classification"``): the probability above which a
+    threshold: for several labels per row (``problem_type="multi_label_classification"``): the probability above which a
     row has a label; None for 0.5.
     initializer_range: standard deviation of linear and embedding weights at the start.
     use_cache: whether a causal model returns its state, to continue from.

@@ -42,8 +42,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 _SIZES = ("vocab_size", "d_model", "max_seq_len", "emb_dim", "n_layer", "filter_order", "pad_vocab_size_multiple")
 _FIXED = {"hyena_order": 2, "short_filter_order": 3, "train_freq": True}
-_SHIFT, _FAST, _SLOW, _TARGET = 0.05, 0.3, 1.5, 0.01  # of the windows, which their configuration does not name
-_TOLERANCE = 1e-4  # of tables that are computed here, and stored there
+_SHIFT, _FAST, _SLOW, _TARGET = 0.05, 0.3, 1.5, 0.01  # the windows' constants, which the configuration does not name
+_TOLERANCE = 1e-4  # between tables that are computed here and those that are stored there
 SPECIAL = ("[CLS]", "[SEP]", "[BOS]", "[MASK]", "[PAD]", "[RESERVED]", "[UNK]")  # the first ids of its tokenizer
 _PARTS = ("weight", "bias")
 _OF_MODEL = {

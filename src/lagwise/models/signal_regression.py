@@ -17,7 +17,7 @@ from lagwise.models.embeddings import ValueInput
 from lagwise.models.heads import Head
 from lagwise.tables import build, check_integer
 
-_FLOOR = 1e-4  # of a filter's power, before the logarithm
+_FLOOR = 1e-4  # added to a filter's power before the logarithm
 _LEVELS = 4.0  # divides logarithms of powers, which then are about as large as standardised samples
 
 
@@ -111,7 +111,7 @@ class SignalOutputs(nn.Module):
             return
         kind = torch.float64
         place = torch.arange(self.window, dtype=kind)
-        at = self.before + torch.arange(self.stride, dtype=kind) - self.delay  # of the output samples in the window
+        at = self.before + torch.arange(self.stride, dtype=kind) - self.delay  # where the outputs are in the window
         middle, half = self.before + self.stride / 2 - self.delay, self.stride / 2
 
         def weight(place: Tensor) -> Tensor:

@@ -360,7 +360,7 @@ def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
 
 
 def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Booleans and whole numbers on the CPU, by one copy of those whose values the host does not know."""
+    """Booleans and integers on the CPU, by one copy of those whose values the host does not know."""
     given = [t for t in tensors if t is not None]
     new = [t for t in given if t.device.type != "cpu" and t not in _known]
     flat = torch.cat([t.flatten().long() for t in new]).cpu() if new else None
@@ -375,7 +375,7 @@ def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def on_device(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    """Booleans and whole numbers of the CPU on a device, by one copy, for which the host does not wait."""
+    """Booleans and integers of the CPU on a device, by one copy, for which the host does not wait."""
     given = [t for t in tensors if t is not None]
     if not given or device.type == "cpu":
         return list(tensors)

@@ -22,6 +22,7 @@ from lagwise.data import (
     masked_example,
     with_mask,
 )
+from lagwise.data.masking import EVALUATION_SEED
 from lagwise.data.options import DataOptions
 from lagwise.evaluation import masked_score
 from lagwise.progress import progress_bar
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEFAULT_TOKENS = 8 * 8192
-_EVALUATION_SEED = 2**31  # differs from training's seeds: every evaluation hides the same tokens
 
 
 class HiddenText(TextData):
@@ -51,7 +51,7 @@ class HiddenText(TextData):
 
     def validation_examples(self, tokens: int) -> Dataset:
         length = self.task.data.evaluate_length or self.task.data.length
-        return self._masked(self.text.validation_examples(length, tokens), _EVALUATION_SEED)
+        return self._masked(self.text.validation_examples(length, tokens), EVALUATION_SEED)
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return collate_documents(rows)
@@ -101,7 +101,7 @@ class HiddenText(TextData):
         masking, ids = self._masking, tokens.astype(np.int64)
         starts = range(0, len(ids), self.task.data.length)
         pieces = [
-            masking(ids[i : i + self.task.data.length], np.random.default_rng((_EVALUATION_SEED, i))) for i in starts
+            masking(ids[i : i + self.task.data.length], np.random.default_rng((EVALUATION_SEED, i))) for i in starts
         ]
         hidden, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*pieces, strict=True))
         return hidden, labels, torch.from_numpy(document_of(ids, self._end_of_text))

@@ -17,10 +17,11 @@ from torch.utils.data import Dataset
 
 import lagwise.models as models
 from lagwise.data import BucketedExamples, EncodedExamples, Masking, load_tokenizer, with_mask
-from lagwise.data.batches import by_length, length_step, like_lengths
-from lagwise.data.masking import hidden_steps
+from lagwise.data.batches import by_length, length_step, like_lengths, padded_labels
+from lagwise.data.masking import EVALUATION_SEED, hidden_steps
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
+from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tables import build, known
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("masked", "next")
 _ROWS = "sequence_classification"
-_EVALUATION_SEED = 2**31  # differs from training's seeds: every evaluation hides the same parts
 _OF_LABELS = ("num_labels", "id2label", "label2id", "problem_type", "label_mean", "label_std")
 _METRICS = {
     "tokens": Metric("perplexity", "perplexity", greater_is_better=False),
@@ -110,8 +110,7 @@ class RowModelling(Task):
         config: Any = read_config(run)
         tokenizer = load_tokenizer(str(run.resolve())) if self.inputs == "tokens" else None
         found = ModelledRows(self, ClassifiedRows(self.rows, tokenizer), config)
-        tables = self.open_rows(source).read()
-        rows = tables["test"] if "test" in tables else next(iter(tables.values()))
+        rows = rows_to_evaluate(self.open_rows(source).read(), source)
         found.scored = {"test": self.rows.encoder(config, tokenizer)(rows)}
         return found
 
@@ -136,8 +135,12 @@ class RowModelling(Task):
 
 
 class ModelledRows(TaskData):
-    """Rows whose parts are predicted. labelled: the rows. config: of a trained model, for other data than the task's
-    own."""
+    """Rows whose parts are predicted.
+
+    Args:
+        labelled: the rows.
+        config: that of a trained model, for other data than the task's own.
+    """
 
     task: RowModelling
 
@@ -194,7 +197,7 @@ class ModelledRows(TaskData):
         return HiddenRows(BucketedExamples(self.train, batch_size, steps=steps, seed=seed), self.hidden, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return HiddenRows(EncodedExamples(by_length(self.scored["valid"])[0]), self.hidden, _EVALUATION_SEED)
+        return HiddenRows(EncodedExamples(by_length(self.scored["valid"])[0]), self.hidden, EVALUATION_SEED)
 
     def tokens_per_example(self) -> float:
         return float(np.mean(self.train["length"][:])) / self.task.rows.stride
@@ -234,11 +237,7 @@ class ModelledRows(TaskData):
         inputs = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
         batch = self.task.rows.padded(self.tokenizer, inputs, **options)
         length = self.task.rows.steps(next(iter(batch.values())).shape[1])
-        first = rows[0]["labels"]
-        labels = first.new_full((len(rows), length, *first.shape[1:]), IGNORED)
-        for own, row in zip(labels, rows, strict=True):
-            own[: len(row["labels"])] = row["labels"]
-        return {**batch, "labels": labels}
+        return {**batch, "labels": padded_labels(rows, length)}
 
     def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
         shifted = self.task.inputs == "tokens" and self.task.objective == "next"
@@ -263,7 +262,7 @@ class ModelledRows(TaskData):
     def losses(self, model: Any, rows: Rows, progress: bool) -> tuple[np.ndarray, np.ndarray]:
         """The sum of the losses of each row's hidden parts ``(rows,)``, and their number."""
         ordered, order = by_length(rows)
-        examples = HiddenRows(EncodedExamples(ordered), self.hidden, _EVALUATION_SEED)
+        examples = HiddenRows(EncodedExamples(ordered), self.hidden, EVALUATION_SEED)
         found = np.zeros((2, len(order)))
         with progress_bar(desc="scoring", total=len(order), unit="row", show=progress) as bar:
             for places in like_lengths(ordered["length"][:], _TOKENS_SCORED):

@@ -24,7 +24,7 @@ METRICS = {
 }
 _OF_NUMBERS = ("pearson", "spearman")
 _OF_SEVERAL = ("micro_f1", "macro_f1", "exact_match")
-_THRESHOLDS = [round(i / 20, 2) for i in range(1, 20)]  # of probabilities
+_THRESHOLDS = [round(i / 20, 2) for i in range(1, 20)]  # probabilities to try
 _ROWS_TO_CHOOSE = 100
 _DEFAULT = {"regression": "pearson", MULTI_LABEL: "micro_f1"}
 

@@ -210,9 +210,9 @@ class SequenceClassification(Labelled):
             complements(tokenizer)  # an error before any work
         check_metric(self.metric, rows.kind, rows.label_names)
         if self.threshold is not None and rows.kind != MULTI_LABEL:
-            raise ValueError(f"task.threshold {self.threshold} is for several labels a row (task.kind={MULTI_LABEL})")
+            raise ValueError(f"task.threshold {self.threshold} is for several labels per row (task.kind={MULTI_LABEL})")
         if rows.kind == MULTI_LABEL and self.class_weights != "none":
-            raise ValueError("task.class_weights does not apply to several labels a row, which have a task.threshold")
+            raise ValueError("task.class_weights does not apply to several labels per row, which have a task.threshold")
         if rows.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
         if run is None and self.inputs == "values":

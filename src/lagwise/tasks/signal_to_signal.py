@@ -138,7 +138,7 @@ class SignalToSignal(Task):
         """The noise, not yet read, of the sampling rate of the signals."""
         if self.noise is None:
             return None
-        return open_signals(self.noise, features=None, alone=True, rate=self.source.found().get("rate"))
+        return open_signals(self.noise, features=None, alone=True, rate=self.source.reading_options().get("rate"))
 
     def _signals(self, name: str) -> SignalSource:
         return open_signals(name, features=self.features, targets=self.targets, rate=self.rate, alone=self.made)
@@ -315,8 +315,12 @@ class _Inputs:
 
 
 class SignalData(TaskData):
-    """Signals and their targets. pairs: None for other data than the task's own. scored: signals to evaluate, by
-    split."""
+    """Signals and their targets.
+
+    Args:
+        pairs: None for other data than the task's own.
+        scored: signals to evaluate, by split.
+    """
 
     task: SignalToSignal
 
@@ -336,7 +340,7 @@ class SignalData(TaskData):
         return {name: {**fixed[name], **own} for name, own in found.items()}
 
     def resolved(self) -> dict[str, Any]:
-        return self.task.source.found()
+        return self.task.source.reading_options()
 
     def notes(self) -> Sequence[str]:
         lines, rate = [], self.resolved().get("rate")
@@ -383,7 +387,7 @@ class SignalData(TaskData):
         return total / torch.as_tensor(counted, device=total.device).clamp(min=1)
 
     def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each window: squared and absolute errors, their number, the SI-SDR and its weight."""
+        """For each window: squared and absolute errors, their number, the SI-SDR and its weight."""
         y = (logits[0] if isinstance(logits, tuple) else logits).float()
         real = labels != IGNORED
         errors = (y - labels).masked_fill(~real, 0)

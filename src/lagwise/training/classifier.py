@@ -22,6 +22,7 @@ from sklearn.utils.validation import (
 from lagwise.data import PaddingCollator, RowEncoder, load_tokenizer, spellings
 from lagwise.data.batches import like_lengths
 from lagwise.data.encoding import feature_scale
+from lagwise.data.splits import random_rows
 from lagwise.files import expanded, read_json, saved_whole
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.loading import load_model, quiet, save_tokenizer
@@ -35,7 +36,6 @@ _FILE = "classifier.json"
 _FEATURES = {"table": "columns", "series": "convolutions", "texts": "ngrams"}
 _READS = {"table": "rows of numbers (rows, columns)", "series": "series (n, channels, length)", "texts": "texts"}
 _ENOUGH = 2500  # rows of which some are held out to choose by; of fewer, each is left out in turn, or in folds
-_HELD_OUT = 0.1
 _VALUES_A_BATCH = 1 << 18
 _KINDS = "bifuU"  # numpy's kinds of dtype that classes may have
 
@@ -129,7 +129,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             self.penalty_ = None
             return self
         self.tokenizer_, self.length_ = load_tokenizer("bytes") if kind == "texts" else None, None
-        held = _held_out(ids, random)
+        held = random_rows(ids, random) if len(ids) > _ENOUGH else np.zeros(len(ids), dtype=bool)
         weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
         train, valid = ([batch for batch, _ in self._batches(rows, np.flatnonzero(held == k), ids)] for k in (0, 1))
         own = None if self.tokenizer_ is None else spellings(self.tokenizer_)
@@ -339,13 +339,3 @@ def _series(X: Any) -> list[np.ndarray]:
             )
         found.append(np.ascontiguousarray(values))
     return found
-
-
-def _held_out(ids: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """1 at rows that are held out, a share of each class; none of few rows."""
-    held = np.zeros(len(ids), dtype=np.int64)
-    if len(ids) > _ENOUGH:
-        for each in range(ids.max() + 1):
-            own = random.permutation(np.flatnonzero(ids == each))
-            held[own[: int(_HELD_OUT * len(own))]] = 1
-    return held

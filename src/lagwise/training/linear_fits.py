@@ -151,7 +151,7 @@ def rows_of(batches: Batches) -> int:
 
 
 def labels_of(batches: Batches) -> np.ndarray:
-    """The labels of all rows, in order; of several a row 0 and 1, as integers."""
+    """The labels of all rows, in order; for several per row 0 and 1, as integers."""
     if not batches:
         return np.zeros(0, dtype=np.int64)
     labels = torch.cat([batch["labels"] for batch in batches]).numpy()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lagwise.data.arrays import list_column
+from lagwise.data.splits import random_rows
 from lagwise.models.loading import load_model
 from lagwise.tables import shown
 from lagwise.tasks.classes import class_names
@@ -17,8 +18,7 @@ from lagwise.training.recipe import load_recipe
 from lagwise.training.run import train
 
 _RECIPES = {"texts": "classify", "series": "signal"}
-_HELD_OUT = 0.1
-_STEPS = 8  # of the model that the longest series has at least
+_STEPS = 8  # of the model in the longest series, at least
 
 
 class TrainedModel(NamedTuple):
@@ -34,13 +34,17 @@ def train_on_rows(
 ) -> TrainedModel:
     """Train the recipe for texts, or for series ``(length, channels)``, on rows of the classes ``ids``, from 0.
 
-    word: the kind of model. settings: changes to the recipe, as ``lagwise train`` takes them. balanced: whether rare
-    classes weigh more. The run is made in a temporary folder; a tenth of each class's rows is held out to choose the
-    best step. ValueError for settings of the data, and if no class has two rows.
+    The run is made in a temporary folder; a tenth of each class's rows is held out to choose the best step. ValueError
+    for settings of the data, and if no class has two rows.
+
+    Args:
+        word: the kind of model.
+        settings: changes to the recipe, as ``lagwise train`` takes them.
+        balanced: whether rare classes weigh more.
     """
     if taken := [each for each in settings if each.startswith(("data.source", "data.format", "task.", "model="))]:
         raise ValueError(f"`settings` are those of the model and its training; {shown(taken[0])} is given by X and y")
-    held = _held_out(ids, np.random.default_rng(seed))
+    held = random_rows(ids, np.random.default_rng(seed), least=1)
     if not held.any():
         raise ValueError("a model is trained on at least two rows of a class, one of which is held out")
     with tempfile.TemporaryDirectory(prefix="lagwise-") as folder:
@@ -54,15 +58,6 @@ def train_on_rows(
         model, tokenizer = load_model(train(recipe, Path(folder, "run"), progress=False))
     assert [int(name[1:]) for name in class_names(model.config)] == list(range(ids.max() + 1))
     return TrainedModel(model, tokenizer, recipe.data.length)
-
-
-def _held_out(ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Which rows are held out: a tenth of each class, at least one of two or more."""
-    held = np.zeros(len(ids), dtype=bool)
-    for each in range(ids.max() + 1):
-        own = random.permutation(np.flatnonzero(ids == each))
-        held[own[: max(int(_HELD_OUT * len(own)), min(1, len(own) - 1))]] = True
-    return held
 
 
 def _written(folder: Path, kind: str, rows: Sequence[Any], ids: np.ndarray, held: np.ndarray) -> Path:

@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 from lagwise.data.streams import StreamLoader
 from lagwise.training.recipe import Recipe
 
-_FILE = "stream_{}.json"  # of each process
+_FILE = "stream_{}.json"  # one for each process
 
 
 class SavedStream:

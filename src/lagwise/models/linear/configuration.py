@@ -21,7 +21,7 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     and perhaps ``mean`` and ``std``) or ``patches`` (with ``channels``, and ``image``, the height and width in
     training).
     vocab_size: number of token ids.
-    threshold: of several labels a row, as in `LagwiseConfig`.
+    threshold: for several labels per row, as in `LagwiseConfig`.
     pad_token_id, bos_token_id, eos_token_id: ids of special tokens.
 
     ValueError for features or inputs without a name.

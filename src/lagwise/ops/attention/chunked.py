@@ -438,7 +438,7 @@ def _check(
 
 def _check_sliding(length: int, chunk: int, causal: bool, bias: Tensor | None) -> None:
     if not causal:
-        raise ValueError("sliding chunks are of causal attention: a token sees the chunk before its own")
+        raise ValueError("sliding chunks need causal attention: a token sees the chunk before its own")
     if bias is None or symbolic(length):
         return
     least = 2 * (2 * chunk if length > chunk else length) - 1

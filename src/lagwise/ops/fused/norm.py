@@ -70,7 +70,7 @@ class _ResidualNorm(torch.autograd.Function):
         dx, dbranch, parts = norm_gradients(*given, dtype, ctx.branch or dtype, False)
         if ctx.branch is None:
             dbranch = None
-        elif not dbranch.numel():  # of the same dtype
+        elif not dbranch.numel():  # both have one dtype, so the gradients are one tensor
             dbranch = dx
         found = iter(parts.sum(0)) if parts.numel() else iter(())
         dweight, dbias = (None if p is None else next(found).to(p.dtype) for p in (weight, bias))

@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import pieces, symbolic
 
-_LARGEST_EXPONENT = 300.0  # of the scales within a block, exp(300) times a mean is finite in float64
+_LARGEST_EXPONENT = 300.0  # the scales within a block stay below it: exp(300) times a mean is finite in float64
 _GRAPH_BLOCK = 512  # tokens of a block in a graph for any length
 
 
