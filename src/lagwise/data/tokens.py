@@ -157,6 +157,8 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
             open(folder / f"{split}.bin", "ab") as f,
             progress_bar(desc=f"tokenizing {split}", unit="B", unit_scale=True, show=progress) as bar,
         ):
+            if f.tell() < begun["file"]:  # a machine that stopped may have lost some of what was noted
+                begun.update(pieces=0, file=0, text=0)
             f.truncate(begun["file"])  # a killed process may have written more than it noted
             bar.update(begun["text"])
             for batch in _batches(itertools.islice(_pieces(source, split), begun["pieces"], None)):
