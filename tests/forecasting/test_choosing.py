@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lagwise.forecasting import LagForecaster, choose_forecaster, reason
+from lagwise.forecasting.choosing import BASELINE, Candidate
 from lagwise.forecasting.estimator import averaged
 
 
@@ -33,6 +34,17 @@ def test_a_random_walk_is_forecast_by_its_last_value() -> None:
     assert ranked[0].forecaster.predict()[0, 0] == pytest.approx(x[-1, 0])
     assert ranked[0].forecaster.n_parameters_ == 0
     assert "No model beat repeating the last value" in reason(ranked)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(0.5, "50% below"), (0.999, "about that of"), (1.002, "about that of"), (1.25, "25% above")],
+)
+def test_a_reason_says_when_an_average_is_no_better_than_the_last_value(error: float, words: str) -> None:
+    """An average of candidates that are alike may be worse than the last value, which was "-25% below" it."""
+    pairs = {"average of the best 3": error, BASELINE: 1.0}
+    average, last = (Candidate(name, LagForecaster(1), (each,), each) for name, each in pairs.items())
+    assert reason([average, last]).endswith(f"error is {words} repeating the last value.")
 
 
 def monthly(rows: int, seed: int = 0) -> np.ndarray:
@@ -183,7 +195,7 @@ def test_forecasters_that_are_alike_are_averaged() -> None:
         x[i] += 0.8 * x[i - 1]
     first, *others = choose_forecaster(x, 6)
     count = int(first.name.rpartition(" ")[2])
-    assert first.name == f"average of the first {count}"
+    assert first.name == f"average of the best {count}"
     assert all(each.error <= 1.15 * others[0].error for each in others[:count])
     fitted = [each.forecaster.fit(x) for each in others[:count]]
     np.testing.assert_allclose(first.forecaster.predict(), np.mean([each.predict() for each in fitted], axis=0))

@@ -179,7 +179,7 @@ def choose_forecaster(
 
     ranked = [candidate(names[i], _forecaster(options[names[i]], horizon, rows - begin, coverage), [i]) for i in order]
     if len(picked) > 1:
-        return [candidate(f"average of the first {len(picked)}", forecaster, picked), *ranked]
+        return [candidate(f"average of the best {len(picked)}", forecaster, picked), *ranked]
     return [candidate(names[picked[0]], forecaster, picked), *ranked[1:]]
 
 
@@ -190,15 +190,23 @@ def reason(ranked: Sequence[Candidate]) -> str:
     if best.name == BASELINE:
         return f"No model beat repeating the last value on {held}; forecasts repeat it."
     baseline = next(each.error for each in ranked if each.name == BASELINE)
-    below = f"{1 - best.error / baseline:.0%} below repeating the last value"
+    beside = f"{_beside(best.error, baseline)} repeating the last value"
     if best.name.startswith("average"):
         return (
             f"Chosen: the {best.name}, whose errors on {held}, differ by less than {_NEAR - 1:.0%}. Its mean absolute "
-            f"error is {below}."
+            f"error is {beside}."
         )
     shared = ", one map for all series" if best.forecaster.shared_ else ", a map for each series"
     shared = shared if len(best.forecaster.scale_) > 1 else ""
-    return f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest, {below}."
+    return f"Chosen: {best.name}{shared}. Its mean absolute error on {held}, is the lowest, {beside}."
+
+
+def _beside(error: float, other: float) -> str:
+    """How much lower or higher an error is than another one."""
+    change = error / other - 1 if error != other else 0.0
+    if abs(change) < 0.005:
+        return "about that of"
+    return f"{abs(change):.0%} {'above' if change > 0 else 'below'}"
 
 
 def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin: int) -> list[int]:

@@ -10,6 +10,7 @@ from lagwise.figures import pyplot
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.dates import AutoDateLocator
     from matplotlib.figure import Figure
 
 _MOST = 8  # series to draw
@@ -22,7 +23,7 @@ def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, int
 
     Shapes: forecast ``(horizon, series)`` at ``times``; interval: lower and upper ends, like forecast.
     """
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.dates import ConciseDateFormatter
 
     count = min(_MOST, history.shape[1])
     shown = history.iloc[-max(_HISTORY * len(times), 20) :]
@@ -46,9 +47,20 @@ def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, int
         axes.tick_params(labelsize=8)
         axes.margins(x=0.01)
         if hasattr(times, "strftime"):
-            locator = AutoDateLocator(maxticks=9 if columns == 1 else 6)
+            locator = date_locator(columns)
             axes.xaxis.set_major_locator(locator)
             axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
     return figure
+
+
+def date_locator(columns: int) -> AutoDateLocator:
+    """Dates on the axis of a plot in one of so many columns.
+
+    With matplotlib's default of at least 5 ticks, a span of 4 days would need more ticks than fit, one every 12 hours,
+    and warn. Every span has a unit and an interval within these limits.
+    """
+    from matplotlib.dates import AutoDateLocator
+
+    return AutoDateLocator(minticks=3, maxticks=9) if columns == 1 else AutoDateLocator(minticks=2, maxticks=6)
