@@ -17,7 +17,7 @@ and the hum of the mains; records of DS1 are for training (every fifth for valid
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.metadata
 import json
 import sys
 import time
@@ -228,9 +228,11 @@ def noisereduce(work: Path) -> dict[str, Any]:
     """noisereduce on the test's noisy signals, in an environment that has it (and needs no lagwise)."""
     nr: Any = importlib.import_module("noisereduce")
 
-    found: dict[str, Any] = {"version": nr.__version__ if hasattr(nr, "__version__") else None}
+    found: dict[str, Any] = {"version": importlib.metadata.version("noisereduce")}
     files = sorted((work / "speech-test" / "noisy").glob("*.wav"))
-    for name, options in (("stationary", {"stationary": True}), ("non-stationary", {"stationary": False})):
+    kinds = {"stationary": {"stationary": True}, "non-stationary": {"stationary": False}}
+    kinds |= {f"{name}, half": {**options, "prop_decrease": 0.5} for name, options in kinds.items()}
+    for name, options in kinds.items():
         begun, scores = time.process_time(), []
         for path in files:
             rate, noisy = wavfile.read(path)
