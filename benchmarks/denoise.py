@@ -286,18 +286,16 @@ def main() -> None:
     else:
         name = "noisereduce" if options.command == "noisereduce" else options.kind
         found = noisereduce(options.work) if name == "noisereduce" else score(options.kind, options.work)
-        results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
-        commands_run = json.loads(options.out.read_text())["command"] if options.out.is_file() else ""
+        saved = json.loads(options.out.read_text()) if options.out.is_file() else {"command": "", "results": {}}
         line = f"python benchmarks/denoise.py {' '.join(sys.argv[1:])}"
+        command = "; ".join(dict.fromkeys(filter(None, [*saved["command"].split("; "), line])))
+        results = {**saved["results"], name: found}
         try:
             from lagwise.analysis.timing import save_results
-        except ImportError:  # the environment of noisereduce
-            saved = json.loads(options.out.read_text()) if options.out.is_file() else {}
-            options.out.write_text(json.dumps({**saved, "results": {**results, name: found}}, indent=1) + "\n")
-            return
-        save_results(
-            options.out, "; ".join(dict.fromkeys(filter(None, [commands_run, line]))), {**results, name: found}
-        )
+        except ImportError:  # the environment of noisereduce, after the scores of the model
+            options.out.write_text(json.dumps({**saved, "command": command, "results": results}, indent=1) + "\n")
+        else:
+            save_results(options.out, command, results)
 
 
 if __name__ == "__main__":
