@@ -17,7 +17,7 @@ and the hum of the mains; records of DS1 are for training (every fifth for valid
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.metadata
 import json
 import sys
 import time
@@ -228,9 +228,11 @@ def noisereduce(work: Path) -> dict[str, Any]:
     """noisereduce on the test's noisy signals, in an environment that has it (and needs no lagwise)."""
     nr: Any = importlib.import_module("noisereduce")
 
-    found: dict[str, Any] = {"version": nr.__version__ if hasattr(nr, "__version__") else None}
+    found: dict[str, Any] = {"version": importlib.metadata.version("noisereduce")}
     files = sorted((work / "speech-test" / "noisy").glob("*.wav"))
-    for name, options in (("stationary", {"stationary": True}), ("non-stationary", {"stationary": False})):
+    kinds = {"stationary": {"stationary": True}, "non-stationary": {"stationary": False}}
+    kinds |= {f"{name}, half": {**options, "prop_decrease": 0.5} for name, options in kinds.items()}
+    for name, options in kinds.items():
         begun, scores = time.process_time(), []
         for path in files:
             rate, noisy = wavfile.read(path)
@@ -284,18 +286,16 @@ def main() -> None:
     else:
         name = "noisereduce" if options.command == "noisereduce" else options.kind
         found = noisereduce(options.work) if name == "noisereduce" else score(options.kind, options.work)
-        results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
-        commands_run = json.loads(options.out.read_text())["command"] if options.out.is_file() else ""
+        saved = json.loads(options.out.read_text()) if options.out.is_file() else {"command": "", "results": {}}
         line = f"python benchmarks/denoise.py {' '.join(sys.argv[1:])}"
+        command = "; ".join(dict.fromkeys(filter(None, [*saved["command"].split("; "), line])))
+        results = {**saved["results"], name: found}
         try:
             from lagwise.analysis.timing import save_results
-        except ImportError:  # the environment of noisereduce
-            saved = json.loads(options.out.read_text()) if options.out.is_file() else {}
-            options.out.write_text(json.dumps({**saved, "results": {**results, name: found}}, indent=1) + "\n")
-            return
-        save_results(
-            options.out, "; ".join(dict.fromkeys(filter(None, [commands_run, line]))), {**results, name: found}
-        )
+        except ImportError:  # the environment of noisereduce, after the scores of the model
+            options.out.write_text(json.dumps({**saved, "command": command, "results": results}, indent=1) + "\n")
+        else:
+            save_results(options.out, command, results)
 
 
 if __name__ == "__main__":

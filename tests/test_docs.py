@@ -255,6 +255,28 @@ def test_the_second_stage_in_signals_equals_the_results_file() -> None:
     assert f"at most {delay['median']:.2f} s after the beat in the median, and {delay['99 %']:.2f} s for" in prose
 
 
+def test_the_results_of_noise_in_signals_equal_the_results_files() -> None:
+    page, results = (ROOT / "docs" / "signals.md").read_text(), ROOT / "benchmarks" / "results"
+    found = json.loads((results / "denoise-cpu.json").read_text())["results"]
+    speech, other = found["speech"], found["noisereduce"]
+    test, levels = speech["test"], ("-5", "0", "5", "10")
+    by = " | ".join(f"{test['by_ratio'][level]['si_sdr']:.2f}" for level in levels)
+    assert f"| recipe `denoise`, causal | {test['si_sdr_gain']:+.2f} | {test['si_sdr']:.2f} | {by} |" in page
+    for name in ("stationary", "non-stationary"):
+        for half in ("", ", half"):
+            row = other[f"{name}{half}"]
+            label = f"noisereduce, {name}{', `prop_decrease=0.5`' * bool(half)}"
+            by = " | ".join(f"{row['si_sdr_by_ratio'][f'{level}dB']:.2f}" for level in levels)
+            assert f"| {label} | {row['si_sdr_gain']:+.2f} | {row['si_sdr']:.2f} | {by} |" in page
+    prose = " ".join(page.split())
+    assert f"{speech['parameters']:,} parameters, at most {1e3 * speech['delay_seconds']:.1f} ms late" in prose
+    assert f"of step {speech['steps']:,} of 5,000" in prose
+    assert f"the gain is {speech['valid']['si_sdr_gain']:.2f} dB" in prose
+    for speed in json.loads((results / "denoise-stream-cpu.json").read_text())["results"]:
+        times = f"{1e3 * speed['median']:.1f} | {1e3 * speed['late']:.0f} | {speed['one_core']:.1f}"
+        assert f"| {speed['chunk']:,} | {1e3 * speed['chunk'] / 16000:.0f} | {times} |" in page
+
+
 def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes a sound of the length of the one it reads, equal to the output for the whole."""
     import numpy as np
