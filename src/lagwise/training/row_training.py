@@ -36,10 +36,13 @@ def train_on_rows(
 
     word: the kind of model. settings: changes to the recipe, as ``lagwise train`` takes them. balanced: whether rare
     classes weigh more. The run is made in a temporary folder; a tenth of each class's rows is held out to choose the
-    best step. ValueError for settings of the data, and if no class has two rows.
+    best step. ValueError for settings of the data, rows that are too short, and if no class has two rows.
     """
     if taken := [each for each in settings if each.startswith(("data.source", "data.format", "task.", "model="))]:
         raise ValueError(f"`settings` are those of the model and its training; {shown(taken[0])} is given by X and y")
+    least, what = (1, "texts that are not empty") if kind == "texts" else (2, "series of at least 2 samples")
+    if short := [i for i, row in enumerate(rows) if len(row) < least]:
+        raise ValueError(f"a model is trained on {what}, but row {short[0]} is shorter ({len(short):,} such rows)")
     held = _held_out(ids, np.random.default_rng(seed))
     if not held.any():
         raise ValueError("a model is trained on at least two rows of a class, one of which is held out")
