@@ -115,6 +115,20 @@ def test_different_numbers_of_channels_are_named(tmp_path: Path) -> None:
         prepare_signals(open_signals(str(tmp_path)), progress=False)
 
 
+def test_a_moved_folder_has_the_same_signals(tmp_path: Path) -> None:
+    one, other = (sounds(tmp_path / name, ["noisy/a.wav", "clean/a.wav"]) for name in "xy")
+    assert open_signals(str(one)).key() == open_signals(str(other)).key()
+    sounds(other, {"clean/a.wav": (81, 8000)})
+    assert open_signals(str(one)).key() != open_signals(str(other)).key()
+
+
+def test_a_given_rate_is_that_of_the_sounds(tmp_path: Path) -> None:
+    sounds(tmp_path, ["noisy/a.wav", "clean/a.wav"])
+    assert open_signals(str(tmp_path), rate=8000).reading_options() == {"rate": 8000}
+    with pytest.raises(ValueError, match="rate of 8000 Hz, the signals of training have 16000 Hz; resample"):
+        open_signals(str(tmp_path), rate=16000).reading_options()
+
+
 def test_inputs_need_no_targets(tmp_path: Path) -> None:
     sounds(tmp_path / "new", ["noisy/a.wav", "noisy/b.wav"])
     sounds(tmp_path / "pairs", ["noisy/a.wav", "clean/a.wav", "clean/b.wav"])

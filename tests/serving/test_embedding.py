@@ -15,6 +15,7 @@ import torch
 from served_model import WORDS, make_model
 from transformers import PreTrainedTokenizerBase
 
+from lagwise import LagClassifier
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.serving.embedding import Embedder, _batches
 from lagwise.serving.scheduler import Busy, Scheduler
@@ -179,3 +180,9 @@ def test_metrics_count_requests_and_tokens(tokenizer: PreTrainedTokenizerBase) -
         assert line in lines
     with TestClient(make_app(Scheduler(make_model(), tokenizer), "small")) as client:
         assert client.get("/metrics").status_code == 404
+
+
+def test_a_first_answer_has_no_embeddings() -> None:
+    found = LagClassifier().fit(["good fun", "so dull", "good", "dull"], ["+", "-", "+", "-"])
+    with pytest.raises(ValueError, match=r"LinearForSequenceClassification has no hidden states.*lagwise predict"):
+        Embedder(found.model_, found.tokenizer_)

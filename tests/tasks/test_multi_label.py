@@ -12,6 +12,7 @@ from every_task import recipe
 from sklearn.metrics import f1_score
 from transformers import pipeline
 
+from lagwise import LagClassifier
 from lagwise.data.options import DataOptions
 from lagwise.models import StreamingClassifier
 from lagwise.models.loading import load_model
@@ -36,6 +37,8 @@ def test_other_programs_read_the_same_labels(first: str, tmp_path: Path) -> None
         assert (found["score"] > 0.5) == (found["label"] in row["predicted"].split("|"))
     if first == "only":
         assert row["predicted"] == "good|long"
+    with pytest.raises(ValueError, match="gives a row several labels; use lagwise predict"):
+        LagClassifier.from_pretrained(run)
 
 
 def test_a_threshold_is_that_of_the_recipe_or_the_best_of_the_held_out_rows(tmp_path: Path) -> None:

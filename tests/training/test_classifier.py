@@ -174,6 +174,9 @@ def test_parameters_of_a_model_that_is_trained() -> None:
         ({"model": "tnn", "class_weight": {"slow": 2}}, x, "class_weight is None or 'balanced'"),
         ({"model": "tnn", "settings": ["task.stride=2"]}, x, "'task.stride=2' is given by X and y"),
         ({"model": "tnn", "settings": ["training.stepz=2"]}, x, "stepz"),
+        ({"model": "tnn", "settings": "training.steps=2"}, x, "must be a list of changes to the recipe, got the text"),
+        ({"model": "tnn"}, [*"abcdefg", "", "h", ""], r"not empty, but row 7 is shorter \(2 such rows\)"),
+        ({"model": "tnn"}, x[:, :, :1], "series of at least 2 samples, but row 0 is shorter"),
     ]:
         with pytest.raises(ValueError, match=message):
             LagClassifier(**parameters).fit(rows, y)

@@ -27,6 +27,7 @@ INPUTS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
 TARGETS = ("clean", "target", "targets", "output", "outputs", "reference", "references")
 TARGET = ["target"]  # columns, where none are named
 _ROLE = re.compile(rf"(?<![a-z])({'|'.join((*INPUTS, *TARGETS))})(?![a-z])", re.IGNORECASE)
+_TRAINED = "the signals of training have"
 
 
 class Signal(NamedTuple):
@@ -71,8 +72,10 @@ class SignalSource:
 
     def key(self) -> str:
         """Hash of the content, of the splits, and of the columns."""
+        root = expanded(self.rows.name)
         others = sorted(
-            (str(one), hashlib.sha256(other.read_bytes()).hexdigest()) for one, other in self.partners.items()
+            (str(one.relative_to(root)), hashlib.sha256(other.read_bytes()).hexdigest())
+            for one, other in self.partners.items()
         )
         return hashlib.sha256(f"{self.rows.key()}{others}{self.columns}".encode()).hexdigest()
 
@@ -92,13 +95,18 @@ class SignalSource:
         return inputs, inputs if self.targets is None else list(self.targets)
 
     def reading_options(self) -> dict[str, Any]:
-        """The options that read other files as these: ``rate`` of sounds, ``features`` of tables."""
+        """The options that read other files as these: ``rate`` of sounds, ``features`` of tables. ValueError for sounds
+        of another rate than a given one."""
         rate = first_rate(self.rows.files)
-        return {"features": self.columns[0]} if rate is None else {"rate": rate}
+        if rate is None:
+            return {"features": self.columns[0]}
+        if self.rate not in (None, rate):
+            raise ValueError(_other_rate(Path(self.rows.name), rate, f"{_TRAINED} {self.rate}"))
+        return {"rate": rate}
 
     def signals(self, split: str) -> Iterator[Signal]:
         """The signals of a split that the data name, in order. ValueError names the file and what is wrong with it."""
-        rate, by = self.rate, "the signals of training have"
+        rate, by = self.rate, _TRAINED
         if self.rows.dataset is not None:
             yield from self._of_records(self.rows.read()[split], f"{self.rows.name} {split}")
             return
@@ -111,8 +119,7 @@ class SignalSource:
             elif file_kind(path) in SOUNDS:
                 signal = self._sound(path)
                 if rate is not None and signal.rate != rate:
-                    found = f"{path} has a sampling rate of {signal.rate} Hz, {by} {rate} Hz"
-                    raise ValueError(f"{found}; resample the sounds to one rate")
+                    raise ValueError(_other_rate(path, signal.rate, f"{by} {rate}"))
                 rate, by = (signal.rate, f"{path} has") if rate is None else (rate, by)
                 yield signal
             else:
@@ -165,6 +172,10 @@ class SignalSource:
             raise ValueError(
                 f"{where}: a signal must be a list of numbers or of equally long vectors ({error})"
             ) from error
+
+
+def _other_rate(path: Path, rate: int | None, wanted: str) -> str:
+    return f"{path} has a sampling rate of {rate} Hz, {wanted} Hz; resample the sounds to one rate"
 
 
 def _check_columns(names: Sequence[str], existing: Sequence[str], where: str) -> None:

@@ -29,6 +29,9 @@ class Embedder:
         tokenizer: Its tokenizer.
         queue: Maximum requests that are open.
         timeout: Seconds for a request, after which no further batch of it begins.
+
+    Raises:
+        ValueError: For a model without hidden states, such as a first answer.
     """
 
     def __init__(
@@ -40,7 +43,10 @@ class Embedder:
         timeout: float = 300.0,
     ):
         inner = model.base_model
-        assert isinstance(inner, LagwiseModel)
+        if not isinstance(inner, LagwiseModel):
+            raise ValueError(
+                f"a {type(model).__name__} has no hidden states to serve as embeddings; see 'lagwise predict'"
+            )
         self.model, self.tokenizer = inner, tokenizer
         self.queue, self.timeout = check_integer("queue", queue), timeout
         self.tokens = 0  # read since the start

@@ -176,7 +176,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         """Load a classifier that `save_pretrained` saved, or a run that classifies texts or series, or its first answer
         in ``RUN/first``; of a run, rows are read whole. Its parameters are those of ``LagClassifier()``.
 
-        ValueError for a folder with another model, or a damaged one.
+        ValueError for a folder with another model, also of pairs of texts or several labels per row, or a damaged one.
         """
         folder, made = expanded(folder), cls()
         model: Any
@@ -186,6 +186,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"{str(folder)!r} holds no classifier of rows but a {type(model).__name__}")
         if getattr(model.features, "pairs", False) if is_linear else getattr(model.config, "type_vocab_size", 0):
             raise ValueError(f"the model in {str(folder)!r} reads pairs of texts; use lagwise predict")
+        if model.config.problem_type == "multi_label_classification":
+            raise ValueError(f"the model in {str(folder)!r} gives a row several labels; use lagwise predict")
         kind = "texts" if model.config.input_name == "tokens" else "series"
         about: dict[str, Any] = {"kind": kind, "classes": list(class_names(model.config)), "dtype": "str"}
         if (folder / _FILE).is_file():
@@ -220,6 +222,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         known(self.model, [LINEAR, *PRESETS], "model")
         if self.model == LINEAR and self.settings:
             raise ValueError("`settings` are for a trained model; give `model`, such as model='tnn'")
+        if isinstance(self.settings, str):
+            raise ValueError(f"`settings` must be a list of changes to the recipe, got the text {self.settings!r}")
         if self.model != LINEAR and kind == "table":
             raise ValueError(f"model={self.model!r} reads series and texts, not a table; of tables, use model='linear'")
         if self.model != LINEAR and self.class_weight not in (None, "balanced"):

@@ -35,7 +35,7 @@ def train_on_rows(
     """Train the recipe for texts, or for series ``(length, channels)``, on rows of the classes ``ids``, from 0.
 
     The run is made in a temporary folder; a tenth of each class's rows is held out to choose the best step. ValueError
-    for settings of the data, and if no class has two rows.
+    for settings of the data, rows that are too short, and if no class has two rows.
 
     Args:
         word: the kind of model.
@@ -44,6 +44,9 @@ def train_on_rows(
     """
     if taken := [each for each in settings if each.startswith(("data.source", "data.format", "task.", "model="))]:
         raise ValueError(f"`settings` are those of the model and its training; {shown(taken[0])} is given by X and y")
+    least, what = (1, "texts that are not empty") if kind == "texts" else (2, "series of at least 2 samples")
+    if short := [i for i, row in enumerate(rows) if len(row) < least]:
+        raise ValueError(f"a model is trained on {what}, but row {short[0]} is shorter ({len(short):,} such rows)")
     held = random_rows(ids, np.random.default_rng(seed), least=1)
     if not held.any():
         raise ValueError("a model is trained on at least two rows of a class, one of which is held out")
