@@ -11,6 +11,7 @@ neither, or if it refuses although the extra is said to be enough for it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.machinery
 import importlib.metadata
 import io
@@ -197,7 +198,7 @@ def unusable(extra: str) -> str | None:
     import torch
 
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except Exception as error:  # RuntimeError, ImportError or OSError, as the versions differ
         version = importlib.metadata.version("torchvision")
         reason = str(error).strip().splitlines()[0]

@@ -135,7 +135,10 @@ def test_decoding_equals_the_saved_image_processor(tmp_path: Path) -> None:
         reader.processor().save_pretrained(tmp_path)
         from transformers import AutoImageProcessor
 
-        processor = AutoImageProcessor.from_pretrained(tmp_path)
+        try:
+            processor = AutoImageProcessor.from_pretrained(tmp_path)
+        except ImportError as error:  # earlier versions of transformers need torchvision for it
+            pytest.skip(str(error))
         for image in images[:3]:
             image = Image.fromarray(image).convert(mode)
             file = io.BytesIO()

@@ -146,7 +146,6 @@ def test_a_template_that_raises_an_error(
         ({"prompt": ["w1"] * 5, "n": 2}, 400, "the request asks for 10 texts; this server takes at most 8"),
         ({"n": 0}, 400, "n: Input should be greater than or equal to 1"),
         ({"n": 2, "best_of": 3}, 400, "best_of must be n, 2"),
-        ({"logprobs": 2, "stream": True}, 400, "logprobs is not supported in a stream"),
         ({"logprobs": 2, "echo": True}, 400, "logprobs is not supported with echo"),
         ({"logprobs": 21}, 400, "logprobs"),
         ({"max_tokens": 501}, 400, "adds at most 500 tokens"),
@@ -270,6 +269,12 @@ def test_probabilities_of_tokens(
     for place, likely in enumerate(said["top_logprobs"]):
         best = expected[place + 2].topk(3)
         assert list(likely.values()) == pytest.approx(best.values.tolist(), abs=1e-9)
+    pieces = [
+        event["choices"][0]
+        for event in events(client.post("/v1/completions", json={**ASK, "stream": True, "logprobs": 3}))
+    ]
+    told = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+    assert {name: [each for part in told for each in part[name]] for name in said} == said
     messages = [{"role": "user", "content": PROMPT}]
     ask = {"model": "small", "messages": messages, "max_tokens": 6, "temperature": 0}
     chat = client.post("/v1/chat/completions", json={**ask, "logprobs": True, "top_logprobs": 2}).json()
@@ -277,6 +282,11 @@ def test_probabilities_of_tokens(
     assert [each["token"] for each in content] == said["tokens"]
     assert [each["logprob"] for each in content] == pytest.approx(said["token_logprobs"], abs=1e-9)
     assert [len(each["top_logprobs"]) for each in content] == [2] * 6
+    pieces = events(
+        client.post("/v1/chat/completions", json={**ask, "logprobs": True, "top_logprobs": 2, "stream": True})
+    )
+    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
+    assert [each for part in told for each in part["content"]] == content
     assert [bytes(each["bytes"]).decode() for each in content] == said["tokens"]
     refused = client.post("/v1/chat/completions", json={**ask, "top_logprobs": 2})
     assert error(refused) == "top_logprobs needs logprobs: true"

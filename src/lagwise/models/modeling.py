@@ -118,9 +118,7 @@ class LagwisePreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey | ScaleNorm):
-            parameters = list(module.parameters())
-            # Before 5.16, transformers calls this for loaded parts too, of which only its own functions change nothing.
-            if not parameters or not all(getattr(each, "_is_hf_initialized", False) for each in parameters):
+            if not is_loaded(module):
                 module.reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv2d):
             init.normal_(module.weight, std=self.config.initializer_range)
@@ -136,6 +134,13 @@ class LagwisePreTrainedModel(PreTrainedModel):
                 init.ones_(buffers.pop("running_var"))
                 for buffer in buffers.values():
                     init.zeros_(buffer)
+
+
+def is_loaded(module: nn.Module) -> bool:
+    """Whether all parameters of a part come from a file. Before 5.16, transformers calls `_init_weights` for such parts
+    too, of which only its own functions change nothing."""
+    parameters = list(module.parameters())
+    return bool(parameters) and all(getattr(each, "_is_hf_initialized", False) for each in parameters)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import ValueInput
 from lagwise.models.heads import Head
+from lagwise.models.modeling import is_loaded
 from lagwise.tables import build, check_integer
 
 _FLOOR = 1e-4  # added to a filter's power before the logarithm
@@ -201,7 +202,7 @@ class LagwiseForSignalRegression(Head):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, SignalOutputs):
+        if isinstance(module, SignalOutputs) and not is_loaded(module):
             module.reset_parameters()
         elif isinstance(module, nn.Linear) and any(module is each for each in (self.missing, self.outputs.direct)):
             init.zeros_(module.weight)

@@ -30,7 +30,7 @@ from lagwise.serving.protocol import (
     usage,
 )
 from lagwise.serving.sampling import Sampling
-from lagwise.serving.scheduler import Busy, Scheduler, Stopped
+from lagwise.serving.scheduler import Answer, Busy, Scheduler, Stopped
 
 _GENERATION = ("/v1/completions", "/v1/chat/completions")
 _PATHS = ("/v1/models", "/v1/embeddings", "/health")
@@ -260,9 +260,8 @@ class _Reply(Response):
             return
         choices = []
         for number, (text, answer) in enumerate(zip(texts, self.answers, strict=True)):
-            logprobs = None
-            if answer.sampling.logprobs is not None:
-                logprobs = self.bodies.logprobs(answer.logprobs, self._token_text)
+            asked = answer.sampling.logprobs is not None
+            logprobs = self.bodies.logprobs(answer.logprobs, self._token_text) if asked else None
             choices.append(self.bodies.choice(number, text, str(answer.finish), logprobs))
         await _json(self.bodies.whole(choices, self._usage()))(scope, receive, send)
 
@@ -270,12 +269,16 @@ class _Reply(Response):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         begun: set[int] = set()
+        new = [self._new_logprobs(answer) for answer in self.answers]
         async for number, text, finish in self._pieces():
             if text:
-                await _event(send, self.bodies.piece(number, text, first=number not in begun))
+                first = number not in begun
+                await _event(send, self.bodies.piece(number, text, first=first, logprobs=next(new[number])))
                 begun.add(number)
             if finish is not None:
-                await _event(send, self.bodies.piece(number, "", first=number not in begun, finish=finish))
+                first = number not in begun
+                last = self.bodies.piece(number, "", first=first, finish=finish, logprobs=next(new[number]))
+                await _event(send, last)
         if failure := self._failure():
             status, message = failure
             await _event(send, error_body(message, _kind(status), str(status)))
@@ -284,6 +287,16 @@ class _Reply(Response):
                 await _event(send, self.bodies.usage(self._usage()))
             await _send_line(send, "[DONE]")
         await send({"type": "http.response.body", "body": b""})
+
+    def _new_logprobs(self, answer: Answer) -> Iterator[dict[str, Any] | None]:
+        """The probabilities of the tokens since the last time, None without any. They may be ahead of the text, which
+        waits for characters to be complete and for what may begin a stop text."""
+        told = start = 0
+        while True:
+            tokens = answer.logprobs[told:]
+            yield self.bodies.logprobs(tokens, self._token_text, start) if tokens else None
+            told += len(tokens)
+            start += sum(len(self._token_text(each.token)[0]) for each in tokens)
 
     def _usage(self) -> dict[str, int]:
         return usage(self.prompt_tokens, sum(answer.tokens for answer in self.answers))

@@ -84,8 +84,6 @@ class Request(BaseModel):
     def _agree(self) -> Self:
         if self.best_of not in (None, self.texts):
             raise ValueError(f"best_of must be n, {self.texts}: this server returns every text that it generates")
-        if self.stream and self.likely() is not None:
-            raise ValueError("logprobs is not supported in a stream; leave out stream")
         return self
 
     @property
@@ -249,16 +247,17 @@ class Bodies:
         return {"index": index, **said, "logprobs": logprobs, "finish_reason": finish}
 
     def logprobs(
-        self, tokens: Sequence[TokenLogprobs], named: Callable[[int], tuple[str, list[int] | None]]
+        self, tokens: Sequence[TokenLogprobs], named: Callable[[int], tuple[str, list[int] | None]], start: int = 0
     ) -> dict[str, Any]:
-        """The probabilities of a text's tokens. named: the text of a token, and its bytes if they are known."""
+        """The probabilities of tokens. named: the text of a token, and its bytes if they are known. start: the
+        characters of the tokens before these."""
         if not self.chat:
             texts = [named(each.token)[0] for each in tokens]
             return {
                 "tokens": texts,
                 "token_logprobs": [each.logprob for each in tokens],
                 "top_logprobs": [{named(t)[0]: p for t, p in each.likely.items()} for each in tokens],
-                "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0))[: len(texts)],
+                "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=start))[: len(texts)],
             }
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -274,10 +273,18 @@ class Bodies:
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {**self.head, "object": self._kind(""), "choices": choices, "usage": usage}
 
-    def piece(self, index: int, text: str, *, first: bool = False, finish: str | None = None) -> dict[str, Any]:
+    def piece(
+        self,
+        index: int,
+        text: str,
+        *,
+        first: bool = False,
+        finish: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         delta = {**({"role": "assistant"} if first else {}), **({"content": text} if text or first else {})}
         said = {"delta": delta} if self.chat else {"text": text}
-        return self._piece([{"index": index, **said, "logprobs": None, "finish_reason": finish}])
+        return self._piece([{"index": index, **said, "logprobs": logprobs, "finish_reason": finish}])
 
     def usage(self, usage: dict[str, int]) -> dict[str, Any]:
         """The last piece, if it was asked for."""
