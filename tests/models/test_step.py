@@ -58,6 +58,28 @@ def test_the_step_equals_the_model(kind: str) -> None:
     assert not any(tensor.is_complex() for tensor in state.values())
 
 
+@pytest.mark.parametrize("prompt", [0, 560])
+@torch.no_grad()
+def test_a_step_of_ski_reaches_as_far_as_its_kernel(prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eager stream enlarges its ring of nodes when it is full, after 64 of them; a graph cannot."""
+    mixer = {"name": "toeplitz", "kernel": {"name": "warped", "decay": 0.995}, "engine": "ski"}
+    block = {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "none"}}
+    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=4, num_hidden_layers=1, block=block)).double().eval()
+    for name, parameter in model.named_parameters():
+        if "kernel" in name:
+            parameter.normal_()
+    ids = torch.randint(6, (1, 700))
+    expected, cache, step = model(ids).logits, model.model.new_cache(), StreamingStep(model)
+    if prompt:
+        model(ids[:, :prompt], past_key_values=cache)
+    state = step.take(cache)[0] if prompt else step.start(1)
+    monkeypatch.setattr("lagwise.mixers.causal_ski.traced", lambda: True)
+    for number in range(prompt, 700):
+        logits, state = step(ids[:, number], state)
+        torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-12 * float(expected.abs().max()))
+    assert state["0.nodes"].shape[1] > 64
+
+
 @kinds
 @torch.no_grad()
 def test_a_cache_converts_to_the_steps_state_and_back(kind: str) -> None:

@@ -121,7 +121,8 @@ def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]
         raise ValueError(f"{source.rows.name!r}: {error}") from error
     for split, (rows, (start, end)) in parts.items():
         with arrow_file(folder / f"{split}.arrow", schema) as writer:
-            for table in rows.with_format("arrow").iter(1):
+            tables_of_one: Any = rows.with_format("arrow").iter(1)
+            for table in tables_of_one:
                 (whole,) = row_arrays(table.column("signal"))
                 part = whole[round(start * len(whole)) : round(end * len(whole))]
                 if not len(part):

@@ -182,10 +182,10 @@ class CausalSKI:
         width, channels = taps.short.shape
         limit = self.most_nodes(kernel, plan := SKIPlan(spacing, width, count - 1))
         most = None if limit is None else limit - 1
-        zeros = taps.short.new_zeros
+        zeros, capacity = taps.short.new_zeros, _capacity(len(taps.coarse) - 1, most)  # all that a graph may need
         return SKIState(
             tail=Window.empty(batch_size, channels, width, like=taps.short),
-            nodes=zeros(batch_size, _capacity(0, most), channels),
+            nodes=zeros(batch_size, capacity, channels),
             cell=zeros(batch_size, count, channels),
             far=zeros(batch_size, count, channels),
             seen=zeros(batch_size, dtype=torch.long),

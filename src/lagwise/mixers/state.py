@@ -207,6 +207,7 @@ def _own_copy(tensor: Tensor, like: Tensor) -> Tensor:
     """A contiguous copy of a tensor of the state, which may be modified in place, in the type of another: a prompt read
     under autocast has others than those that steps are made for. An axis that grows is filled up with zeros."""
     missing = [like.shape[axis] - tensor.shape[axis] for axis in range(1, tensor.dim())]
+    assert min(missing, default=0) >= 0, f"a state of {tuple(tensor.shape)} does not fit into {tuple(like.shape)}"
     if any(missing):
         padding = [n for axis in reversed(missing) for n in (0, axis)]
         tensor = F.pad(tensor, padding)
