@@ -287,6 +287,13 @@ def test_the_results_of_noise_in_signals_equal_the_results_files() -> None:
         assert f"| {speed['chunk']:,} | {1e3 * speed['chunk'] / 16000:.0f} | {times} |" in page
 
 
+def test_the_accuracies_at_other_rates_in_signals_equal_the_results_file() -> None:
+    page = (ROOT / "docs" / "signals.md").read_text()
+    for row in json.loads((ROOT / "benchmarks" / "results" / "rates-cpu.json").read_text())["results"]:
+        assert f"| {row['hertz']} | {row['rate']:.3g} | {row['accuracy']:.3f} | {row['unscaled']:.3f} |" in page
+        assert f"{row['beats']:,} beats" in page
+
+
 def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes a sound of the length of the one it reads, equal to the output for the whole."""
     import numpy as np
