@@ -25,14 +25,14 @@ from lagwise.models import load_model
 from lagwise.training import load_recipe, train
 
 HALF = RATE // 2  # samples on each side of a beat
-MOST = 600  # beats of each class in a split
+MOST = 1200  # beats of each class in a split
 RATES = {"720": (2, 1), "360": (1, 1), "180": (1, 2), "120": (1, 3), "90": (1, 4)}  # Hz, and the ratio to 360 Hz
 OPTIONS = [
     *("model.causal=true", "model.hidden_size=32", "model.num_hidden_layers=2", "task.stride=1"),
     "model.block={name: prenorm, norm: layer, token_mixer: {name: gtu, expansion: 1, kernel: {name: s4d, modes: 16}}, "
     "channel_mixer: {name: mlp, expansion: 2}}",
-    *("training.steps=200", "training.batch_size=32", "training.first_answer=none"),
-    *("training.evaluate_every=100", "training.least_steps=0", "data.length=360"),
+    *("training.steps=400", "training.batch_size=32", "training.first_answer=none"),
+    *("training.evaluate_every=100", "data.length=360"),
 ]
 
 

@@ -268,13 +268,30 @@ def test_the_results_of_noise_in_signals_equal_the_results_files() -> None:
             label = f"noisereduce, {name}{', `prop_decrease=0.5`' * bool(half)}"
             by = " | ".join(f"{row['si_sdr_by_ratio'][f'{level}dB']:.2f}" for level in levels)
             assert f"| {label} | {row['si_sdr_gain']:+.2f} | {row['si_sdr']:.2f} | {by} |" in page
+    hearts = found["ecg"]
+    levelled = {name: [row["si_sdr_by_ratio"][level] for level in levels] for name, row in hearts["filters"].items()}
+    levelled["recipe `denoise`, causal"] = [hearts["test"]["by_ratio"][level]["si_sdr"] for level in levels]
+    for name, values in levelled.items():
+        row = hearts["filters"].get(name, hearts["test"])
+        by = " | ".join(f"{value:.2f}" for value in values)
+        assert f"| {name} | {row['si_sdr_gain']:+.2f} | {row['si_sdr']:.2f} | {by} |" in page
     prose = " ".join(page.split())
+    assert f"{hearts['parameters']:,} parameters, at most {hearts['delay_seconds']:.2f} s late" in prose
+    assert f"of step {hearts['steps']:,}, the best" in prose
+    assert f"({hearts['cpu_seconds']:.0f} s of one core)" in prose
     assert f"{speech['parameters']:,} parameters, at most {1e3 * speech['delay_seconds']:.1f} ms late" in prose
     assert f"of step {speech['steps']:,} of 5,000" in prose
     assert f"the gain is {speech['valid']['si_sdr_gain']:.2f} dB" in prose
     for speed in json.loads((results / "denoise-stream-cpu.json").read_text())["results"]:
         times = f"{1e3 * speed['median']:.1f} | {1e3 * speed['late']:.0f} | {speed['one_core']:.1f}"
         assert f"| {speed['chunk']:,} | {1e3 * speed['chunk'] / 16000:.0f} | {times} |" in page
+
+
+def test_the_accuracies_at_other_rates_in_signals_equal_the_results_file() -> None:
+    page = (ROOT / "docs" / "signals.md").read_text()
+    for row in json.loads((ROOT / "benchmarks" / "results" / "rates-cpu.json").read_text())["results"]:
+        assert f"| {row['hertz']} | {row['rate']:.3g} | {row['accuracy']:.3f} | {row['unscaled']:.3f} |" in page
+        assert f"{row['beats']:,} beats" in page
 
 
 def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
