@@ -22,12 +22,14 @@ _READS = {"_local_scalar_dense", "nonzero", "equal", "_unique2", "masked_select"
 
 
 class Waits(TorchDispatchMode):
-    """Notes operations that make the host wait for the device, whose tensors are of the class ``there``."""
+    """Notes operations that make the host wait for the device, whose tensors are of the class ``there``, and those in
+    float64, which Apple's GPUs have not and others compute slowly."""
 
     def __init__(self, there: type[Tensor]) -> None:
         super().__init__()
         self.there = there
         self.found: list[str] = []
+        self.wide: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function._schema.name.split("::")[1]
@@ -38,6 +40,9 @@ class Waits(TorchDispatchMode):
             leaves = isinstance(out, Tensor) and name in ("_to_copy", "copy_") and not isinstance(out, self.there)
             if name in _READS or leaves or (name.startswith("index") and name[5:6] in ("", "_") and masks):
                 self.found.append(name)
+        results = [x for x in pytree.tree_leaves(out) if isinstance(x, self.there)]
+        if any(x.dtype in (torch.float64, torch.complex128) for x in results):
+            self.wide.append(name)
         return out
 
 
@@ -83,6 +88,7 @@ def test_a_step_waits_once_at_most(name: str, kind: str, pytestconfig: pytest.Co
             loss.backward()
         found = loss.cpu()
     assert len(waits.found) <= (kind != "plain"), waits.found
+    assert not waits.wide
     assert torch.allclose(found, expected, rtol=1e-4)
 
 
@@ -138,3 +144,4 @@ def test_a_token_waits_once_at_most(
             for _ in range(40):
                 step()
     assert len(waits.found) <= 40, waits.found[:12]
+    assert prepare is served or not waits.wide  # a server samples in float64 where there is any
