@@ -36,6 +36,11 @@ def write_tables(folder: Path) -> None:
     rows = "".join(f"{row},{row}\n" for row in reviews)
     (folder / "reviews.csv").write_text("text,label,review,stars\n" + rows)
     (folder / "new.csv").write_text("review\n" + "\n".join(f"film {i}" for i in range(5)) + "\n")
+    kinds = [(i % 2, i % 3 == 0) for i in range(120)]
+    genres = "".join(f"{'joke ' * a}{'gun ' * b}film,{'|'.join(['comedy'] * a + ['crime'] * b)}\n" for a, b in kinds)
+    (folder / "genres.csv").write_text("text,label\n" + genres)
+    flags = "".join(f"{'joke ' * a}{'gun ' * b}film {i},{a},{b:d}\n" for i, (a, b) in enumerate(kinds))
+    (folder / "flags.csv").write_text("text,comedy,crime\n" + flags)
     (folder / "imdb").mkdir()
     for split, part in (("train", reviews[:80]), ("test", reviews[80:])):
         (folder / "imdb" / f"{split}.csv").write_text("\n".join(["text,label", *part]) + "\n")
