@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import shutil
 from datetime import date, datetime, timedelta
@@ -27,6 +28,7 @@ def write_files(folder: Path) -> None:
     for name in ("sounds", "recordings", "new-sounds"):
         write_sounds(folder / name)
     write_books(folder / "books")
+    write_genes(folder)
     write_heartbeats(folder / "mit-bih")
 
 
@@ -36,6 +38,20 @@ def write_tables(folder: Path) -> None:
     rows = "".join(f"{row},{row}\n" for row in reviews)
     (folder / "reviews.csv").write_text("text,label,review,stars\n" + rows)
     (folder / "new.csv").write_text("review\n" + "\n".join(f"film {i}" for i in range(5)) + "\n")
+    kinds = [(i % 2, i % 3 == 0) for i in range(120)]
+    genres = "".join(
+        f"{'joke ' * a}{'gun ' * b}film {i},{'|'.join(['comedy'] * a + ['crime'] * b)}\n"
+        for i, (a, b) in enumerate(kinds)
+    )
+    (folder / "genres.csv").write_text("text,label\n" + genres)
+    flags = "".join(f"{'joke ' * a}{'gun ' * b}film {i},{a},{b:d}\n" for i, (a, b) in enumerate(kinds))
+    (folder / "flags.csv").write_text("text,comedy,crime\n" + flags)
+    (folder / "more.csv").write_text("text,review\n" + "".join(f"new film {i},new film {i}\n" for i in range(20)))
+    for i, review in enumerate(reviews):  # as in IMDb's archive
+        text, label = review.split(",")
+        each = folder / "aclImdb" / ("train" if i < 80 else "test") / ("pos" if label == "1" else "neg")
+        each.mkdir(parents=True, exist_ok=True)
+        (each / f"{i}.txt").write_text(text)
     (folder / "imdb").mkdir()
     for split, part in (("train", reviews[:80]), ("test", reviews[80:])):
         (folder / "imdb" / f"{split}.csv").write_text("\n".join(["text,label", *part]) + "\n")
@@ -92,6 +108,17 @@ def write_books(folder: Path) -> None:
         draw = random.Random(number)
         words = [f"{draw.choice('bcdfg')}{draw.choice('aeiou')}{number}{i}" for i in range(30)]
         (folder / f"{number}.txt").write_text(" ".join(draw.choices(words, k=20_000)))
+
+
+def write_genes(folder: Path) -> None:
+    """Sequences of two hosts: in a file for each, and with the name in their headers."""
+    draw, records = random.Random(0), []
+    (folder / "hosts").mkdir()
+    for host, letters in (("swine", "ACGT"), ("human", "ACGG")):
+        sequences = ["".join(draw.choices(letters, k=200)) for _ in range(60)]
+        (folder / "hosts" / f"{host}.fa").write_text("".join(f">{i}\n{each}\n" for i, each in enumerate(sequences)))
+        records += [f">{host}{i} [organism={host}]\n{each}\n" for i, each in enumerate(sequences)]
+    (folder / "genes.fa.gz").write_bytes(gzip.compress("".join(records).encode()))
 
 
 def write_heartbeats(folder: Path) -> None:

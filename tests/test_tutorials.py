@@ -1,6 +1,7 @@
 """The code of the README and of the documentation runs, on small data and with few steps.
 
-Left out are CONTRIBUTING, whose blocks are targets of the Makefile, a web server's configuration, and a download.
+Left out are CONTRIBUTING, whose blocks are targets of the Makefile, the page on clusters, whose commands start several
+processes (tests/training starts such), a web server's configuration, and a download.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import reader_files
 from test_docs import PAGES, ROOT, blocks, commands
 
 pytestmark = pytest.mark.slow
-CODE = [page for page in PAGES if page.stem != "CONTRIBUTING" and blocks(page, "sh", "python")]
+CODE = [page for page in PAGES if page.stem not in ("CONTRIBUTING", "cluster") and blocks(page, "sh", "python")]
 # Overrides of every training, and of recipes with a word in their names.
 STEPS = {"training.steps": 4, "training.evaluate_every": 4}
 FEW = {**STEPS, "model.hidden_size": 32, "model.num_hidden_layers": 1}
@@ -36,7 +37,12 @@ SHORT = {
     "bench serve": "--clients 2 --repeats 2 --no-batched",
     "data": "--rows 40",
 }
-INSTEAD = {"100000": "100", "FOLDER": "series", "lra-pathfinder:20000": "lra-pathfinder:40"}
+INSTEAD = {
+    "100000": "100",
+    "FOLDER": "series",
+    "lra-pathfinder:20000": "lra-pathfinder:40",
+    "training.pretrain=600": "training.pretrain=4",
+}
 # What the Python of a page takes as given, and the packages of a page beyond those of the tests.
 LOADED = """
 from transformers import AutoModelForCausalLM, AutoTokenizer

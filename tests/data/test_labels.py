@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lagwise.data.labels import known_labels, read_labels
+from lagwise.data.labels import _several, known_labels, read_labels
 
 
 class TestLabels:
@@ -46,6 +46,7 @@ class TestLabels:
         ("values", "kind", "message"),
         [
             (["a", None, ""], "auto", r"2 of 3 rows have no label, the first is row 2 \(None\)"),
+            (["a", "b", "b|a", ""], "auto", r"'\); .*; task.kind=multi_label reads 'b\|a' as several labels"),
             ([0.5, float("nan")], "auto", r"1 of 2 rows have no label, the first is row 2 \(nan\)"),
             (["a", "NaN"], "auto", r"no label, the first is row 2 \('NaN'\)"),
             ([0.5, float("inf")], "auto", "the label of row 2 is inf, not a finite number"),
@@ -61,6 +62,13 @@ class TestLabels:
     def test_faulty_labels_are_named(self, values: list, kind: str, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             read_labels({"train": values}, kind, lambda split, i: f"row {i + 1}")
+
+
+def test_classes_that_look_like_several_labels_are_noted() -> None:
+    found = read_labels({"train": ["sun", "rain; sun", "rain"]}, "auto", str)
+    assert found.reason.endswith("; task.kind=multi_label reads 'rain; sun' as several labels")
+    assert read_labels({"train": ["sun", "Paris, France"]}, "auto", str).reason == "the labels are text"
+    assert "multi_label" not in _several(["1,5", "1", "5"])
 
 
 def test_zeros_of_a_fraction_do_not_make_another_class() -> None:

@@ -11,8 +11,11 @@ import torch
 from every_task import CASES, recipe
 from scipy.sparse import csr_matrix
 from transformers import AutoModelForSequenceClassification, pipeline
+from typer.testing import CliRunner
 
+from lagwise.analysis.recorded import recorded_run
 from lagwise.analysis.report import plot_run
+from lagwise.cli.main import app
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run, export_run, predict_run
 from lagwise.tasks import TASKS, Metric
@@ -75,6 +78,9 @@ def test_the_better_model_is_kept_and_a_sentence_says_so(tmp_path: Path, capsys:
     assert [line["first_answer"] for line in read_metrics(run) if "first_answer" in line] == [
         about["scores"]["accuracy"]
     ]
+    reported = CliRunner().invoke(app, ["train", "--resume", str(run)], catch_exceptions=False).output
+    assert f"with the first answer: validation accuracy {about['scores']['accuracy']:.4f}" in reported
+    assert recorded_run(run).facts()["model"] == "the first answer"
 
 
 def test_nothing_is_trained_that_could_not_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,9 +171,12 @@ def _report_training(folder: Path, done: bool) -> None:
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
     trained = f"\nTrained: {name}"
-    if kept := training.final_model(recipe, task, metrics):
+    label = task.logged_headline(metrics).label
+    if answer := training.kept_first_answer(folder):
+        trained += f", with the first answer: validation {label} {answer['scores'][answer['metric']]:.4f}"
+    elif kept := training.final_model(recipe, task, metrics):
         step, score = kept
-        label, last = task.logged_headline(metrics).label, max(int(line["step"]) for line in metrics)
+        last = max(int(line["step"]) for line in metrics)
         which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
         trained += f", with the model of step {step:,}, {which}: validation {label} {score:.4f}"
     typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         lagwise {_QUERIES[task.query].format(run=name)}")

@@ -27,7 +27,12 @@ def predict(
         list[str] | None, typer.Option(callback=not_empty, help="One row's text; may be given several times.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(parser=path, help="A .csv file for the result.", show_default="standard output")
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="A .csv file for the result, or, for sounds from sounds, a new folder.",
+            show_default="standard output",
+        ),
     ] = None,
 ) -> None:
     """Predict the classes, numbers, signals or next rows of new data.

@@ -47,18 +47,19 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     """
     known(kind, KINDS, "task.kind")
     cells = {s: [None if is_missing(v) else v for v in column] for s, column in columns.items()}
+    several = _several(cells["train"])
     absent = [i for i, value in enumerate(cells["train"]) if value is None]
     if absent:
         value = columns["train"][absent[0]]
         raise ValueError(
             f"{len(absent)} of {len(cells['train'])} rows have no label, the first is {where('train', absent[0])} "
-            f"({value!r}); fill them in or remove them"
+            f"({value!r}); fill them in or remove them{several and f'; {several}'}"
         )
     numbers = _numbers(cells, where)
     codes = any(_is_code(value) for column in cells.values() for value in column)
     found, reason = ("classification", "the labels are codes with zeros in front") if codes else _kind(numbers)
     if kind == "auto":
-        kind = found
+        kind, reason = found, f"{reason}; {several}" if several else reason
     else:
         reason = "as task.kind says"
     if kind == "regression":
@@ -172,6 +173,17 @@ def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, st
     if len(different) > _FEW:
         return "regression", f"the labels are {len(different)} different integers, more than {_FEW}"
     return "classification", f"the labels are {len(different)} different integers"
+
+
+def _several(cells: Sequence[Any]) -> str:
+    """Advice if a text has a separator between labels that are also alone in other cells, else an empty text."""
+    alone = {cell.strip() for cell in cells if isinstance(cell, str)}
+    for cell in sorted(alone):
+        for separator in ("|", ";", ","):
+            parts = [part.strip() for part in cell.split(separator)]
+            if len(parts) > 1 and alone.issuperset(parts) and _number(cell.replace(",", ".")) is None:
+                return f"task.kind=multi_label reads {cell!r} as several labels"
+    return ""
 
 
 def _number(value: Any) -> float | None:

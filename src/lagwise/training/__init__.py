@@ -6,7 +6,7 @@ from lagwise._lazy import lazy
 
 if TYPE_CHECKING:
     from lagwise.training.classifier import LagClassifier
-    from lagwise.training.first_answer import simple_answers
+    from lagwise.training.first_answer import kept_first_answer, simple_answers
     from lagwise.training.folder import data_unchanged, final_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields
     from lagwise.training.plan import memory_plan
@@ -20,6 +20,7 @@ __all__ = [
     "check_unused",
     "data_unchanged",
     "final_model",
+    "kept_first_answer",
     "load_recipe",
     "load_run",
     "make_task",
@@ -46,6 +47,7 @@ __getattr__, __dir__ = lazy(
         "final_model": "lagwise.training.folder",
         "load_run": "lagwise.training.folder",
         "make_task": "lagwise.training.folder",
+        "kept_first_answer": "lagwise.training.first_answer",
         "simple_answers": "lagwise.training.first_answer",
         "memory_plan": "lagwise.training.plan",
         "own_fields": "lagwise.training.model",

@@ -133,6 +133,12 @@ def read_first_answer(run: Path) -> dict[str, Any] | None:
     return read_json(run / FILE) if (run / FILE).is_file() and (run / FOLDER / "config.json").is_file() else None
 
 
+def kept_first_answer(run: Path) -> dict[str, Any] | None:
+    """What is known of the first answer that a finished run ends with; None if it ends with a trained model."""
+    about = read_first_answer(run)
+    return about if about and about.get("kept") else None
+
+
 def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, Any]]:
     """What to compare a run with, by name, as models: the answer that is the same for all rows (the most common class,
     or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without one."""
