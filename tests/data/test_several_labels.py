@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
-from lagwise.data import open_rows
+from lagwise.data import open_rows, open_series
 from lagwise.data.labelled_rows import read_labelled, rows_to_score
 from lagwise.data.rows import RowSource
 from lagwise.data.several_labels import (
@@ -120,6 +120,17 @@ def test_lists_in_text_are_lists(tmp_path: Path) -> None:
     assert (found.kind, found.label_names, found.reason) == ("multi_label", NAMES, "the labels are lists")
     assert not has_lists(["[a]", "[b]"])  # names of classes
     assert not has_lists(["", None])
+
+
+def test_lines_that_are_series_have_several_columns_of_labels(tmp_path: Path) -> None:
+    lines = [f"{i % 2},{i}.5,{2 * i}.5,{i % 3 % 2}" for i in range(40)]
+    (tmp_path / "series.csv").write_text("\n".join(["low,a,b,high", *lines]))
+    source = open_series(str(tmp_path / "series.csv"), ["low", "high"])
+    found = read_labelled(source, ("input_values",), ["low", "high"], values=True)
+    assert (found.kind, found.label_names) == ("multi_label", ("low", "high"))
+    assert source.reading_options() == {"lines": True, "features": ["a", "b"]}
+    with pytest.raises(ValueError, match=r"without that of the labels, 'low', 'high', got \['high'\]"):
+        open_series(str(tmp_path / "series.csv"), ["low", "high"], features=["high"])
 
 
 def test_declared_names_of_lists_are_used() -> None:

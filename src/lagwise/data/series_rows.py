@@ -31,15 +31,17 @@ class SeriesSource(RowSource):
 
     _: KW_ONLY
     label: str
+    more_labels: Sequence[str] = ()
     per_sample: bool = False
     features: Sequence[str] | None = None
     lines: bool | None = None
 
     def __post_init__(self) -> None:
         names = self.features or ()
-        if self.label in names or len(set(names)) < len(names):
+        if {self.label, *self.more_labels} & {*names} or len(set(names)) < len(names):
             raise ValueError(
-                f"task.features must be different columns without that of the labels, {self.label!r}, got {names!r}"
+                f"task.features must be different columns without that of the labels, "
+                f"{', '.join(map(repr, (self.label, *self.more_labels)))}, got {names!r}"
             )
 
     def reading_options(self) -> dict[str, Any]:
@@ -120,7 +122,7 @@ class SeriesSource(RowSource):
         )
 
     def _all_features(self, columns: Sequence[str]) -> list[str]:
-        return [name for name in columns if name != self.label]
+        return [name for name in columns if name not in (self.label, *self.more_labels)]
 
     def _features_of(self, columns: Sequence[str]) -> list[str]:
         return [name for name in self._all_features(columns) if name not in self._row_numbers]
@@ -178,7 +180,7 @@ def _long(path: Path, group: str, name: str, per_sample: bool) -> str:
 
 def open_series(
     name: str,
-    label: str,
+    label: str | Sequence[str],
     *,
     per_sample: bool = False,
     features: Sequence[str] | None = None,
@@ -191,6 +193,7 @@ def open_series(
     that column it is a recording with a sample on every line, and the name of its folder is its class.
 
     Args:
+        label: the column of the labels, or, where lines are series, several.
         features: columns of the numbers, in this order; by default all but ``label``, in the order of the first file.
         lines: whether every line is a series, if the column ``label`` does not say so: a recording may have a column of
             its one label, and series may have none.
@@ -199,13 +202,15 @@ def open_series(
     Errors as `open_rows`.
     """
     found = open_rows(name)
+    first, *more = (label,) if isinstance(label, str) else label
     return SeriesSource(
         found.name,
         found.files,
         found.dataset,
         found.classes,
         found.file_notes,
-        label=label,
+        label=first,
+        more_labels=more,
         per_sample=per_sample,
         features=features,
         lines=lines,

@@ -35,7 +35,7 @@ from lagwise.data import (
 from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
 from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS, input_columns
-from lagwise.data.labelled_rows import label_columns, read_labelled
+from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
@@ -176,9 +176,7 @@ class SequenceClassification(Labelled):
 
     def open_rows(self, source: str) -> RowSource:
         if self.inputs == "values":
-            return open_series(
-                source, label_columns(self.label)[0], features=self.features, lines=self.lines, rate=self.rate
-            )
+            return open_series(source, self.label, features=self.features, lines=self.lines, rate=self.rate)
         return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
 
     def write_split(self, folder: Path) -> None:

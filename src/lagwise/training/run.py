@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -57,6 +58,8 @@ from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
 from lagwise.training.streaming import streamed_text
 from lagwise.training.trainer import LagwiseTrainer, Progress
+
+_OTHER_DATA = ("unlabelled", "noise")  # options of tasks that name data beside data.source
 
 
 def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -256,12 +259,19 @@ def _rooted(recipe: Recipe) -> Recipe:
     """The recipe with absolute local paths, so that a run is valid from any folder."""
     source, folder = recipe.data.source, tokenizer_folder(recipe.data.tokenizer)
     paths: dict[str, Any] = {} if folder is None else {"tokenizer": str(folder.resolve())}
-    if source and source != "stdlib" and expanded(source).exists():
-        paths["source"] = str(expanded(source).resolve())
-    task, other = recipe.task, recipe.task.get("unlabelled")
-    if isinstance(other, str) and expanded(other).exists():
-        task = {**task, "unlabelled": str(expanded(other).resolve())}
-    return replace(recipe, task=task, data=replace(recipe.data, **paths))
+    if source and source != "stdlib":
+        paths["source"] = _whole_path(source)
+    return replace(recipe, task=_rooted_options(recipe.task), data=replace(recipe.data, **paths))
+
+
+def _rooted_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: _whole_path(value) if name in _OTHER_DATA else value for name, value in options.items()}
+    return {name: _rooted_options(value) if isinstance(value, dict) else value for name, value in found.items()}
+
+
+def _whole_path(name: Any) -> Any:
+    """The absolute path of a local file or folder; other names, such as of hubs, as they are."""
+    return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name
 
 
 def _opened(task: Task, progress: bool) -> TaskData:
