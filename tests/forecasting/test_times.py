@@ -280,7 +280,9 @@ def test_spans_are_read_as_their_starts(mark: str) -> None:
 
 
 def test_years_of_another_calendar_are_named() -> None:
-    with pytest.raises(ValueError, match="'01/01/2558' in row 1; dates are of the Gregorian calendar"):
+    # before pandas 3 no time is later than the year 2262
+    said = "; dates are of the Gregorian calendar" if int(pd.__version__.split(".")[0]) > 2 else ", which is not a time"
+    with pytest.raises(ValueError, match=f"'01/01/2558' in row 1{said}"):
         regular_times(column(f"{at:%d/%m}/{at.year + 543}" for at in pd.date_range("2015-01-01", periods=40)))
 
 
