@@ -13,6 +13,7 @@ import yaml
 from pydantic import Field
 
 from lagwise.data.options import MADE_OF_TEXT, DataOptions, upgraded
+from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
@@ -398,3 +399,25 @@ def _check_streaming(data: DataOptions, training: TrainingOptions) -> None:
 
 
 _SECTIONS = {"data": DataOptions, "training": TrainingOptions}
+_OTHER_DATA = ("unlabelled", "noise")  # options of tasks that name data beside data.source
+
+
+def rooted(recipe: Recipe) -> Recipe:
+    """The recipe with absolute local paths, so that a run is valid from any folder."""
+    source, folder = recipe.data.source, tokenizer_folder(recipe.data.tokenizer)
+    paths: dict[str, Any] = {} if folder is None else {"tokenizer": str(folder.resolve())}
+    if source and source != "stdlib":
+        paths["source"] = _whole_path(source)
+    return dataclasses.replace(
+        recipe, task=_rooted_options(recipe.task), data=dataclasses.replace(recipe.data, **paths)
+    )
+
+
+def _rooted_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: _whole_path(value) if name in _OTHER_DATA else value for name, value in options.items()}
+    return {name: _rooted_options(value) if isinstance(value, dict) else value for name, value in found.items()}
+
+
+def _whole_path(name: Any) -> Any:
+    """The absolute path of a local file or folder; other names, such as of hubs, as they are."""
+    return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name

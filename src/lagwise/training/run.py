@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import TrainingArguments
 
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.data.tokens import copy_tokenizer
-from lagwise.files import expanded, is_unused, locked, read_json, remove_partial, saved_whole, write_whole
+from lagwise.files import is_unused, locked, read_json, remove_partial, saved_whole, write_whole
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
@@ -53,13 +52,11 @@ from lagwise.training.model import build_model, check_model, config_for_data, wi
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
 from lagwise.training.pretraining import PRETRAINED, check_pretraining, pretraining, start_of, with_hidden_token
-from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions
+from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions, rooted
 from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
 from lagwise.training.streaming import streamed_text
 from lagwise.training.trainer import LagwiseTrainer, Progress
-
-_OTHER_DATA = ("unlabelled", "noise")  # options of tasks that name data beside data.source
 
 
 def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -82,7 +79,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     """
     out, asked = Path(out), _plain(recipe)
     check_unused(out)
-    recipe = with_start(_rooted(recipe))
+    recipe = with_start(rooted(recipe))
     data = _opened(check_recipe(recipe), progress)
     recipe, named = _resolved(recipe, data), recipe
     if recipe.task != named.task:
@@ -253,25 +250,6 @@ def check_recipe(recipe: Recipe) -> Task:
         check_shared(task, recipe.training.sequence_parallel)
         check_model(recipe, task)
     return task
-
-
-def _rooted(recipe: Recipe) -> Recipe:
-    """The recipe with absolute local paths, so that a run is valid from any folder."""
-    source, folder = recipe.data.source, tokenizer_folder(recipe.data.tokenizer)
-    paths: dict[str, Any] = {} if folder is None else {"tokenizer": str(folder.resolve())}
-    if source and source != "stdlib":
-        paths["source"] = _whole_path(source)
-    return replace(recipe, task=_rooted_options(recipe.task), data=replace(recipe.data, **paths))
-
-
-def _rooted_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: _whole_path(value) if name in _OTHER_DATA else value for name, value in options.items()}
-    return {name: _rooted_options(value) if isinstance(value, dict) else value for name, value in found.items()}
-
-
-def _whole_path(name: Any) -> Any:
-    """The absolute path of a local file or folder; other names, such as of hubs, as they are."""
-    return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name
 
 
 def _opened(task: Task, progress: bool) -> TaskData:
