@@ -80,6 +80,19 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_a_graph_has_the_values_and_gradients(local: bool) -> None:
+    x, coefficients, taps = (torch.randn(*shape) for shape in ((2, 40, 3), (3, 17), (3, 5)))
+
+    def loss(x: Tensor, coefficients: Tensor, taps: Tensor) -> Tensor:
+        return ski_product(x, coefficients, local=(taps, 2) if local else None).square().sum()
+
+    given = [each.requires_grad_() for each in (x, coefficients, taps)]
+    expected = torch.autograd.grad(loss(*given), given, allow_unused=True)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*given), given, allow_unused=True), expected)
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 5), (2, 2, 5), (2, 3, 13)])
 def test_coefficients_of_ragged_rows_are_checked(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"coefficients must be \(batch=2, channels=3, 2 r - 1\)"):

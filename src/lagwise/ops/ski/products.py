@@ -370,7 +370,7 @@ def _graph_gradients(grad: Tensor, x: Tensor, taps: Tensor, coarse: Tensor, *res
     dx, dtaps, dcoarse = _backward(grad, x, own, coarse, form, blocks, z, (True, True, True))
     assert dx is not None
     assert dcoarse is not None
-    return [dx, taps if dtaps is None else dtaps, dcoarse]
+    return [dx, torch.empty_like(taps) if dtaps is None else dtaps, dcoarse]  # no operator returns an input
 
 
 def _like(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> Tensor:
