@@ -280,8 +280,7 @@ def test_the_results_of_noise_in_signals_equal_the_results_files() -> None:
     assert f"of step {hearts['steps']:,}, the best" in prose
     assert f"({hearts['cpu_seconds']:.0f} s of one core)" in prose
     assert f"{speech['parameters']:,} parameters, at most {1e3 * speech['delay_seconds']:.1f} ms late" in prose
-    assert f"of step {speech['steps']:,} of 5,000" in prose
-    assert f"the gain is {speech['valid']['si_sdr_gain']:.2f} dB" in prose
+    assert f"the model's gain is {speech['valid']['si_sdr_gain']:.2f} dB" in prose
     for speed in json.loads((results / "denoise-stream-cpu.json").read_text())["results"]:
         times = f"{1e3 * speed['median']:.1f} | {1e3 * speed['late']:.0f} | {speed['one_core']:.1f}"
         assert f"| {speed['chunk']:,} | {1e3 * speed['chunk'] / 16000:.0f} | {times} |" in page
