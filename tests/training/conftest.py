@@ -13,8 +13,8 @@ def recall_recipe() -> Recipe:
     recipe = load_recipe(
         "associative-recall",
         [
-            *("data.length=64", "data.vocab_size=6", "training.steps=200", "training.batch_size=8"),
-            *("training.learning_rate=0.006", "training.evaluate_every=50", "training.save_every=200"),
+            *("data.length=64", "data.vocab_size=6", "training.steps=300", "training.batch_size=8"),
+            *("training.learning_rate=0.004", "training.evaluate_every=50", "training.save_every=200"),
             *("training.evaluate_tokens=8192", "training.precision=float32"),
         ],
     )
