@@ -186,7 +186,8 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
     if not of_first_process((out / RECIPE_FILE).is_file()):  # which writes the file, perhaps before others look
         return train(recipe, out, progress=progress)
     if (out / RUN_FILE).is_file() and (begun := read_json(out / RUN_FILE).get("asked")):  # not in runs of 0.2
-        _check_same(out, begun, _plain(recipe))
+        usual = _plain(Recipe())  # of options that the version that began the run did not have
+        _check_same(out, begun | {name: usual[name] | begun[name] for name in ("data", "training")}, _plain(recipe))
     return resume(out, progress=progress)
 
 
