@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import FAMILY, tiny
 
-from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
+from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled, in_place
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 KINDS = (
@@ -59,8 +59,8 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Replace the compiler, which takes half a minute per model; everything else is used."""
 
     def use(self: Any, model: Any, step: Any) -> None:
-        self.step, self._weights, self._vocabulary = step, compiled.tensor_versions(model), 258
-        self._loader.module = compiled._InPlace(step, list(step.start(1)))
+        self.step, self._weights, self._vocabulary = step, in_place.tensor_versions(model), 258
+        self._loader.module = in_place.InPlace(step, list(step.start(1)))
 
     def made(step: Any, batch_size: int, path: Path, report: Any) -> dict[str, Any]:
         path.touch()
@@ -68,7 +68,7 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
     monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Eager)
-    monkeypatch.setattr(compiled.CompiledStep, "_use", use)
+    monkeypatch.setattr(compiled.CompiledStep, "use", use)
     monkeypatch.setattr(compiled, "_compile", made)
 
 

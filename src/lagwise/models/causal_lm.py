@@ -61,7 +61,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     def compile_step(
         self, batch_size: int | None = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
     ) -> bool:
-        """Compile the forward pass of one token for every row of a batch.
+        """Compile the forward pass of one token for every row of a batch, or on a GPU prepare it as a CUDA graph.
 
         `generate`, `StreamingSession` and all other code that continues a `StreamingCache` token by token, without
         gradients, then use it. It gives the same logits, up to rounding, several times as fast. Weights
@@ -69,22 +69,26 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         been trained since (but not changes through a parameter's ``.data``, which PyTorch does not count).
 
         Args:
-            batch_size: Rows of the batch; None: any number of them.
-            cached: Only load the step from the cache folder, where models of the same configuration share it.
+            batch_size: Rows of the batch; None: any number of them, on the CPU.
+            cached: Only load the step from the cache folder, where models of the same configuration share it. CUDA
+                graphs need no compiler and are always made, at the start of every stream.
             report: Receives a line before and after the compilation, which takes 15 seconds to some minutes.
 
         Returns:
             Whether there is a compiled step.
 
         Raises:
-            ValueError: For a model that is not on the CPU, or with attention over the whole text.
+            ValueError: For a model that is neither on the CPU nor on a CUDA device, or with attention over the whole
+                text.
             FileNotFoundError: Without a C++ compiler.
             RuntimeError: If the compilation fails.
         """
         from lagwise.models.compiled import compiled_step
+        from lagwise.models.cuda_graph import graph_step
 
         rows = None if batch_size is None else check_integer("batch_size", batch_size)
-        step = compiled_step(self, rows, cached=cached, report=report)
+        on_cpu = self.device.type == "cpu"
+        step: Any = compiled_step(self, rows, cached=cached, report=report) if on_cpu else graph_step(self, rows)
         if step is not None:
             self._steps[batch_size] = step
         return step is not None

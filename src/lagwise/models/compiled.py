@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,9 @@ from lagwise.cache import cached_folder, default_cache, require_private
 from lagwise.compiler import processor
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
-from lagwise.mixers.state import select_rows
-from lagwise.models.cache import StreamingCache
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.inputs import check_vocabulary, surplus_argument
-from lagwise.models.step import StreamingStep, tensor_versions
-from lagwise.ops.streaming import OnlineFollower
+from lagwise.models.in_place import InPlace, InPlaceStep, Run
+from lagwise.models.step import StreamingStep
 
 _FILE = "step.pt2"
 # Weights are passed at run time, so that the code remains valid when the model is trained further; without
@@ -42,7 +38,7 @@ _ANY = 4  # batch size of the example inputs for code with a dynamic batch size
 _SOURCES = ("ops", "kernels", "mixers", "blocks", "models")
 
 
-class CompiledStep:
+class CompiledStep(InPlaceStep):
     """A language model's `StreamingStep`, compiled by AOTInductor and loaded from the cache folder.
 
     Args:
@@ -53,138 +49,37 @@ class CompiledStep:
     """
 
     def __init__(self, model: VocabularyHead, batch_size: int | None, digest: str, step: StreamingStep):
-        self.batch_size, self.digest = batch_size, digest
+        self.digest = digest
         file = _folder(digest) / _FILE
         require_private(file, default_cache().resolve())
         # As in `torch._inductor.aoti_load_package`, without importing the compiler.
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
-        self._use(model, step)
+        super().__init__(model, batch_size, step)
 
-    def answer(self, model: VocabularyHead, inputs: Mapping[str, Any]) -> Tensor | None:
-        """Logits ``(batch, 1, vocab_size)`` for arguments of the model's forward, or None if `follow` returns None."""
-        if surplus_argument(inputs) is not None:
-            return None
-        mask = inputs.get("attention_mask")
-        if model.config.output_hidden_states or (mask is not None and not mask[:, -1].all()):
-            return None
-        logits = self.follow(model, inputs["input_ids"], inputs.get("past_key_values"))
-        return None if logits is None else logits[:, None]
+    def runner(self, state: list[Tensor]) -> Run:
+        """The compiled code on these tensors."""
 
-    def follow(self, model: VocabularyHead, ids: Tensor, cache: Any) -> Tensor | None:
-        """Process ids if they are one further token per row of a `StreamingCache`, and update the cache.
+        def run(tokens: Tensor) -> Tensor:
+            (logits,) = self._loader.run([tokens, *state])
+            return logits
 
-        Returns logits ``(batch, vocab_size)``, or None if the compiled step does not apply. The caller then runs the
-        model itself, which raises any error.
-        """
-        rows = len(ids) if self.batch_size is None else self.batch_size
-        if ids.shape != (rows, 1) or ids.device.type != "cpu" or not isinstance(cache, StreamingCache):
-            return None
-        if torch.is_grad_enabled() or model.training or cache.rows != rows or cache.seen == 0:
-            return None
-        if cache.model != model.model.number or cache.seen == model.model.length_limit or cache.past is not None:
-            return None
-        stream = cache.stream
-        if stream is None or stream.compiled is not self:
-            cache.require_no_right_padding()
-            if not self._current(model):
-                return None
-            stream = CompiledStream(self, cache)
-        check_vocabulary(ids, self._vocabulary)
-        cache.note_padding(None)
-        return stream.step(ids[:, 0].long().contiguous())  # as in the example inputs
+        return run
 
-    def run(self, tokens: Tensor, state: list[Tensor]) -> Tensor:
-        """Return logits ``(batch, vocab_size)``, and change the state in place."""
-        (logits,) = self._loader.run([tokens, *state])
-        return logits
-
-    def _current(self, model: VocabularyHead) -> bool:
-        """Reload the model's weights if they have changed. Returns whether the code still fits the model."""
-        if self._weights == tensor_versions(model):
-            return True
+    def renewed(self, model: VocabularyHead) -> StreamingStep | None:
+        """The step with the present weights; None, with a warning, if the code is of another configuration."""
         digest, step = described(model, self.batch_size)
-        if digest != self.digest:
-            warnings.warn("the compiled step is not used: the model has changed; call compile_step again", stacklevel=4)
-            return False
-        self._use(model, step)
-        return True
+        if digest == self.digest:
+            return step
+        warnings.warn("the compiled step is not used: the model has changed; call compile_step again", stacklevel=5)
+        return None
 
-    def _use(self, model: VocabularyHead, step: StreamingStep) -> None:
-        self.step, self._weights, self._vocabulary = step, tensor_versions(model), model.config.vocab_size
-        given = _constants(_InPlace(step, []))
+    def use(self, model: VocabularyHead, step: StreamingStep) -> None:
+        """Let the code read a step's weights."""
+        super().use(model, step)
+        given = _constants(InPlace(step, []))
         # User-managed constants: the code reads the model's own tensors, and this object keeps the others alive.
         self._held = {name: given[name] for name in self._loader.get_constant_fqns()}
         self._loader.load_constants(self._held, False, True, True)
-
-
-class CompiledStream:
-    """The state of a cache while compiled code updates it. The cache's own states are stale until `stop`."""
-
-    def __init__(self, compiled: CompiledStep, cache: StreamingCache):
-        self.compiled, self.cache, self.maker = compiled, cache, compiled.step
-        state, self.followers = self._take(cache)
-        self.state = list(state.values())
-        self.names = list(state)
-        cache.carry_on(self)
-
-    def step(self, token: Tensor) -> Tensor:
-        """Return the logits after one more token per row."""
-        logits = self.compiled.run(token, self.state)
-        for layer in self.cache.layers:
-            layer.seen += 1  # type: ignore[attr-defined]
-        for follower in self.followers:
-            follower.advance()
-        return logits
-
-    def select_rows(self, rows: Tensor) -> bool:
-        """Keep these rows. Returns False if that needs `stop` and the cache's own states."""
-        if self.followers or self.compiled.batch_size is not None:
-            return False
-        with torch.inference_mode(False), torch.no_grad():
-            self.state = [select_rows(tensor, rows).contiguous() for tensor in self.state]
-        return True
-
-    def join(self, before: Sequence[StreamingCache], after: Sequence[StreamingCache], cache: StreamingCache) -> bool:
-        """Join the rows of other caches before and after this one's, as the state of a new cache.
-
-        The old caches stay valid. Returns False if the join needs the caches' own states.
-        """
-        if self.followers or self.compiled.batch_size is not None:
-            return False
-        states = [[*self._take(each)[0].values()] for each in (*before, *after)]
-        states.insert(len(before), self.state)
-        stream = copy.copy(self)
-        with torch.inference_mode(False), torch.no_grad():
-            stream.state = [torch.cat(each) for each in zip(*states, strict=True)]
-        stream.cache = cache
-        cache.carry_on(stream)
-        return True
-
-    def _take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
-        with torch.inference_mode(False):  # the tensors outlive the present inference mode
-            state, followers = self.maker.take(cache)
-        assert all(tensor.is_contiguous() for tensor in state.values())
-        return state, followers
-
-    def stop(self) -> None:
-        """Write the states back into the cache."""
-        self.cache.carry_on(None)
-        self.maker.give(dict(zip(self.names, self.state, strict=True)), self.cache, self.followers)
-
-
-class _InPlace(nn.Module):
-    """The step with its state as positional arguments, which are overwritten with the new state."""
-
-    def __init__(self, step: StreamingStep, names: list[str]):
-        super().__init__()
-        self.step, self.names = step, names
-
-    def forward(self, tokens: Tensor, *state: Tensor) -> Tensor:
-        logits, after = self.step(tokens, dict(zip(self.names, state, strict=True)))
-        for old, new in zip(state, after.values(), strict=True):
-            if new is not old:
-                old.copy_(new)
-        return logits
 
 
 def compiled_step(
@@ -257,7 +152,7 @@ def _compile(
     with torch.no_grad(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
         try:
-            program = torch.export.export(_InPlace(step, list(state)), example, strict=False, dynamic_shapes=shapes)
+            program = torch.export.export(InPlace(step, list(state)), example, strict=False, dynamic_shapes=shapes)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(_OPTIONS))
         except Exception as error:
             own = {type(part).__name__ for part in step.modules() if isinstance(part, Mixer) and not _ours(part)}

@@ -1,0 +1,109 @@
+"""A streaming step as a CUDA graph: the host launches one graph per token, not every operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lagwise.models.heads import VocabularyHead
+from lagwise.models.in_place import InPlace, InPlaceStep, Run
+from lagwise.models.step import StreamingStep
+
+_WARMUP = 2  # runs before a capture: kernels are compiled, libraries get workspaces, and tables are made in the first
+
+
+class GraphStep(InPlaceStep):
+    """A language model's `StreamingStep` on a CUDA device, captured for every stream on that stream's own state.
+
+    A capture takes as long as a few tokens. A graph reads and writes the addresses of its capture: of the stream's
+    token and state, which are allocated once for a stream, and of the weights, which must not change while it runs.
+
+    Args:
+        model: The language model.
+        batch_size: Rows of the batch.
+        step: The model's step.
+    """
+
+    def runner(self, state: list[Tensor]) -> Run:
+        """The step as a graph, captured on these tensors, which the capture leaves as they are."""
+        step = InPlace(self.step, list(self.step.start(1)))
+        with torch.inference_mode(False), torch.no_grad():  # the tensors outlive the present inference mode
+            token = torch.zeros(len(state[0]), dtype=torch.long, device=self.device)
+            copies = [tensor.clone() for tensor in state]
+            outside = _Outside()
+
+            def warm() -> None:
+                with outside:
+                    step(token, *copies)
+
+            replay, logits = capture(warm, lambda: step(token, *state), self.device)
+
+        def run(tokens: Tensor) -> Tensor:
+            token.copy_(tokens)
+            replay()
+            return logits.clone()  # the next token overwrites them
+
+        # what the graph reads without being a part of the step, such as remembered tables, lives as long as the graph
+        vars(run)["reads"] = outside.tensors
+        return run
+
+    def renewed(self, model: VocabularyHead) -> StreamingStep | None:
+        """The step with the present weights."""
+        return StreamingStep(model, online=True)
+
+
+def graph_step(model: VocabularyHead, batch_size: int | None) -> GraphStep:
+    """A model's step for CUDA graphs.
+
+    Raises:
+        ValueError: If the model is not on a CUDA device, its state grows with the text, or batch_size is None.
+    """
+    if model.device.type != "cuda":
+        raise ValueError(f"only models on the CPU or a CUDA device have compiled steps, got one on {model.device}")
+    if batch_size is None:
+        raise ValueError("a CUDA graph is made for one number of rows; give batch_size an integer")
+    return GraphStep(model, batch_size, StreamingStep(model, online=True))
+
+
+def capture(
+    warm: Callable[[], Any], run: Callable[[], Tensor], device: torch.device
+) -> tuple[Callable[[], Any], Tensor]:
+    """Capture ``run()`` as a CUDA graph after runs of ``warm()``. Returns its replay, and the tensor that this writes."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARMUP):
+                warm()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device
+            result = run()
+    return graph.replay, result
+
+
+class _Outside(TorchDispatchMode):
+    """Keeps the tensors that operations read and no operation before has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: dict[int, Tensor] = {}
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for place, tensor in _places((args, kwargs)):
+            if place not in self._made:
+                self.tensors.setdefault(place, tensor)
+        result = function(*args, **(kwargs or {}))
+        self._made.update(place for place, _ in _places(result) if place not in self.tensors)
+        return result
+
+
+def _places(values: Any) -> list[tuple[int, Tensor]]:
+    """The tensors and the addresses of their memory."""
+    return [(t.untyped_storage().data_ptr(), t) for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
