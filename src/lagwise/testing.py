@@ -207,7 +207,12 @@ def pieces_difference(
 ) -> tuple[float, str]:
     """The largest difference between the pieces of rows and the whole, in the outputs and all gradients, relative to
     the largest number, and where it is: that of all processes, so that none waits for one that stops at its own.
-    layout: mask and seq_idx. sizes: tokens of every process."""
+
+    Args:
+        mixer: The mixer.
+        layout: Mask and seq_idx.
+        sizes: Tokens of every process.
+    """
     mask, seq_idx = layout
     rows, length, start = 3, sum(sizes), sum(sizes[: dist.get_rank()])
     own = slice(start, start + sizes[dist.get_rank()])

@@ -62,8 +62,14 @@ class LabelledRows:
 def read_labelled(
     source: RowSource, columns: tuple[str, ...], label: str | list[str], *, kind: str = "auto", values: bool = False
 ) -> LabelledRows:
-    """Read, check and split labelled rows. label: one column, or several of 0 and 1. values: the inputs are series, not
-    text. Errors as `prepare_labelled`."""
+    """Read, check and split labelled rows. Errors as `prepare_labelled`.
+
+    Args:
+        columns: of the inputs.
+        label: one column, or several of 0 and 1.
+        kind: as in `prepare_labelled`.
+        values: whether the inputs are series, not text.
+    """
     wanted = (*columns, *label_columns(label))
     tables = source.read(wanted if set(wanted) <= set(source.columns) else None)
     named = tuple(tables)
