@@ -382,7 +382,7 @@ def _kind(status: int) -> str:
     return _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-_STATUS = {Busy: 429, Stopped: 503, TimeoutError: 504}  # of a scheduler's exceptions
+_STATUS: dict[type[Exception], int] = {Busy: 429, Stopped: 503, TimeoutError: 504}  # of a scheduler's exceptions
 
 
 def _failure(error: Exception) -> tuple[int, str]:
