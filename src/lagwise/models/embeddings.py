@@ -65,11 +65,7 @@ class ValueInput(nn.Linear):
     ):
         super().__init__(check_integer("features", features) * check_integer("stride", stride), hidden_size)
         self.features, self.stride = features, stride
-        for name, values in (("mean", mean), ("std", std)):
-            if values is not None and len(values) != features:
-                raise ValueError(f"{name} must have a number for each of {features} features, got {values}")
-        if std is not None and min(std) <= 0:
-            raise ValueError(f"std must be greater than 0, got {std}")
+        check_scale(features, mean, std, "features")
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
 
     def standardized(self, input_values: Tensor) -> Tensor:
@@ -159,6 +155,15 @@ def patch_side(config: Any) -> int:
 
 
 INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}
+
+
+def check_scale(count: int, mean: list[float] | None, std: list[float] | None, what: str, prefix: str = "") -> None:
+    """ValueError unless mean and std, where given, have a number for each feature, and std positive ones."""
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None and len(values) != count:
+            raise ValueError(f"{prefix}{name} must have a number for each of {count} {what}, got {values}")
+    if std is not None and min(std) <= 0:
+        raise ValueError(f"{prefix}std must be greater than 0, got {std}")
 
 
 def check_finite(name: str, x: Tensor) -> None:

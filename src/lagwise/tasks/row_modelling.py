@@ -25,13 +25,11 @@ from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tables import build, known
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.figures import metric_curve
 from lagwise.tasks.row_logits import TOKENS_A_BATCH
 from lagwise.tasks.sequence_classification import ClassifiedRows, SequenceClassification
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
-    from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OBJECTIVES = ("masked", "next")
@@ -127,11 +125,6 @@ class RowModelling(Task):
         splits = [(name, evaluation[name]) for name in ("valid", "test") if name in evaluation]
         rows = [(name, *(f"{s[key]:.4f}" for key in (self.headline.name, "loss")), s["rows"]) for name, s in splits]
         return [Table("Hidden parts of rows", ("", self.headline.label, "loss", "rows"), rows)]
-
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
-        return {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
 
 
 class ModelledRows(TaskData):

@@ -103,6 +103,7 @@ class SequenceClassification(Labelled):
     head = "LagwiseForSequenceClassification"
     linear_head = "LagwiseLinearForSequenceClassification"
     needs = "classification needs rows to learn from; give a file with `data.source`, such as reviews.csv"
+    one_length = True
     formats: ClassVar[Collection[str]] = tuple(FORMATS)
     before = "row_modelling"
 
@@ -128,9 +129,6 @@ class SequenceClassification(Labelled):
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         super().__init__(data, label_smoothing)
-        require_none(
-            "sequence_classification", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
-        )
         self.kind, self.metric = known(kind, KINDS, "task.kind"), metric
         check_metric(metric, self.kind)
         self.inputs = known(inputs, INPUTS, "task.inputs")

@@ -65,6 +65,7 @@ class SequenceLabelling(Labelled):
 
     headline = headline_of("macro_f1")
     needs = "sequence_labelling needs series to learn from; give a file or folder with `data.source`"
+    one_length = True
     head = "LagwiseForTokenClassification"
     query = "data"
     inputs = "values"
@@ -85,9 +86,6 @@ class SequenceLabelling(Labelled):
         rate: Count | None = None,
     ):
         super().__init__(data)
-        require_none(
-            "sequence_labelling", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
-        )
         self.stride, self.delay = stride, delay
         if (events is None) != (tolerance is None):
             raise ValueError(

@@ -39,7 +39,7 @@ from lagwise.schema import Count, Number, Share
 from lagwise.schema import Whole as WholeNumber
 from lagwise.tables import known
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.figures import metric_curve, signals_beside
+from lagwise.tasks.figures import signals_beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +80,8 @@ class SignalToSignal(Task):
     the loss. Where there are as many outputs as inputs, also those of the inputs as they are, and the gain in SI-SDR.
     """
 
+    needs = "signal_to_signal needs signals to learn from; give a file or folder as `data.source`"
+    one_length = True
     head = "LagwiseForSignalRegression"
     query = "data"
     inputs = "values"
@@ -101,9 +103,6 @@ class SignalToSignal(Task):
         rate: Count | None = None,
     ):
         super().__init__(data)
-        if not data.source:
-            raise ValueError("signal_to_signal needs signals to learn from; give a file or folder as `data.source`")
-        require_none("signal_to_signal", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length})
         if (noise is None) != (ratios is None):
             raise ValueError(
                 f"task.noise and task.ratios belong together, got {noise!r} and {ratios!r}: ratios are those of the "
@@ -290,7 +289,7 @@ class SignalToSignal(Task):
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
-        found = {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
+        found = super().figures(metrics, evaluation)
         if evaluation is not None and "example" in evaluation:
             found["example"] = lambda: signals_beside(evaluation["example"])
         return found
