@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.arrays import is_list, list_column
-from lagwise.data.encoding import feature_scale, read_series
+from lagwise.data.encoding import feature_scale, has_gaps, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
@@ -35,6 +35,7 @@ class LabelledSeries:
             class ids, -100 where there is none) and length (in samples).
         label_names: names of the classes, by id; for events the first is ``none``, the class of samples without one.
         mean, std: those of each feature over the samples of train.
+        gaps: whether any sample is missing (NaN).
         counts: samples, or events, of each class in each split.
     """
 
@@ -44,6 +45,7 @@ class LabelledSeries:
     label_names: tuple[str, ...]
     mean: list[float]
     std: list[float]
+    gaps: bool
     counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
 
@@ -74,7 +76,7 @@ def prepare_series(
 
     Missing splits are made as in `split_rows`; of one or two series the last two tenths of each are valid and test.
 
-    ValueError, one line, for missing columns, NaN and inf, a number of labels other than that of samples, positions
+    ValueError, one line, for missing columns, inf, a number of labels other than that of samples, positions
     that are out of order, occur twice or lie outside the series, labels that are fractions, and as in `read_labels`.
     """
 
@@ -93,6 +95,7 @@ def prepare_series(
         label_names=tuple(meta["label_names"]),
         mean=meta["mean"],
         std=meta["std"],
+        gaps=meta.get("gaps", False),  # earlier versions refused gaps
         counts=meta["counts"],
         notes=(*source.notes, *meta["notes"]),
     )
@@ -221,6 +224,7 @@ def _write(
                 writer.write_batch(_batch(samples, labels, schema))
         counts[split] = dict(zip(names, total.tolist(), strict=True))
     mean, std = feature_scale(stored_arrays(folder / "train.arrow", "input_values"))
+    gaps = any(has_gaps(stored_arrays(folder / f"{split}.arrow", "input_values")) for split in SPLITS)
     inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
     shared = shared_rows(inputs, tables)
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
@@ -229,6 +233,7 @@ def _write(
         "label_names": names,
         "mean": mean,
         "std": std,
+        "gaps": gaps,
         "counts": counts,
         "notes": [*notes, *shared, *(f"{split} has no {name!r}" for split, name in absent)],
     }
