@@ -102,7 +102,7 @@ def prepare_series(
 
 
 def read_label_rows(
-    rows: Dataset, values: str, label: str, events: str | None, where: Callable[[int], str]
+    rows: Dataset, values: str, label: str, events: str | None, where: Callable[[int], str], *, gaps: bool = True
 ) -> Iterator[tuple[np.ndarray, list[Any], np.ndarray]]:
     """For each row its samples ``(length, features)``, its different labels as stored, and the index of each sample's
     label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them."""
@@ -112,7 +112,7 @@ def read_label_rows(
     table: Any = rows.with_format("arrow")[:]
     cells = table.column(label)
     positions = None if events is None else table.column(events)
-    for i, samples in enumerate(read_series(table.column(values), values, where)):
+    for i, samples in enumerate(read_series(table.column(values), values, where, gaps=gaps)):
         try:
             own = None if positions is None else positions[i].as_py() or []
             found, places = _label_places(cells[i], own, len(samples))
@@ -122,15 +122,15 @@ def read_label_rows(
 
 
 def read_series_for(
-    rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str
+    rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str, *, gaps: bool = True
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For each row its samples, and the label of each as an id of the model's classes ``names``, -100 where there is
-    none. ValueError for a class that the model does not know, and as `prepare_series`."""
+    none. gaps: samples may be missing. ValueError for a class that the model does not know, and as `prepare_series`."""
 
     def where(i: int) -> str:
         return f"row {i + 1} of {source!r}"
 
-    for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where)):
+    for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where, gaps=gaps)):
         used = np.unique(places[places != IGNORED])
         ids = np.full(len(found) + 1, IGNORED)
         ids[used] = known_labels([found[k] for k in used], names, lambda _, i=i: where(i))

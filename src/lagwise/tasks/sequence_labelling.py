@@ -131,9 +131,11 @@ class SequenceLabelling(Labelled):
         from lagwise.models.loading import read_config
 
         found = SeriesWithClasses(self)
-        found.label_names = names = class_names(read_config(run))
+        config: Any = read_config(run)
+        found.label_names = names = class_names(config)
         rows = rows_to_evaluate(self.open_rows(source).read(), source)
-        found.scored = {"test": list(read_series_for(rows, names, self.values, self.label, self.events, source))}
+        columns, gaps = (self.values, self.label, self.events), config.inputs.get("gaps", False)
+        found.scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=gaps))}
         return found
 
     def columns(self) -> tuple[str, ...]:
