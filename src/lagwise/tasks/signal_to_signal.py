@@ -30,6 +30,7 @@ from lagwise.data.signal_windows import (
     SignalWindows,
     Whole,
     WholeSignals,
+    check_loud,
 )
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS
@@ -171,6 +172,8 @@ class SignalToSignal(Task):
                 f"the noise in {self.noise!r} has {noises.inputs} channels, but the signals have {pairs.inputs}; use "
                 "noise of one channel, which is added to all, or of as many"
             )
+        if noises is not None:
+            check_loud(noises, str(self.noise))
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
         return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage) for split in SPLITS})
 
