@@ -53,7 +53,7 @@ BENCHMARKS = {
     "ETTm1": Benchmark("ETTm1", _QUARTERS),
     "ETTm2": Benchmark("ETTm2", _QUARTERS),
     "weather": Benchmark("weather"),
-    "exchange": Benchmark("exchange_rate", look_backs=(30, 96, 336, 720)),
+    "exchange": Benchmark("exchange_rate", look_backs=(1, 30, 96, 336, 720)),
     "illness": Benchmark("national_illness", None, (24, 36, 48, 60), 104, (26, 52, 78, 104)),
 }
 
@@ -82,6 +82,7 @@ def models(benchmark: Benchmark, horizon: int) -> dict[str, dict[str, Any]]:
     return {
         "ridge": one,
         "ridge, look-backs averaged": {"look_back": benchmark.look_backs},
+        "ridge, look-backs averaged, four folds": {"look_back": benchmark.look_backs, "folds": 4},
         "ridge, look-backs averaged, fitted again": {"look_back": benchmark.look_backs, "refit": True},
         "ridge of low rank": {**small, "rank": 10_000 // (benchmark.look_back + horizon)},
         f"{kernels} Toeplitz kernels": {**small, "model": "toeplitz", "kernels": kernels},
@@ -109,9 +110,9 @@ def read_benchmark(folder: Path, name: str) -> np.ndarray:
 def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Fit and score one model on one data set and horizon.
 
-    Weights are fitted on the training part, and options are chosen on the validation part; with ``refit`` weights are
-    then fitted again to both. All windows of the test part
-    are scored, with stride 1; the first begins one look-back before that part.
+    Weights are fitted on the training part, and options are chosen on the validation part, or with ``folds`` also on
+    blocks of the training part by maps from the rows around them; with ``refit`` weights are then fitted again to both
+    parts. All windows of the test part are scored, with stride 1; the first begins one look-back before that part.
 
     Args:
         x: Values ``(rows, series)``.
@@ -123,14 +124,18 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
     began = time.perf_counter()
     forecaster = LagForecaster(horizon, validation=valid - train, **{"refit": False, **options}).fit(x[:valid])
     seconds = time.perf_counter() - began
-    scores = forecaster.evaluate(x[valid - forecaster.maps_.shape[1] : test])
+    look_back = forecaster.maps_.shape[1]
+    scores = forecaster.evaluate(x[valid - look_back : test])
+    error = forecaster.validation_error_
+    if forecaster.folds > 1:  # which is that of all folds
+        error = forecaster.evaluate(x[train - look_back : valid]).mse
     return {
         "mse": scores.mse,
         "mae": scores.mae,
         "coverage": scores.coverage,
         "crps": scores.crps,
         "windows": scores.windows,
-        "validation_mse": forecaster.validation_error_,
+        "validation_mse": error,
         "parameters": forecaster.n_parameters_,
         "shared": bool(forecaster.shared_),
         "fit_seconds": seconds,
