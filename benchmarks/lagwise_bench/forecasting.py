@@ -126,16 +126,14 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
     seconds = time.perf_counter() - began
     look_back = forecaster.maps_.shape[1]
     scores = forecaster.evaluate(x[valid - look_back : test])
-    error = forecaster.validation_error_
-    if forecaster.folds > 1:  # which is that of all folds
-        error = forecaster.evaluate(x[train - look_back : valid]).mse
     return {
         "mse": scores.mse,
         "mae": scores.mae,
         "coverage": scores.coverage,
         "crps": scores.crps,
         "windows": scores.windows,
-        "validation_mse": error,
+        "validation_mse": forecaster.validation_error_,
+        "folds": forecaster.folds,
         "parameters": forecaster.n_parameters_,
         "shared": bool(forecaster.shared_),
         "fit_seconds": seconds,
@@ -163,11 +161,16 @@ def run_benchmarks(
 
 
 def chosen(rows: Sequence[Mapping[str, Any]], most: float = float("inf")) -> list[dict[str, Any]]:
-    """The row of each cell with the lowest validation error, among models with at most ``most`` parameters."""
+    """The row of each cell with the lowest validation error, among models with at most ``most`` parameters, without
+    those of several folds, whose errors are those of other windows."""
     cells: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         best = cells.get((row["data"], row["horizon"]))
-        if row["parameters"] <= most and (best is None or row["validation_mse"] < best["validation_mse"]):
+        if (
+            row.get("folds", 1) == 1
+            and row["parameters"] <= most
+            and (best is None or row["validation_mse"] < best["validation_mse"])
+        ):
             cells[row["data"], row["horizon"]] = dict(row)
     return list(cells.values())
 
@@ -177,7 +180,8 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
     names = list(dict.fromkeys(row["data"] for row in rows))
     means: dict[str, dict[str, float]] = {}
     for label, part in _labelled(rows):
-        means[label] = {n: float(np.mean([r["mse"] for r in part if r["data"] == n])) for n in names}
+        own = {n: [r["mse"] for r in part if r["data"] == n] for n in names}
+        means[label] = {n: float(np.mean(errors)) for n, errors in own.items() if errors}
     sizes = {label: max(row["parameters"] for row in part) for label, part in _labelled(rows)}
     for label, figures in PUBLISHED.items():
         means[f"{label} (published)"] = dict(figures)
@@ -187,7 +191,7 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
     for label, figures in means.items():
         cells = [f"{figures[n]:.3f}" if n in figures else "" for n in names]
         if len(ett) == 4:
-            cells.append(f"{np.mean([figures[n] for n in ett]):.4f}")
+            cells.append(f"{np.mean([figures[n] for n in ett]):.4f}" if all(n in figures for n in ett) else "")
         lines.append([label, *cells, f"{sizes[label]:,}" if label in sizes else ""])
     return head, lines
 
@@ -199,8 +203,8 @@ def coverage_rows(rows: Sequence[Mapping[str, Any]], key: str = "coverage") -> t
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        shares = [np.mean([row[key] for row in own if row["data"] == name]) for name in names]
-        lines.append([model, *(f"{share:.3f}" for share in shares)])
+        parts = [[row[key] for row in own if row["data"] == name] for name in names]
+        lines.append([model, *(f"{np.mean(part):.3f}" if part else "" for part in parts)])
     return ["", *names], lines
 
 
