@@ -233,14 +233,14 @@ def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> st
     files = "1 file" if len(rows) == 1 else f"{len(rows):,} files"
     each = "is one row" if len(rows) == 1 else "are a row each"
     apart = "put the files of each class into a folder of its own"
-    tables = [path for path in chain(*source.files.values()) if file_kind(path) in TEXT_TABLES]
-    if tables:  # without a column of the labels' name their lines are samples
+    named_tables = [path for path in chain(*source.files.values()) if file_kind(path) in TEXT_TABLES]
+    if named_tables:  # without a column of the labels' name their lines are samples
         from datasets import Dataset
 
-        cells = Dataset.from_dict(read_text_table(tables[0]).columns)
+        cells = Dataset.from_dict(read_text_table(named_tables[0]).columns)
         named = f"if a line is a series and its label, name the column of labels with task.label=COLUMN (not {label!r})"
         several = f"task.label=[{','.join(indicator_columns(cells, ()) or ('NAME', 'NAME'))}]"
-        shown = f"(columns of {tables[0].name}: {_list_names(cells.column_names)})"
+        shown = f"(columns of {named_tables[0].name}: {_list_names(cells.column_names)})"
         apart = f"{named}, or columns of 0 and 1 with {several}; or {apart} {shown}"
     return (
         f"the {files} to train on {each}, all of the folder {rows[label][0]!r}, and classification needs two classes; "
