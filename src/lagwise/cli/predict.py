@@ -11,6 +11,7 @@ import typer
 from lagwise.cli.parsing import path_option, run_argument, text_option
 from lagwise.cli.terminal import plain, write
 from lagwise.process import quick_imports
+from lagwise.tables import counted
 
 
 def predict(
@@ -72,7 +73,7 @@ def predict(
         write(task.as_csv(rows))
         return
     task.save_predictions(rows, out)
-    typer.echo(f"{len(rows):,} rows: {plain(str(out))}", err=True)
+    typer.echo(f"{counted(len(rows), 'row')}: {plain(str(out))}", err=True)
 
 
 def _stdin() -> list[str]:

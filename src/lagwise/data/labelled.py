@@ -18,7 +18,7 @@ from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.data.tokens import content_key
 from lagwise.progress import progress_bar
-from lagwise.tables import check_integer, known
+from lagwise.tables import check_integer, counted, known
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -83,7 +83,8 @@ class LabelledData:
             if count:
                 share = count / len(self.splits[split])
                 each = f"{self.encoder.length // 2} for each text" if self.encoder.separate else self.encoder.length
-                lines.append(f"{count:,} rows of {split} ({share:.1%}) are cut to length {each}")
+                rows = f"{counted(count, 'row')} of {split} ({share:.1%})"
+                lines.append(f"{rows} {'is' if count == 1 else 'are'} cut to length {each}")
         return "\n".join(lines)
 
     def _shapes(self) -> list[str]:

@@ -23,7 +23,7 @@ from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
-from lagwise.tables import build, known
+from lagwise.tables import build, counted, known
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
 from lagwise.tasks.row_logits import TOKENS_A_BATCH
 from lagwise.tasks.sequence_classification import ClassifiedRows, SequenceClassification
@@ -167,7 +167,7 @@ class ModelledRows(TaskData):
     def notes(self) -> Sequence[str]:
         more = len(self.train) - len(self.labelled.rows.splits["train"])
         source = f", {more:,} of them from {self.task.rows.unlabelled}" if more else ""
-        return [f"training on {len(self.train):,} rows without labels first{source}"]
+        return [f"training on {counted(len(self.train), 'row')} without labels first{source}"]
 
     def fields(self) -> dict[str, Any]:
         own = {name: value for name, value in self.labelled.fields().items() if name not in _OF_LABELS}

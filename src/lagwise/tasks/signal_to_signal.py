@@ -38,7 +38,7 @@ from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.schema import Whole as WholeNumber
-from lagwise.tables import known
+from lagwise.tables import counted, known
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
 from lagwise.tasks.figures import signals_beside
 
@@ -282,7 +282,7 @@ class SignalToSignal(Task):
         for split in ("valid", "test"):
             if split in evaluation:
                 scores = evaluation[split]
-                rows.append(row(f"{split}, {scores['rows']:,} signals", scores))
+                rows.append(row(f"{split}, {counted(scores['rows'], 'signal')}", scores))
                 rows += [row(f"{split}, noise at {ratio} dB", s) for ratio, s in scores.get("by_ratio", {}).items()]
                 rows += [row(f"{split}, the input as it is", scores["input"])] if "input" in scores else []
                 rows += [row(f"{split}, missing samples", scores["missing"])] if "missing" in scores else []
@@ -350,8 +350,7 @@ class SignalData(TaskData):
             samples = sum(rows["length"][:])
             long = f" ({samples / rate / 60:,.1f} minutes)" if rate else ""
             shape = f"{self.pairs.inputs} in, {self.pairs.outputs} out"
-            signals = f"{len(rows):,} signal{'s' * (len(rows) > 1)}"
-            lines.append(f"{split}: {signals} of {samples:,} samples{long}, {shape}")
+            lines.append(f"{split}: {counted(len(rows), 'signal')} of {samples:,} samples{long}, {shape}")
         return [*lines, *self.pairs.notes]
 
     def steps_per_epoch(self, batch_size: int) -> int:
