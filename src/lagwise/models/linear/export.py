@@ -72,10 +72,12 @@ class _Logits(nn.Module):
 def _random(model: LinearModel, rows: int, size: int) -> Tensor:
     random = torch.Generator().manual_seed(0)
     if model.argument == "input_ids":
-        return torch.randint(min(model.config.vocab_size, 256), (rows, size), generator=random)
+        return torch.randint(min(model.config.vocab_size, 256), (rows, size), generator=random, device="cpu")
     if model.argument == "input_values":
-        return torch.randn(rows, size, model.config.inputs["features"], generator=random)
-    return torch.randn(rows, model.config.inputs["channels"], *model.config.inputs["image"], generator=random)
+        return torch.randn(rows, size, model.config.inputs["features"], generator=random, device="cpu")
+    return torch.randn(
+        rows, model.config.inputs["channels"], *model.config.inputs["image"], generator=random, device="cpu"
+    )
 
 
 def _runner(path: Path, argument: str) -> Any:
