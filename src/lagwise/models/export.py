@@ -54,7 +54,7 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     """
     step = StreamingStep(model)
     state = step.start(1)
-    example = (torch.zeros(1, dtype=torch.long), state)
+    example = (torch.zeros(1, dtype=torch.long, device="cpu"), state)
     inputs, outputs = ["token", *(f"past.{name}" for name in state)], ["logits", *(f"present.{name}" for name in state)]
     write_program(torch.export.export(step, example, strict=False), path, inputs, outputs)
     run = (onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
@@ -185,7 +185,7 @@ def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tenso
     """Ids of which every second stretch repeats the one before it, so that matches occur."""
     generator = torch.Generator().manual_seed(0)
     length = length if model.length_limit is None else min(length, model.length_limit)
-    ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator)
+    ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator, device="cpu")
     place = torch.arange(length)
     return ids[:, place - _STRETCH * (place // _STRETCH % 2)]
 

@@ -58,7 +58,9 @@ class _Logits(nn.Module):
 def _random(model: LinearModel, rows: int, size: int) -> Tensor:
     random = torch.Generator().manual_seed(0)
     if model.argument == "input_ids":
-        return torch.randint(model.config.vocab_size, (rows, size), generator=random)
+        return torch.randint(model.config.vocab_size, (rows, size), generator=random, device="cpu")
     if model.argument == "input_values":
-        return torch.randn(rows, size, model.config.inputs["features"], generator=random)
-    return torch.randn(rows, model.config.inputs["channels"], *model.config.inputs["image"], generator=random)
+        return torch.randn(rows, size, model.config.inputs["features"], generator=random, device="cpu")
+    return torch.randn(
+        rows, model.config.inputs["channels"], *model.config.inputs["image"], generator=random, device="cpu"
+    )

@@ -270,7 +270,7 @@ def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
 
 def _distinct(hashes: Tensor) -> np.ndarray:
     """The different hashes of each row, of all rows after one another, without 0."""
-    ordered = np.sort(hashes.numpy(), axis=1)
+    ordered = np.sort(hashes.numpy(force=True), axis=1)
     new = np.ones(ordered.shape, dtype=bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return ordered[new & (ordered != 0)]
