@@ -96,9 +96,9 @@ def train(
 
         lagwise train --recipe classify --data reviews.csv model=ski-tnn
 
-    Recipes for your own labelled rows (`classify`, `signal`, `tnn-digits`) first fit a linear model of fixed features,
-    in seconds, and end with it unless the trained model is better on held-out rows. `model=linear` stops after it;
-    another word, such as `model=tnn`, trains only that model.
+    Recipes for your own labelled rows (`classify`, `signal`, `series`, `tnn-digits`) first fit a linear model of fixed
+    features, in seconds, and end with it unless the trained model is better on held-out rows. `model=linear` stops
+    after it; another word, such as `model=tnn`, trains only that model.
 
         lagwise train --recipe associative-recall
 
