@@ -58,7 +58,7 @@ test-lowest:  ## part of the test suite with the lowest versions that pyproject.
 	grep -vE '^(torch|triton|nvidia-.*|cuda-.*)=|^ *#' build/lowest.in > build/lowest.txt
 	build/lowest/bin/python -m pip install $(QUIETLY) --no-deps --requirement build/lowest.txt --editable .
 	build/lowest/bin/python -m pip install $(QUIETLY) $$(grep -E '^(pytest.*|execnet|hypothesis)=' constraints.txt)
-	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS)
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n auto --maxprocesses 8 $(LOWEST_TESTS)
 
 coverage: $(INSTALLED)  ## the test suite, and which lines it runs, in build/coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --cov --cov-report=term:skip-covered \

@@ -2,10 +2,12 @@
 and without states that are carried from piece to piece.
 
     OMP_NUM_THREADS=1 python benchmarks/carried_states.py RUNS --data novels=FOLDER --minutes 0.5 --further 0.25
-        [--models mega-lm,megalodon-lm,best-lm,fd-tnn-lm] [--carry 64] [--results FILE]
+        [--models mega-lm,megalodon-lm,best-lm,fd-tnn-lm] [--carry 64] [--results FILE] [--steps 4000,2000]
+        [--width 64] [--batch 4]
 
 Each model is a recipe of the package at 64 channels. It is trained on pieces of 512 bytes, in batches of 4, for as
-many steps as fit into the minutes of one CPU, by the measured cost of a step and of a validation (RUNS/costs.json).
+many steps as fit into the minutes of one CPU, by the measured cost of a step and of a validation (RUNS/costs.json), or
+for the first number of ``--steps``; the further trainings then take the second.
 Two further trainings begin with its weights and take the steps that fit into the further minutes, at a lower rate and
 on other pieces: one as before, and one with ``training.carry_states``. All three are tested on the same bytes at five
 lengths of context. Finished runs are skipped and interrupted ones resumed.
@@ -30,16 +32,16 @@ from run_queue import cadence, keep, planned
 
 MODELS = ("mega-lm", "megalodon-lm", "best-lm", "fd-tnn-lm")
 LENGTHS = (512, 2048, 8192, 32768, 131072)
-_LENGTH, _BATCH, _WIDTH = 512, 4, 64
+_LENGTH = 512
 _RATES = {"base": 0.004, "ordinary": 0.001, "carried": 0.001}
 _EVALUATIONS = {"base": 4, "ordinary": 1, "carried": 1}
 
 
-def common(source: str) -> list[str]:
+def common(source: str, batch: int) -> list[str]:
     """Overrides of all runs."""
     return [
         *(f"data.source={source}", f"data.length={_LENGTH}"),
-        *(f"training.batch_size={_BATCH}", "training.evaluate_tokens=32769", "training.report_to=none"),
+        *(f"training.batch_size={batch}", "training.evaluate_tokens=32769", "training.report_to=none"),
     ]
 
 
@@ -82,22 +84,30 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="separated by commas")
     parser.add_argument("--minutes", type=float, default=0.5, help="minutes of the first training (0.5)")
     parser.add_argument("--further", type=float, default=0.25, help="minutes of each further training (0.25)")
+    parser.add_argument("--steps", help="steps of the first training and of each further one, in place of minutes")
+    parser.add_argument("--width", type=int, default=64, help="channels of the models (64)")
+    parser.add_argument("--batch", type=int, default=4, help="pieces of a step (4)")
     parser.add_argument("--carry", type=int, default=64, help="pieces over which states are carried (64)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/carried-states-cpu.json"))
     given = parser.parse_args()
     keep_freed_memory()  # as the command line does
     name, _, source = given.data.partition("=")
-    shared = common(str(Path(source).resolve()))
-    folder = given.runs / f"{name}-{given.minutes:g}-{given.further:g}-{given.carry}"
+    shared = common(str(Path(source).resolve()), given.batch)
+    long = given.steps or f"{given.minutes:g}-{given.further:g}"
+    folder = given.runs / f"{name}-{long}-{given.carry}"
     folder.mkdir(parents=True, exist_ok=True)
     kinds = {"base": given.minutes, "ordinary": given.further, "carried": given.further}
-    first = [f"model.hidden_size={_WIDTH}", "data.tokenizer=bytes", *shared]
+    first = [f"model.hidden_size={given.width}", "data.tokenizer=bytes", *shared]
     jobs, minutes, evaluations = {}, {}, {}
     for model in given.models.split(","):
         for kind, long in kinds.items():
             key = f"{model}/{kind}"
             jobs[key], minutes[key], evaluations[key] = (model, first), long, _EVALUATIONS[kind]
-    plan = planned(jobs, minutes, given.runs / "costs.json", evaluations)
+    if given.steps:
+        first_steps, further_steps = map(int, given.steps.split(","))
+        plan = {key: {"steps": first_steps if key.endswith("/base") else further_steps} for key in jobs}
+    else:
+        plan = planned(jobs, minutes, given.runs / "costs.json", evaluations)
     found = json.loads(given.results.read_text())["results"] if given.results.is_file() else {}
     for key in jobs:
         model, kind = key.split("/")
@@ -109,7 +119,11 @@ def main() -> None:
         if kind == "carried":
             overrides = [*overrides, f"training.carry_states={given.carry}"]
         result = measure(folder / f"{model}-{kind}", model, kind, overrides, plan[key])
-        keep(given.results, f"{name}/{key}", {**result, "carry": given.carry if kind == "carried" else 0})
+        keep(
+            given.results,
+            f"{name}/{key}",
+            {**result, "width": given.width, "batch": given.batch, "carry": given.carry if kind == "carried" else 0},
+        )
         by_length = " ".join(f"{score['bits_per_byte']:.4f}" for score in result["scores"]["test"])
         print(
             f"{key}: {plan[key]['steps']} steps, {result['cpu_seconds']:.0f} s, bits per byte {by_length}", flush=True

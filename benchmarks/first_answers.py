@@ -77,7 +77,7 @@ def series_case(name: str, folder: Path) -> Case:
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
     some = rows["train"][0][:2], rows["train"][1][:2]
     return Case(
-        "signal",
+        "series",
         str(folder),
         {"MiniRocket": lambda seed: minirocket(rows["train"], rows["test"], seed)},
         prepare=lambda: minirocket(some, some, 0),

@@ -5,7 +5,8 @@
 
 The step is eager, or, with --compiled, that of a language model of one layer with the mixer, compiled. Both versions
 run in processes of their own, one after the other, several times. A ratio below 1 means that this version is faster;
-the ratio is that of the fastest runs. Every mixer first streams a signal and must equal its own whole forward.
+the ratio is that of the fastest runs. Every mixer first streams a signal and must equal its own whole forward. A file
+of results keeps the cases that are not run again.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def main() -> None:
             print(json.dumps((measure_compiled if chosen.compiled else measure)(chosen.cases, chosen.batch)))
         return
     sources = {"this": str(Path(__file__).parents[1] / "src"), **({"peer": chosen.peer} if chosen.peer else {})}
-    rows: dict[str, dict[str, float | None]] = {}
+    there = chosen.out is not None and chosen.out.is_file()
+    rows: dict[str, dict[str, float | None]] = json.loads(chosen.out.read_text())["results"] if there else {}
     for cases in [[case] for case in chosen.cases] if chosen.compiled else [chosen.cases]:  # compilers need memory
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
         for _ in range(chosen.repeats):

@@ -1,12 +1,14 @@
 """Tokens per second of training and of generation, for language models of equal size by other people's code and ours.
 
     python benchmarks/peer_speed.py --out benchmarks/results/peer-speed-cpu.json [--lengths 512,2048,8192]
+        [--tokens 8192] [--size 2500000]
 
 Peers: transformers' GPT-2, Mamba and Mamba2 (in PyTorch, as they run on a CPU), x-transformers (rotary positions, flash
 attention) and mega-pytorch (`pip install x-transformers mega-pytorch`). Every model has six layers, bytes as tokens,
 and the width, a multiple of 16, at which its parameters without embeddings are closest to 2.5 million. A training step
-is a forward and a backward pass in float32 and a step of AdamW on 8,192 tokens; the models take their steps in turn,
-with denormal numbers as 0, as in our trainings. Mamba's backward pass takes quadratic time on a CPU, so it has one
+is a forward and a backward pass, in float32 on a CPU and with bfloat16 autocast on a GPU, and a step of AdamW on 8,192
+tokens, or on one sequence that is longer; the models take their steps in turn, with denormal numbers as 0, as in our
+trainings. Mamba's backward pass takes quadratic time on a CPU, so it has one
 sequence of at most 512 tokens. Generation is greedy, of one sequence, after a prompt of the length; mega-pytorch has no
 state and computes the whole sequence for each token. Before they are timed, the logits of generated tokens must be
 within 1e-3 of the largest of a forward pass.
@@ -33,9 +35,10 @@ from lagwise.process import denormals_as_zero
 from lagwise.progress import progress_bar
 from language import FAMILY, fields
 
-LAYERS, SIZE, TOKENS, LONGEST = 6, 2_500_000, 8192, 1 << 14
+LAYERS, LONGEST = 6, 1 << 18
 VOCABULARY = 257  # bytes and an end of text; also no width, by which `size` knows the layer that gives the logits
-LONGEST_STEP = {"transformers Mamba": 512}  # tokens of a step
+LONGEST_STEP = {"transformers Mamba": 512}  # tokens of a step on a CPU
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OURS = ("tnn", "fd-tnn", "ski-tnn", "mega", "tcnca", "transformer-alibi")
 
 
@@ -101,10 +104,10 @@ def size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if id(p) not in left_out)
 
 
-def fitted(make: Callable[[int], nn.Module]) -> int:
-    """The width, a multiple of 16, whose size is closest to the common one."""
+def fitted(make: Callable[[int], nn.Module], parameters: int) -> int:
+    """The width, a multiple of 16, whose size is closest to so many parameters."""
     with torch.device("meta"):
-        return min(range(128, 513, 16), key=lambda width: abs(size(make(width)) - SIZE))
+        return min(range(128, 1025, 16), key=lambda width: abs(size(make(width)) - parameters))
 
 
 def logits(model: nn.Module, ids: Tensor) -> Tensor:
@@ -116,8 +119,12 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> flo
     """Seconds of one training step."""
     start = time.perf_counter()
     optimizer.zero_grad()
-    F.cross_entropy(logits(model, ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+        found = logits(model, ids[:, :-1])
+    F.cross_entropy(found.float().flatten(0, 1), ids[:, 1:].flatten()).backward()
     optimizer.step()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
@@ -164,7 +171,7 @@ def generated(model: nn.Module, prompt: Tensor, tokens: int) -> tuple[Tensor, fl
 @torch.inference_mode()
 def check(name: str, model: nn.Module) -> None:
     """ValueError if generated tokens are not the best ones of a forward pass."""
-    ids, _ = generated(model, torch.randint(1, VOCABULARY, (1, 100)), 20)
+    ids, _ = generated(model, torch.randint(1, VOCABULARY, (1, 100), device=DEVICE), 20)
     found = logits(model, ids)[:, 99:-1].float()
     chosen = found.gather(2, ids[:, 100:, None])[..., 0]
     short = float((found.amax(2) - chosen).max())
@@ -187,14 +194,16 @@ class Row:
 
 
 def measure(
-    models: dict[str, nn.Module], widths: dict[str, int], length: int, repeats: int, patience: float
+    models: dict[str, nn.Module], widths: dict[str, int], length: int, options: argparse.Namespace
 ) -> list[Row]:
     """Time the models in turn. Models whose steps take more than ``patience`` seconds take two, both timed, and
     the others one more for warm-up than ``repeats``."""
+    repeats, patience, step_tokens = options.repeats, options.patience, max(options.tokens, length)
     steps: dict[str, list[float]] = {name: [] for name in models}
     tokens: dict[str, list[float]] = {name: [] for name in models}
-    ids = torch.randint(1, VOCABULARY, (TOKENS // length, length + 1))
-    counts = {name: min(TOKENS, LONGEST_STEP.get(name, TOKENS)) for name in models}
+    ids = torch.randint(1, VOCABULARY, (step_tokens // length, length + 1), device=DEVICE)
+    limits = LONGEST_STEP if DEVICE == "cpu" else {}
+    counts = {name: min(step_tokens, limits.get(name, step_tokens)) for name in models}
     optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True) for name, model in models.items()}
     for turn in progress_bar(range(repeats + 1), desc=f"{length} tokens", show=True):
         for name, model in models.items():
@@ -218,6 +227,8 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", default="512,2048,8192", help="tokens of a sequence, separated by commas")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a training step")
+    parser.add_argument("--size", type=int, default=2_500_000, help="parameters of a model, without embeddings")
     parser.add_argument("--models", default=",".join(MODELS), help="separated by commas")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--patience", type=float, default=20.0, help="seconds of a step that is taken only twice")
@@ -227,13 +238,13 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     names = options.models.split(",")
-    widths = {name: fitted(MODELS[name]) for name in names}
-    models = {name: MODELS[name](widths[name]).eval() for name in names}
+    widths = {name: fitted(MODELS[name], options.size) for name in names}
+    models = {name: MODELS[name](widths[name]).to(DEVICE).eval() for name in names}
     for name, model in models.items():
         check(name, model)
     rows: list[Row] = []
     for length in map(int, options.lengths.split(",")):
-        rows += measure(models, widths, length, options.repeats, options.patience)
+        rows += measure(models, widths, length, options)
         save_results(options.out, " ".join(["python", *sys.argv]), {"threads": options.threads, "rows": rows})
     for row in rows:
         trained = "-" if row.step is None else f"{row.step_tokens / row.step.median:,.0f}"

@@ -1,12 +1,14 @@
 """Multi-query associative recall with every kind of mixer, each trained for the same CPU time.
 
-    OMP_NUM_THREADS=1 python benchmarks/query_recall.py RUNS [--minutes 0.75] [--models "TNN;MEGA;..."] [--results FILE]
+    OMP_NUM_THREADS=1 python benchmarks/query_recall.py RUNS [--minutes 0.75 | --steps N] [--models "TNN;MEGA;..."]
+        [--results FILE]
 
 Sequences are Zoology's (Arora et al. 2023) at the smallest of its lengths: 128 tokens, 64 in a sequence, 4 to 16
 pairs. All models have 64 channels and three layers, or the chain of four of the recipe best-lm, and attention in
 chunks of 16, so that most queries are in another chunk than their pairs; the Transformer sees the whole sequence. All
 have one learning rate, without tuning, and as many steps as fit into the minutes of one CPU, by the measured cost of
-a step and of a validation (RUNS/query-costs.json). Finished models are skipped and interrupted ones resumed.
+a step and of a validation (RUNS/query-costs.json); with ``--steps``, as many as it says, of 64 sequences instead of 32.
+Finished models are skipped and interrupted ones resumed.
 """
 
 from __future__ import annotations
@@ -56,14 +58,14 @@ MODELS: dict[str, Fields] = {
 }
 
 
-def recipe(name: str, folder: Path) -> Path:
+def recipe(name: str, folder: Path, batch: int) -> Path:
     """Write the recipe of a model."""
     text = {
         "description": f"{name} on multi-query recall",
         "task": {"name": "multi_query_recall", "pairs": [4, 8, 16]},
         "model": {"hidden_size": _WIDTH, **MODELS[name]},
         "data": {"vocab_size": 128, "length": 64},
-        "training": {"batch_size": 32, "learning_rate": _RATE, "report_to": "none", "evaluate_tokens": 16384},
+        "training": {"batch_size": batch, "learning_rate": _RATE, "report_to": "none", "evaluate_tokens": 16384},
     }
     path = folder / f"{list(MODELS).index(name)}.yaml"
     path.write_text(yaml.safe_dump(text, sort_keys=False))
@@ -75,15 +77,19 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder for the runs")
     parser.add_argument("--models", help="separated by semicolons (all)")
     parser.add_argument("--minutes", type=float, default=0.75, help="minutes of each model (0.75)")
+    parser.add_argument("--steps", type=int, help="steps of each model, in place of minutes")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/query-recall-cpu.json"))
     given = parser.parse_args()
     keep_freed_memory()  # as the command line does
     names = given.models.split(";") if given.models else list(MODELS)
-    folder = given.runs / f"queries-{given.minutes:g}"
+    folder = given.runs / (f"queries-{given.steps}-steps" if given.steps else f"queries-{given.minutes:g}")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: recipe(name, folder) for name in names}
+    paths = {name: recipe(name, folder, 64 if given.steps else 32) for name in names}
     jobs = {name: (str(path), list[str]()) for name, path in paths.items()}
-    plan = planned(jobs, given.minutes, given.runs / "query-costs.json", _EVALUATIONS)
+    if given.steps:
+        plan = {name: {"steps": given.steps} for name in names}
+    else:
+        plan = planned(jobs, given.minutes, given.runs / "query-costs.json", _EVALUATIONS)
     for name, path in paths.items():
         done = json.loads(given.results.read_text())["results"] if given.results.is_file() else {}
         if name in done:

@@ -55,6 +55,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     layers.padded,
     layers.vocabulary_loss,
     gpu.counts,
+    gpu.measured,
     arena.trainings,
     arena.arguments,
     arena_speed.speeds,

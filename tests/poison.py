@@ -74,5 +74,5 @@ def _within(length: int, start: int, stop: int) -> Tensor:
 
 def _poisoned(tokens: Tensor, mask: Tensor) -> Tensor:
     """Rows that hold these tokens where the mask is true, in order, and poison elsewhere."""
-    x = _POISON[torch.randint(3, (*mask.shape, tokens.shape[1]))]
+    x = _POISON.to(tokens.device)[torch.randint(3, (*mask.shape, tokens.shape[1]))]
     return x.masked_scatter(mask[..., None].expand_as(x), tokens)

@@ -345,10 +345,11 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
 
     page = (ROOT / "docs" / "forecasting.md").read_text()
     results = ROOT / "benchmarks" / "results"
-    old, new = (
+    old, averaged, folds = (
         json.loads((results / f"{name}.json").read_text())["results"]["cells"]
-        for name in ("forecast-cpu", "forecast-averaged-cpu")
+        for name in ("forecast-cpu", "forecast-averaged-cpu", "forecast-folds-cpu")
     )
+    new = averaged + folds
     fitted_once = [cell for cell in new if "again" not in cell["model"]]
     kernels = [cell for cell in old if cell["model"] not in {each["model"] for each in new}]
     quantiles = json.loads((results / "forecast-quantiles-cpu.json").read_text())["results"]["cells"]
@@ -357,10 +358,10 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
     for line in [*lines, *coverage_rows(fitted_once, "crps")[1], *coverage_rows(quantiles, "crps")[1]]:
         assert f"| {' | '.join(line)} |" in page
     ridge = next(line for line in lines if line[0] == "ridge")
-    averaged = next(line for line in lines if line[0] == "ridge, look-backs averaged")
+    blocks = next(line for line in lines if line[0] == "ridge, look-backs averaged, four folds")
     prose = " ".join(page.split())
     assert (
-        f"squared error of {ridge[-2]}, and the average of maps of five look-backs {averaged[-2]} (the mean of" in prose
+        f"squared error of {ridge[-2]}, and the average of maps of five look-backs {blocks[-2]} (the mean of" in prose
     )
     for line in small_series.table_rows(json.loads((results / "small-series-cpu.json").read_text())["results"]["rows"])[
         1

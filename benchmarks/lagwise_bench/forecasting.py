@@ -53,7 +53,7 @@ BENCHMARKS = {
     "ETTm1": Benchmark("ETTm1", _QUARTERS),
     "ETTm2": Benchmark("ETTm2", _QUARTERS),
     "weather": Benchmark("weather"),
-    "exchange": Benchmark("exchange_rate", look_backs=(30, 96, 336, 720)),
+    "exchange": Benchmark("exchange_rate", look_backs=(1, 30, 96, 336, 720)),
     "illness": Benchmark("national_illness", None, (24, 36, 48, 60), 104, (26, 52, 78, 104)),
 }
 
@@ -82,6 +82,7 @@ def models(benchmark: Benchmark, horizon: int) -> dict[str, dict[str, Any]]:
     return {
         "ridge": one,
         "ridge, look-backs averaged": {"look_back": benchmark.look_backs},
+        "ridge, look-backs averaged, four folds": {"look_back": benchmark.look_backs, "folds": 4},
         "ridge, look-backs averaged, fitted again": {"look_back": benchmark.look_backs, "refit": True},
         "ridge of low rank": {**small, "rank": 10_000 // (benchmark.look_back + horizon)},
         f"{kernels} Toeplitz kernels": {**small, "model": "toeplitz", "kernels": kernels},
@@ -109,9 +110,9 @@ def read_benchmark(folder: Path, name: str) -> np.ndarray:
 def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Fit and score one model on one data set and horizon.
 
-    Weights are fitted on the training part, and options are chosen on the validation part; with ``refit`` weights are
-    then fitted again to both. All windows of the test part
-    are scored, with stride 1; the first begins one look-back before that part.
+    Weights are fitted on the training part, and options are chosen on the validation part, or with ``folds`` also on
+    blocks of the training part by maps from the rows around them; with ``refit`` weights are then fitted again to both
+    parts. All windows of the test part are scored, with stride 1; the first begins one look-back before that part.
 
     Args:
         x: Values ``(rows, series)``.
@@ -123,7 +124,8 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
     began = time.perf_counter()
     forecaster = LagForecaster(horizon, validation=valid - train, **{"refit": False, **options}).fit(x[:valid])
     seconds = time.perf_counter() - began
-    scores = forecaster.evaluate(x[valid - forecaster.maps_.shape[1] : test])
+    look_back = forecaster.maps_.shape[1]
+    scores = forecaster.evaluate(x[valid - look_back : test])
     return {
         "mse": scores.mse,
         "mae": scores.mae,
@@ -131,6 +133,7 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
         "crps": scores.crps,
         "windows": scores.windows,
         "validation_mse": forecaster.validation_error_,
+        "folds": forecaster.folds,
         "parameters": forecaster.n_parameters_,
         "shared": bool(forecaster.shared_),
         "fit_seconds": seconds,
@@ -158,11 +161,16 @@ def run_benchmarks(
 
 
 def chosen(rows: Sequence[Mapping[str, Any]], most: float = float("inf")) -> list[dict[str, Any]]:
-    """The row of each cell with the lowest validation error, among models with at most ``most`` parameters."""
+    """The row of each cell with the lowest validation error, among models with at most ``most`` parameters, without
+    those of several folds, whose errors are those of other windows."""
     cells: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         best = cells.get((row["data"], row["horizon"]))
-        if row["parameters"] <= most and (best is None or row["validation_mse"] < best["validation_mse"]):
+        if (
+            row.get("folds", 1) == 1
+            and row["parameters"] <= most
+            and (best is None or row["validation_mse"] < best["validation_mse"])
+        ):
             cells[row["data"], row["horizon"]] = dict(row)
     return list(cells.values())
 
@@ -172,7 +180,8 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
     names = list(dict.fromkeys(row["data"] for row in rows))
     means: dict[str, dict[str, float]] = {}
     for label, part in _labelled(rows):
-        means[label] = {n: float(np.mean([r["mse"] for r in part if r["data"] == n])) for n in names}
+        own = {n: [r["mse"] for r in part if r["data"] == n] for n in names}
+        means[label] = {n: float(np.mean(errors)) for n, errors in own.items() if errors}
     sizes = {label: max(row["parameters"] for row in part) for label, part in _labelled(rows)}
     for label, figures in PUBLISHED.items():
         means[f"{label} (published)"] = dict(figures)
@@ -182,7 +191,7 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
     for label, figures in means.items():
         cells = [f"{figures[n]:.3f}" if n in figures else "" for n in names]
         if len(ett) == 4:
-            cells.append(f"{np.mean([figures[n] for n in ett]):.4f}")
+            cells.append(f"{np.mean([figures[n] for n in ett]):.4f}" if all(n in figures for n in ett) else "")
         lines.append([label, *cells, f"{sizes[label]:,}" if label in sizes else ""])
     return head, lines
 
@@ -194,8 +203,8 @@ def coverage_rows(rows: Sequence[Mapping[str, Any]], key: str = "coverage") -> t
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        shares = [np.mean([row[key] for row in own if row["data"] == name]) for name in names]
-        lines.append([model, *(f"{share:.3f}" for share in shares)])
+        parts = [[row[key] for row in own if row["data"] == name] for name in names]
+        lines.append([model, *(f"{np.mean(part):.3f}" if part else "" for part in parts)])
     return ["", *names], lines
 
 

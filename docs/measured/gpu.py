@@ -1,4 +1,4 @@
-"""The section about what a GPU would do, counted without one."""
+"""The sections about what a GPU would do, counted without one, and about what one did."""
 
 from __future__ import annotations
 
@@ -46,3 +46,45 @@ def _change(
 ) -> str:
     values = [f"{row[figure] / unit:,.{digits}f}" for row in pair if row is not None]
     return " → ".join(dict.fromkeys(values)) or "-"
+
+
+def measured() -> str:
+    """The times on a card, beside the counts."""
+    name, layers = "gpu-steps-h100.json", "toeplitz-h100.json"
+    content = results(name)
+    rows = [
+        [
+            row["model"],
+            f"{row['counted']['bytes_seconds'] * 1e3:.2f}",
+            f"{row['graph'] * 1e3:.2f}",
+            f"{row['eager'] * 1e3:.1f}",
+            f"{row['peak'] / 1e6:,.0f}",
+        ]
+        for row in content["results"]["rows"]
+    ]
+    columns = ["model", "ms, bytes alone", "ms, CUDA graph", "ms, launched by Python", "MB"]
+    of_length = [
+        [
+            f"{row['batch']} × {row['length']:,}",
+            *(f"{row['seconds'][who]['median'] * 1e3:.1f}" for who in ("lagwise", "literal")),
+            *(f"{row['memory'][who] / 1e6:,.0f}" for who in ("lagwise", "literal")),
+        ]
+        for row in results(layers)["results"]["layers"]
+    ]
+    heads = ["batch × length", "ms", "published, ms", "MB", "published, MB"]
+    limits = content["results"]["ceilings"]
+    copied, launched = limits["bytes_per_second"] / 1e12, limits["launch_seconds"] * 1e6
+    return f"""### On a card
+
+The same layers on one {content["gpu"]} with PyTorch {content["torch"]}, which copies {copied:.1f} TB/s
+and takes {launched:.0f} µs to launch the smallest kernel from its host: a training step of 4 × 2,048, a layer.
+"Bytes alone" are the counted bytes at the speed of a copy. As a CUDA graph, a step takes the time of the card. Launched
+one by one from Python, every model here waits for its host: at this size a step is launches, and the models with most
+code of their own are slowest. Losses and gradients are first checked against those without autocast and fused kernels.
+
+{measured_table(name, columns, rows)}
+
+A Toeplitz layer of 512 channels in float32 beside the published one, launched from Python. Up to 8,192 tokens the
+kernel network's launches take most of the time.
+
+{measured_table(layers, heads, of_length)}"""

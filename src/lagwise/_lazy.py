@@ -26,3 +26,8 @@ def lazy(
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return __getattr__, lambda: sorted(names)
+
+
+def homes(package: str, **names: str) -> dict[str, str]:
+    """The module of each public name of a package, from the names of each of its modules, separated by spaces."""
+    return {name: f"{package}.{module}" for module, own in names.items() for name in own.split()}

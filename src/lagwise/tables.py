@@ -102,6 +102,11 @@ def _common_start(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things, such as ``1 row`` and ``2 rows``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def check_integer(name: str, value: Any, least: int = 1) -> int:
     """Return the value if it is an integer (not a boolean) of at least ``least``; otherwise raise a ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -207,12 +207,19 @@ def pieces_difference(
 ) -> tuple[float, str]:
     """The largest difference between the pieces of rows and the whole, in the outputs and all gradients, relative to
     the largest number, and where it is: that of all processes, so that none waits for one that stops at its own.
-    layout: mask and seq_idx. sizes: tokens of every process."""
+
+    Args:
+        mixer: The mixer.
+        layout: Mask and seq_idx.
+        sizes: Tokens of every process.
+    """
     mask, seq_idx = layout
     rows, length, start = 3, sum(sizes), sum(sizes[: dist.get_rank()])
     own = slice(start, start + sizes[dist.get_rank()])
     random = torch.Generator().manual_seed(1)
-    x, slope = torch.randn(2, rows, length, mixer.channels, dtype=torch.float64, generator=random)
+    x, slope = torch.randn(2, rows, length, mixer.channels, dtype=torch.float64, generator=random, device="cpu").to(
+        next(mixer.parameters()).device
+    )
     if mask is not None:
         slope = slope * mask[..., None]
     whole, part = copy.deepcopy(mixer), copy.deepcopy(mixer)
@@ -268,7 +275,7 @@ def check_streaming(factory: Factory, channels: int, lengths: Sequence[int] = (1
         x = _noise(2, length, channels)
         whole = mixer(x)
         generator = torch.Generator().manual_seed(length)
-        sizes = torch.randint(1, 81, (length,), generator=generator).tolist()
+        sizes = torch.randint(1, 81, (length,), generator=generator, device="cpu").tolist()
         _same(streamed(mixer, x, sizes), whole, 1e-9, f"chunks of a sequence of {length}")
         state, tokens = mixer.init_state(2), []
         for token in x[:, : min(length, 40)].unbind(1):

@@ -142,9 +142,8 @@ class TestSeries:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            ([[0.0, float("nan")]], r"'input_values' of row 1 is not a series .* NaN or inf at position 0; fill gaps"),
-            ([[0.0, 1.0], [float("inf"), 0.0]], "NaN or inf at position 1"),
-            ([[0.0, None]], "NaN or inf"),
+            ([[0.0, 1.0], [float("inf"), 0.0]], r"'input_values' of row 1 is not a series .* inf at position 1"),
+            ([[None, None]] * 2, "row 1 .* all its samples are missing"),
             ([], "row 1 .* it is empty"),
             (None, "row 1 .* it is empty"),
             ([[1.0]], "'input_values' of row 2 has 2 features, those before it 1"),
@@ -158,12 +157,19 @@ class TestSeries:
     def test_faulty_series_at_prediction(self, tmp_path: Path) -> None:
         data = prepare(write(tmp_path / "a.jsonl", self.rows()), inputs="values")
         for value, message in (
-            ([[1.0, float("nan")]], "row 2 is not a series of finite numbers"),
+            ([[1.0, float("inf")]], "row 2 is not a series of finite numbers"),
             ([[1.0]], "row 2 has 1 features, but .* 2"),
             ("text", "row 2: 'input_values' is not a series of numbers"),
         ):
             with pytest.raises(ValueError, match=message):
                 data.encode([{"input_values": [[1.0, 1.0]]}, {"input_values": value}])
+
+    def test_missing_samples_stay_missing(self, tmp_path: Path) -> None:
+        rows = [{"input_values": [[1.0, None], [None, float(i)]], "label": i % 2} for i in range(20)]
+        data = prepare(write(tmp_path / "a.jsonl", rows), inputs="values")
+        found = np.asarray(data.splits["train"]["input_values"][:])
+        np.testing.assert_array_equal(np.isnan(found[0]), [[False, True], [True, False]])
+        assert set(found[:, 1, 1]) < set(range(20))
 
     def test_text_is_not_a_series(self, tmp_path: Path) -> None:
         rows = [{"input_values": "text", "label": i} for i in range(9)]
@@ -346,7 +352,7 @@ def test_files_that_are_rows_of_one_folder(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     for i in range(4):
         (tmp_path / "cat" / f"{i}.txt").write_text(f"text {i}")
-    with pytest.raises(ValueError, match=r"the 4 file\(s\) to train on are a row each, all of the folder 'cat'"):
+    with pytest.raises(ValueError, match="the 4 files to train on are a row each, all of the folder 'cat'"):
         prepare(str(tmp_path))
 
 

@@ -13,6 +13,7 @@ import pytest
 from scipy.io import wavfile
 
 from lagwise.data import open_rows, open_series, prepare_labelled
+from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.series_files import read_sound
 
 RATE = 8000
@@ -434,3 +435,16 @@ def test_signs_of_missing_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y,label\n1,.,a\n-,NA,b\n")
     values = np.asarray(open_series(str(tmp_path / "a.csv"), "label").read()["train"]["input_values"][:])
     np.testing.assert_array_equal(values, [[1, np.nan], [np.nan, np.nan]])
+
+
+def test_a_table_of_series_without_the_column_of_labels_is_told_how_to_name_it(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    rows = "".join(f"{i / 7:.3f},{i / 3:.3f},{i % 2},{i // 2 % 2}\n" for i in range(12))
+    (folder / "a.csv").write_text(f"first,second,loud,long\n{rows}")
+    source = open_series(str(folder / "a.csv"), "label")
+    with pytest.raises(ValueError, match=r"task\.label=COLUMN .*task\.label=\[loud,long\].*first, second, loud, long"):
+        read_labelled(source, ("input_values",), "label", kind="multi_label", values=True)
+    source = open_series(str(folder / "a.csv"), ["load", "long"])
+    with pytest.raises(ValueError, match=r"has no column 'load'; name the right one with task\.label=COLUMN"):
+        read_labelled(source, ("input_values",), ["load", "long"], values=True)

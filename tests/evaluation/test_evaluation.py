@@ -179,6 +179,10 @@ def test_changed_data_are_an_error(tiny_recipe: Recipe, tmp_path: Path, text_fil
     with pytest.raises(ValueError, match="has changed since"):
         evaluate_run(run, [32], progress=False)
     assert evaluate_run(run, [32], source=str(text), progress=False)["test"]
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**about, "lagwise": "0.1.0"}))
+    with pytest.raises(ValueError, match=r"has changed since .*, or lagwise 0\.1\.0 split such data otherwise: its"):
+        evaluate_run(run, [32], progress=False)
 
 
 def test_lengths_beyond_a_kernels_limit_are_skipped(tiny_recipe: Recipe, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lagwise.forecasting import LagForecaster, choose_forecaster
 from lagwise.forecasting.design import make_design
 from lagwise.forecasting.errors import error_quantiles, window_errors
-from lagwise.forecasting.fitting import fit_maps, usable_rows
+from lagwise.forecasting.fitting import Fold, fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward
 from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import LEVELS, level_weights
@@ -55,7 +55,7 @@ def test_fits_are_least_squares_on_observed_targets(level: str, model: str, norm
     options: dict[str, Any] = {"model": model, "level": level, "normalize": normalize, "penalty": PENALTY}
     design = make_design(LagForecaster(HORIZON, LOOK_BACK, **options))
     train = usable_rows(filled, missing, design.width, 40)
-    fitted = fit_maps(design, train, [])
+    fitted = fit_maps(design, [Fold(train, [])])
     inputs, targets, _ = explicit(train, LOOK_BACK, level, normalize)
     assert 0.1 < np.isnan(targets).mean() < 0.5
     if model == "ridge":
@@ -197,7 +197,7 @@ def test_a_refit_trains_a_learned_kernel_for_the_chosen_steps(monkeypatch: pytes
     (chosen,) = fit_groups(design, rows, 240, True, str).fits
     (choice,) = chosen.choices
     assert 0 <= choice.steps < 60
-    refitted = rows.fit(design, [0, 1], 300, like=chosen)
+    refitted = rows.fit(design, [0, 1], [(300, 300)], like=chosen)
     assert np.array_equal(refitted.maps, forecaster.maps_[0])
     all_steps = learned(validation=0).fit(x)
     assert not np.allclose(all_steps.maps_, forecaster.maps_)

@@ -33,7 +33,9 @@ def small(recipe: str) -> torch.nn.Module:
 
 
 def batch(length: int, kind: str) -> dict[str, torch.Tensor]:
-    ids = torch.randint(5, 250, (2, length), generator=torch.Generator().manual_seed(length))
+    ids = torch.randint(5, 250, (2, length), generator=torch.Generator().manual_seed(length), device="cpu").to(
+        torch.get_default_device()
+    )
     if kind == "packed":
         return {"input_ids": ids, "labels": ids, "seq_idx": (torch.arange(length) // 50).expand(2, -1).contiguous()}
     if kind == "plain":

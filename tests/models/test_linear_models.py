@@ -20,6 +20,7 @@ from lagwise.models import (
 )
 from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.convolutions import KERNELS, Convolutions
+from lagwise.models.linear.export import export_linear
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.linear.patches import Patches
 from lagwise.ops import dilated_convolution
@@ -257,3 +258,26 @@ def test_wrong_options_are_named() -> None:
     with pytest.raises(ValueError, match="features must be a mapping"):
         LagwiseLinearConfig(features={"side": 2})
     assert AutoModelForSequenceClassification._model_mapping[LagwiseLinearConfig]
+
+
+def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    import onnxruntime
+
+    own, (ids, mask) = spellings(load_tokenizer("bytes")), byte_rows(TEXTS)
+    options, made = Ngrams.fitted(own, [(ids, mask, None)], words=2, characters=[2, 3], pairs=False, least=1)
+    config = LagwiseLinearConfig(features={"name": "ngrams", **options}, inputs={"name": "tokens"}, num_labels=3)
+    model = LagwiseLinearForSequenceClassification(config).eval()
+    model.features.load_state_dict(made.state_dict())
+    torch.manual_seed(0)
+    torch.nn.init.normal_(model.classifier.weight)
+    with torch.no_grad():
+        export_linear(model, tmp_path / "texts.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "texts.onnx")
+    for text in (*TEXTS, "the  cat\nsat; unseen words", "-"):
+        row = byte_rows([text])[0]
+        found = session.run(None, {"input_ids": row.numpy()})[0]
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(found), model(input_ids=row).logits)
+        assert (abs(found - model.classifier.bias.detach().numpy()) > 0.01).any() == (text != "-")

@@ -23,7 +23,9 @@ def tiny(**changes: Any) -> LagwiseForPrediction:
 
 
 def past(batch: int = 2, length: int = 16, channels: int = 3) -> torch.Tensor:
-    return torch.randn(batch, length, channels, generator=torch.Generator().manual_seed(0))
+    return torch.randn(batch, length, channels, generator=torch.Generator().manual_seed(0), device="cpu").to(
+        torch.get_default_device()
+    )
 
 
 def test_outputs_have_the_format_of_patchtst() -> None:
@@ -61,7 +63,7 @@ def test_series_far_from_zero_lose_no_precision() -> None:
 
 def test_missing_values_have_no_effect() -> None:
     model, x = tiny(), past()
-    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.7
+    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(1), device="cpu").to(x.device) < 0.7
     masked = model(past_values=x.masked_fill(~mask, 99.0), past_observed_mask=mask)
     nan = model(past_values=x.masked_fill(~mask, NAN))
     torch.testing.assert_close(masked.prediction_outputs, nan.prediction_outputs)

@@ -91,6 +91,25 @@ def test_a_converted_model_streams_in_constant_memory() -> None:
     torch.testing.assert_close(streamed(converted, x), streamed(model, x), rtol=0, atol=2e-2)
 
 
+@pytest.mark.parametrize("head", [LagwiseForTokenClassification, LagwiseForSequenceClassification])
+def test_missing_samples_are_not_zeros(head: Any) -> None:
+    inputs = {"name": "values", "features": 2, "stride": 3, "mean": [0.5, -2.0], "std": [2.0, 0.5], "gaps": True}
+    model, x = make("ema", head, inputs=inputs), torch.randn(60, 2, dtype=torch.float64)
+    x[7:30, 1] = x[40] = torch.nan
+    gaps = x.isnan()
+    with torch.no_grad():
+        found, mean, other = (
+            model(input_values=each[None]).logits[0].softmax(-1)
+            for each in (x, torch.where(gaps, x.new_tensor(inputs["mean"]), x), torch.where(gaps, 9.0, x))
+        )
+    assert min((found - mean).abs().max(), (found - other).abs().max()) > 1e-4
+    whole = streamed(model, x) if head is LagwiseForTokenClassification else streamed(model, x)[-1]
+    torch.testing.assert_close(whole, found, rtol=0, atol=1e-9)
+    model.model.embed_tokens.missing.weight.data.zero_()  # without the vector, they count as the mean
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_values=x[None]).logits[0].softmax(-1), mean)
+
+
 def test_invalid_samples_do_not_change_the_stream() -> None:
     model, x = make("ema"), torch.randn(60, 2, dtype=torch.float64)
     stream = StreamingClassifier(model)

@@ -50,9 +50,8 @@ def make(mixer: str = "tcn", shape: str = "two channels", *, fresh: bool = False
 
 
 def signal(model: Any, length: int = 203, *, gaps: bool = False) -> Tensor:
-    x = torch.randn(
-        length, model.config.inputs["features"], dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    )
+    size, random = (length, model.config.inputs["features"]), torch.Generator().manual_seed(1)
+    x = torch.randn(size, dtype=torch.float64, generator=random, device="cpu").to(model.device)
     if gaps:
         x[50:63, 0] = math.nan
         x[100] = math.nan

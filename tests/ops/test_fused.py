@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +30,14 @@ HALF = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have fused kernels serve tensors on the CPU."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def interpreted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Have fused kernels serve tensors on the CPU, if Triton has been told to interpret before anything imported it,
+    unless the tests run on a GPU."""
     pytest.importorskip("triton", reason="Triton comes with PyTorch for GPUs")
+    if device.type == "cuda":
+        return
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs TRITON_INTERPRET=1, as in `make test-triton`")
     monkeypatch.setattr(fused, "_devices", ["cpu"])
 
 
@@ -44,13 +49,15 @@ def compare(
     found = []
     for exact in (False, True):
         kind = torch.float64 if exact else None
-        made = copy.deepcopy(module).to(kind) if exact else copy.deepcopy(module)
+        made = copy.deepcopy(module).to(inputs[0].device, kind)
         given = [t.detach().to(kind).requires_grad_() for t in inputs]
-        with torch.autocast("cpu", HALF, enabled=half and not exact):
+        with torch.autocast(inputs[0].device.type, HALF, enabled=half and not exact):
             results = function(made, *given)
         results = [results] if isinstance(results, Tensor) else list(results)
         generator = torch.Generator().manual_seed(1)
-        weights = [torch.randn(r.shape, generator=generator).to(HALF).to(r.dtype) for r in results]
+        weights = [
+            torch.randn(r.shape, generator=generator, device="cpu").to(r.device, HALF).to(r.dtype) for r in results
+        ]
         torch.autograd.backward(results, weights)
         grads = [t.grad for t in [*given, *made.parameters()]]
         assert all(g is not None for g in grads)
@@ -63,7 +70,8 @@ def compare(
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=random, device="cpu").to(torch.get_default_device(), dtype)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -72,7 +80,7 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> T
     "norm", [RMSNorm(37), RMSNorm(37, affine=True), LayerNorm(37), LayerNorm(37, affine=False)], ids=str
 )
 def test_residual_norm(norm: nn.Module, branch: bool, half: bool) -> None:
-    norm = copy.deepcopy(norm)
+    norm = copy.deepcopy(norm).to(torch.get_default_device())
     for seed, parameter in enumerate(norm.parameters()):
         parameter.data += 0.3 * numbers(37, seed=seed)
     more = [numbers(2, 5, 37, seed=1, dtype=HALF if half else torch.float32)] if branch else []

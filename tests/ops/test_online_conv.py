@@ -36,7 +36,7 @@ def walk(x: Tensor, state: OnlineState, sizes: Callable[[], int]) -> tuple[Tenso
 
 def sizes_from(seed: int, most: int) -> Callable[[], int]:
     generator = torch.Generator().manual_seed(seed)
-    return lambda: max(1, int(torch.randint(-most, most, (), generator=generator)))
+    return lambda: max(1, int(torch.randint(-most, most, (), generator=generator, device="cpu")))
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ class _Doubling(TorchFunctionMode):
 MODES = ("global hook", "patched class", "function mode")
 
 
-@pytest.mark.parametrize("kind", ["plain", "no bias", "subclass", "hook", "early hook", "forward", *MODES])
+@pytest.mark.parametrize(
+    "kind", ["plain", "default device", "no bias", "subclass", "hook", "early hook", "forward", *MODES]
+)
 def test_only_plain_linear_layers_are_taken_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, x = [nn.Linear(6, 8) for _ in range(2)], torch.randn(3, 6)
     if kind == "no bias":
@@ -143,11 +145,13 @@ def test_only_plain_linear_layers_are_taken_apart(kind: str, monkeypatch: pytest
         if kind == "global hook":
             handle = nn.modules.module.register_module_forward_hook(lambda layer, inputs, y: y + 1)
             stack.callback(handle.remove)
+        if kind == "default device":
+            stack.enter_context(torch.device("cpu"))
         if kind == "function mode":
             stack.enter_context(_Doubling())
         (gate, value), biases = apply_linear(x, *layers)
         expected = layers[0](x), layers[1](x)
-    assert (biases is not None) == (kind == "plain")
+    assert (biases is not None) == (kind in ("plain", "default device"))
     torch.testing.assert_close(silu_product(gate, value, biases), plain_product(*expected))
 
 

@@ -6,7 +6,6 @@ import base64
 import importlib.util
 import threading
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lagwise import LagClassifier
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
-from lagwise.serving.embedding import Embedder, _batches
+from lagwise.serving.embedding import Embedder
 from lagwise.serving.scheduler import Busy, Scheduler
 from lagwise.training.recipe import load_recipe
 
@@ -120,12 +119,20 @@ def test_an_encoder_generates_no_text_and_says_so(
         make_app(None, "small")
 
 
-def test_batches_hold_texts_of_similar_lengths_and_each_once() -> None:
-    lengths = [5, 8000, 3, 9000, 8000, 1, 16000]
-    batches = list(_batches(lengths))
-    assert sorted(chain.from_iterable(batches)) == list(range(7))
-    assert batches == [[5, 2, 0], [1, 4], [3], [6]]
-    assert list(_batches([])) == []
+def test_texts_in_several_batches_keep_their_order(
+    encoder: LagwiseForMaskedLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = Embedder(encoder, tokenizer)
+    texts = [[1] * 5, [2], [3] * 9, [4] * 2, [5] * 5]
+    together = embedder.embed(texts)
+    monkeypatch.setattr("lagwise.serving.embedding._BATCH", 10)  # tokens: [2] and [4, 4], both of five, and the longest
+    calls: list[int] = []
+    hook = encoder.base_model.register_forward_pre_hook(
+        lambda _, args, inputs: calls.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    torch.testing.assert_close(embedder.embed(texts), together)
+    hook.remove()
+    assert calls == [2, 2, 1]
 
 
 def test_a_server_with_too_many_or_too_slow_requests_says_so(

@@ -208,6 +208,7 @@ def test_weights_of_classes_apply_to_texts_too(held_out: int) -> None:
         ("classes of series", "onnx"),
         ("classes of images", "onnx"),
         ("classes of text", "pt2"),
+        ("classes of text", "onnx"),
     ],
 )
 def test_first_answers_are_exported(name: str, format: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import pipeline
 
 from lagwise.data import load_tokenizer
+from lagwise.models import load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks.scores import classification_scores, regression_scores
 from lagwise.tasks.sequence_classification import ClassifiedRows
@@ -274,18 +275,20 @@ def test_a_run_of_series_in_lines_predicts_lines_without_labels(tmp_path: Path) 
             16,
             r"3 samples of 200 features, less than 16 samples, .*transpose them .*signal-steps.*stride=1 \(to 3",
         ),
+        ((3, 200), None, r"3 samples of 200 features, less than 16 samples, .*beside the features; .*transpose them "),
+        ((1, 200), None, "1 sample of 200 features, less than 2 samples, which a series has at least; .*transpose"),
         ((1, 200), 1, "1 sample of 200 features, less than 2 samples, which a series has at least; .*transpose"),
         ((1, 1), 1, "1 sample of 1 feature, less than 2 samples.*signal-steps$"),
         ((4, 1), 8, "4 samples of 1 feature, less than 8 samples.*signal-steps; if the series are so short"),
     ],
 )
 def test_series_shorter_than_a_step_are_refused(
-    tmp_path: Path, shape: tuple[int, int], stride: int, message: str
+    tmp_path: Path, shape: tuple[int, int], stride: int | None, message: str
 ) -> None:
     np.savez(
         tmp_path / "a.npz", input_values=np.random.default_rng(0).normal(size=(40, *shape)), label=np.arange(40) % 2
     )
-    task = make_task(load_recipe("signal", [f"data.source={tmp_path / 'a.npz'}", f"task.stride={stride}"]))
+    task = make_task(load_recipe("signal", [f"data.source={tmp_path / 'a.npz'}", f"task.stride={stride or 'null'}"]))
     with pytest.raises(ValueError, match=message) as error:
         task.open(progress=False)
     assert ("transpose" in str(error.value)) == (shape[1] > shape[0])
@@ -293,6 +296,22 @@ def test_series_shorter_than_a_step_are_refused(
         task = make_task(load_recipe("signal", [f"data.source={tmp_path / 'a.npz'}", "task.stride=1"]))
         notes = task.open(progress=False).notes()
         assert any(f"40 series of {shape[0]} samples and {shape[1]} feature" in note for note in notes)
+
+
+@pytest.mark.parametrize(("samples", "stride"), [(5, 1), (511, 1), (1400, 5), (9000, 16)])
+def test_the_stride_is_found_in_the_data(tmp_path: Path, samples: int, stride: int) -> None:
+    series = np.random.default_rng(0).normal(size=(20, samples, 1))
+    np.savez(tmp_path / "a.npz", input_values=series, label=np.arange(20) % 2)
+    made = load_recipe("signal", ["training.steps=1", "model.hidden_size=8", "model=tnn"])
+    made.data.source = str(tmp_path / "a.npz")
+    run = train(made, tmp_path / "run", progress=False)
+    assert load_recipe(str(run / "recipe.yaml")).task["stride"] == stride
+    assert load_model(run)[0].config.inputs["stride"] == stride
+    series = np.random.default_rng(1).normal(size=(20, 300, 1))
+    np.savez(tmp_path / "b.npz", input_values=series, label=np.arange(20) % 2)
+    again = load_recipe("signal", ["training.steps=1", "training.first_answer=none", f"model.init_from={run}"])
+    again.data.source = str(tmp_path / "b.npz")
+    assert load_model(train(again, tmp_path / "again", progress=False))[0].config.inputs["stride"] == stride
 
 
 def test_classes_of_dna_from_fasta(tmp_path: Path) -> None:

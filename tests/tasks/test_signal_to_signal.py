@@ -230,6 +230,16 @@ def test_noise_of_other_channels_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "data", NOISY, f"task.noise={stereo}")
 
 
+def test_silent_noise_is_refused(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    write(tmp_path / "one" / "a.wav", np.zeros(900))
+    for split, level in (("train", 0.1), ("valid", 0.0), ("test", 0.1)):
+        write(tmp_path / "some" / split / "a.wav", level * random.normal(size=900))
+    for name, part in (("one", "train"), ("some", "valid")):
+        with pytest.raises(ValueError, match=f"{name}.*silent.*for {part}"):
+            opened(tmp_path / f"data-{name}", NOISY, f"task.noise={tmp_path / name}")
+
+
 def test_a_two_sided_model_needs_no_delay(tmp_path: Path) -> None:
     task = make_task(recipe(COLUMNS, tmp_path))
     with pytest.raises(ValueError, match=r"a two-sided model .* needs no task\.delay, got 3"):

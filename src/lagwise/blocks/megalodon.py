@@ -38,8 +38,10 @@ class MegalodonBlock(Block):
     Formula, with ``x̂ = timestep_norm(x)`` and ``m = rms_norm(memory(x̂))``::
 
         z = W_z m, divided by its root mean square in each head
-        q, k = (z * γ_q + β_q), (z * γ_k + β_k),  with γ that start at 1 / sqrt(size of a head)
-        v = silu(W_v x̂),  r = silu(W_r m)
+        q = z * γ_q + β_q,  with γ that starts at 1 / sqrt(size of a head)
+        k = z * γ_k + β_k,  likewise
+        v = silu(W_v x̂)
+        r = silu(W_r m)
         y = x + W_h m + W_a(r * attention(q, k, v)),  attention = softmax(q k') v in chunks
         x <- x + mix_channels(layer_norm y)
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lagwise.cli.parsing import at_least, integers, path, within
+from lagwise.cli.parsing import at_least, integers, number_option, path_option, run_argument, within
 
-Out = Annotated[Path | None, typer.Option(parser=path, help="Write the results as JSON.")]
+Out = Annotated[Path | None, path_option("Write the results as JSON.")]
 
 
 def _clone() -> Path | None:
@@ -62,11 +62,11 @@ def _group() -> None:
 @bench.command()
 def tcn(
     length: Annotated[int, typer.Argument(callback=at_least(2), help="Tokens that the stack must cover.")],
-    channels: Annotated[int, typer.Option(callback=at_least(1), help="Channels per layer.")] = 256,
+    channels: Annotated[int, number_option("Channels per layer.", at_least(1))] = 256,
     tokens: Annotated[
-        int, typer.Option(callback=at_least(1), help="Tokens per batch; the batch size is this divided by the length.")
+        int, number_option("Tokens per batch; the batch size is this divided by the length.", at_least(1))
     ] = 8192,
-    repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed repeats of each method.")] = 5,
+    repeats: Annotated[int, number_option("Timed repeats of each method.", at_least(2))] = 5,
     causal: Annotated[bool, typer.Option(help="Causal, or centred as for classification.")] = True,
     anew: Annotated[bool, typer.Option(help="Ignore cached timings.")] = False,
 ) -> None:
@@ -91,11 +91,11 @@ def tcn(
 
 @bench.command()
 def stream_signal(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained model of signals.")],
-    rate: Annotated[float, typer.Option(callback=at_least(0), help="Sampling rate in Hz.")],
-    seconds: Annotated[float, typer.Option(callback=at_least(0), help="Seconds of signal per chunk size.")] = 60.0,
+    run: Annotated[Path, run_argument("Folder of a trained model of signals.")],
+    rate: Annotated[float, number_option("Sampling rate in Hz.", at_least(0))],
+    seconds: Annotated[float, number_option("Seconds of signal per chunk size.", at_least(0))] = 60.0,
     chunks: Annotated[str, typer.Option(help="Samples per push, separated by commas.")] = "1,36,360",
-    threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")] = 1,
+    threads: Annotated[int, number_option("CPU threads.", within(1, 1024, brackets="[]"))] = 1,
     out: Out = None,
 ) -> None:
     """Measure the latency of a stream of signals, and its speed relative to real time.
@@ -122,14 +122,14 @@ def stream_signal(
 
 @bench.command()
 def drafts(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
-    draft: Annotated[Path, typer.Option(parser=path, help="Folder of a smaller model with the same tokenizer.")],
+    run: Annotated[Path, run_argument("Folder of a trained language model.")],
+    draft: Annotated[Path, path_option("Folder of a smaller model with the same tokenizer.")],
     sizes: Annotated[str, typer.Option(help="Maximum tokens per draft, separated by commas.")] = "2,4,8",
-    prompts: Annotated[int, typer.Option(callback=at_least(1), help="Prompts from the run's test text.")] = 8,
-    prompt_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens per prompt.")] = 256,
-    tokens: Annotated[int, typer.Option(callback=at_least(1), help="New tokens per prompt.")] = 128,
-    repeats: Annotated[int, typer.Option(callback=at_least(2), help="Timed turns of each method.")] = 5,
-    threads: Annotated[int, typer.Option(callback=within(1, 1024, brackets="[]"), help="CPU threads.")] = 1,
+    prompts: Annotated[int, number_option("Prompts from the run's test text.", at_least(1))] = 8,
+    prompt_tokens: Annotated[int, number_option("Tokens per prompt.", at_least(1))] = 256,
+    tokens: Annotated[int, number_option("New tokens per prompt.", at_least(1))] = 128,
+    repeats: Annotated[int, number_option("Timed turns of each method.", at_least(2))] = 5,
+    threads: Annotated[int, number_option("CPU threads.", within(1, 1024, brackets="[]"))] = 1,
     out: Out = None,
 ) -> None:
     """Measure tokens per second of greedy decoding with a draft model, with prompt lookup, and without drafts.

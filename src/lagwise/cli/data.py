@@ -7,25 +7,22 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, path
+from lagwise.cli.parsing import at_least, number_option, path_option
 
 
 def data(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="`lra-listops`, `lra-pathfinder`, `lra-path-x` or `lra-retrieval`.")
     ],
-    out: Annotated[Path | None, typer.Option(parser=path, help="Folder to write; by default data/NAME.")] = None,
+    out: Annotated[Path | None, path_option("Folder to write; by default data/NAME.")] = None,
     rows: Annotated[
         int | None,
-        typer.Option(
-            callback=at_least(10),
-            help="Training rows of ListOps (96,000) or retrieval (20,000), or images of all splits (200,000).",
+        number_option(
+            "Training rows of ListOps (96,000) or retrieval (20,000), or images of all splits (200,000).", at_least(10)
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(callback=at_least(0), help="Seed of the generator.")] = 0,
-    texts: Annotated[
-        Path | None, typer.Option("--data", parser=path, help="For lra-retrieval: a folder of texts, a file each.")
-    ] = None,
+    seed: Annotated[int, number_option("Seed of the generator.", at_least(0))] = 0,
+    texts: Annotated[Path | None, path_option("For lra-retrieval: a folder of texts, a file each.", "--data")] = None,
 ) -> None:
     """Generate a data set of Long Range Arena in its own file format.
 

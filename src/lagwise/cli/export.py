@@ -7,19 +7,17 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import path
+from lagwise.cli.parsing import path_option, run_argument
 from lagwise.cli.terminal import plain
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained language model.")],
+    run: Annotated[Path, run_argument("Folder of a trained language model.")],
     format: Annotated[str, typer.Option(help="`onnx`, or `pt2` for torch.export.load.")] = "onnx",
     what: Annotated[
         str, typer.Option(help="`step`: one token with its state; `forward`: logits of whole texts.")
     ] = "step",
-    out: Annotated[
-        Path | None, typer.Option(parser=path, help="Folder for the files.", show_default="RUN-export")
-    ] = None,
+    out: Annotated[Path | None, path_option("Folder for the files.", show_default="RUN-export")] = None,
 ) -> None:
     """Write a language model to a file that runs without lagwise.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, not_empty, path, shares, within
+from lagwise.cli.parsing import at_least, number_option, path_option, shares, text_option, within
 from lagwise.cli.terminal import plain, print_table
 from lagwise.process import quick_imports
 
@@ -18,88 +18,58 @@ _ENDINGS = r"(\.(csv|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # endings of tables' 
 
 
 def forecast(
-    data: Annotated[
-        Path,
-        typer.Option(parser=path, help="A .csv, .tsv, .txt, .jsonl or .parquet of series over time, also .gz etc."),
-    ],
-    horizon: Annotated[int, typer.Option(callback=at_least(1), help="Rows to forecast.")],
-    time: Annotated[
-        str | None,
-        typer.Option(callback=not_empty, help="The column of times or dates.", show_default="the first column"),
-    ] = None,
+    data: Annotated[Path, path_option("A .csv, .tsv, .txt, .jsonl or .parquet of series over time, also .gz etc.")],
+    horizon: Annotated[int, number_option("Rows to forecast.", at_least(1))],
+    time: Annotated[str | None, text_option("The column of times or dates.", show_default="the first column")] = None,
     id: Annotated[
         str | None,
-        typer.Option(
-            callback=not_empty,
-            help="In a table with a row for each series and time: the column that tells series apart, or several.",
+        text_option(
+            "In a table with a row for each series and time: the column that tells series apart, or several.",
             show_default="found where times repeat and it is clear",
         ),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(
-            callback=not_empty, help="The column to forecast in such a table.", show_default="the only one with numbers"
-        ),
+        str | None, text_option("The column to forecast in such a table.", show_default="the only one with numbers")
     ] = None,
     columns: Annotated[
-        str | None,
-        typer.Option(
-            callback=not_empty, help="Series to forecast, separated by commas.", show_default="all other columns"
-        ),
+        str | None, text_option("Series to forecast, separated by commas.", show_default="all other columns")
     ] = None,
     future: Annotated[
         str | None,
-        typer.Option(
-            callback=not_empty,
-            help="Columns known in advance, such as prices and holidays, which the rows to forecast have, too.",
+        text_option(
+            "Columns known in advance, such as prices and holidays, which the rows to forecast have, too.",
             show_default="none",
         ),
     ] = None,
-    past: Annotated[
-        str | None,
-        typer.Option(callback=not_empty, help="Columns that help and are known up to now.", show_default="none"),
-    ] = None,
+    past: Annotated[str | None, text_option("Columns that help and are known up to now.", show_default="none")] = None,
     static: Annotated[
-        str | None,
-        typer.Option(
-            callback=not_empty, help="Columns with one value for each series of a long table.", show_default="none"
-        ),
+        str | None, text_option("Columns with one value for each series of a long table.", show_default="none")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            callback=not_empty,
-            help="smoothing, seasonal, ridge, toeplitz, rpe, frequency, modal or s4d.",
+        text_option(
+            "smoothing, seasonal, ridge, toeplitz, rpe, frequency, modal or s4d.",
             show_default="the best of several on held-out rows",
         ),
     ] = None,
     look_back: Annotated[
         int | None,
-        typer.Option(
-            callback=at_least(1), help="Rows that a forecast is made from.", show_default="chosen in the same way"
-        ),
+        number_option("Rows that a forecast is made from.", at_least(1), show_default="chosen in the same way"),
     ] = None,
     period: Annotated[
         int | None,
-        typer.Option(
-            callback=at_least(1), help="Rows of a season, 1 for none.", show_default="those of a day, week or year"
-        ),
+        number_option("Rows of a season, 1 for none.", at_least(1), show_default="those of a day, week or year"),
     ] = None,
     coverage: Annotated[
-        float, typer.Option(callback=within(0, 1, brackets="()"), help="Share of values that intervals should cover.")
+        float, number_option("Share of values that intervals should cover.", within(0, 1, brackets="()"))
     ] = 0.9,
     quantiles: Annotated[
-        str | None,
-        typer.Option(callback=not_empty, help="Quantiles to write, separated by commas.", show_default="none"),
+        str | None, text_option("Quantiles to write, separated by commas.", show_default="none")
     ] = None,
     nonnegative: Annotated[bool, typer.Option("--non-negative", help="Replace forecasts below 0 by 0.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            parser=path,
-            help="A .csv file for the forecasts; the plot is saved next to it.",
-            show_default="DATA-forecast.csv",
-        ),
+        path_option("A .csv file for the forecasts; the plot is saved next to it.", show_default="DATA-forecast.csv"),
     ] = None,
 ) -> None:
     """Forecast your own series, with intervals and a plot.

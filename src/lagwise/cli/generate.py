@@ -8,37 +8,32 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, not_empty, path, within
+from lagwise.cli.parsing import at_least, number_option, run_argument, text_option, within
 from lagwise.cli.terminal import write
 from lagwise.process import quick_imports
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")],
+    run: Annotated[Path, run_argument("Folder of a trained run.")],
     prompt: Annotated[str, typer.Option(help="Text to continue; without one, a new document.")] = "",
     prompt_file: Annotated[
         typer.FileText | None,
         typer.Option(encoding="utf-8", help="Read the prompt from a file (`-`: standard input); it is not printed."),
     ] = None,
     stop: Annotated[
-        list[str] | None,
-        typer.Option(callback=not_empty, help="End before this text. May be given several times.", show_default=False),
+        list[str] | None, text_option("End before this text. May be given several times.", show_default=False)
     ] = None,
     special: Annotated[
         bool, typer.Option("--special", help="Read names such as `<|endoftext|>` in the prompt as special tokens.")
     ] = False,
-    tokens: Annotated[int, typer.Option(callback=at_least(1), help="Tokens to add at most.")] = 500,
-    temperature: Annotated[
-        float, typer.Option(callback=at_least(0), help="0 is greedy; above 1 is more random.")
-    ] = 0.8,
+    tokens: Annotated[int, number_option("Tokens to add at most.", at_least(1))] = 500,
+    temperature: Annotated[float, number_option("0 is greedy; above 1 is more random.", at_least(0))] = 0.8,
     top_p: Annotated[
         float,
-        typer.Option(
-            callback=within(0, 1, brackets="(]"), help="Sample from the most likely tokens with this total probability."
-        ),
+        number_option("Sample from the most likely tokens with this total probability.", within(0, 1, brackets="(]")),
     ] = 0.95,
     seed: Annotated[
-        int | None, typer.Option(callback=within(0, 2**32 - 1, brackets="[]"), help="Seed, to reproduce a sample.")
+        int | None, number_option("Seed, to reproduce a sample.", within(0, 2**32 - 1, brackets="[]"))
     ] = None,
     compile: Annotated[
         bool, typer.Option(help="Compile the model's step first, for long texts. Done once per model.")

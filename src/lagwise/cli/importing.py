@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import path
+from lagwise.cli.parsing import path, path_option
 from lagwise.cli.terminal import plain
 
 
@@ -15,7 +15,7 @@ def import_model(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", parser=path, help="Folder of a model with config.json and safetensors.")
     ],
-    out: Annotated[Path, typer.Option(parser=path, help="Folder for the result.")],
+    out: Annotated[Path, path_option("Folder for the result.")],
     text: Annotated[
         list[str] | None,
         typer.Option(help="Column that a classifier reads (repeat it for several, which are joined)."),

@@ -17,7 +17,15 @@ from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
 from lagwise.cli.generate import generate
 from lagwise.cli.importing import import_model
-from lagwise.cli.parsing import at_least, integers, not_empty, path, within
+from lagwise.cli.parsing import (
+    at_least,
+    integers,
+    number_option,
+    path_option,
+    run_argument,
+    text_option,
+    within,
+)
 from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
@@ -32,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")]
+Run = Annotated[Path, run_argument("Folder of a trained run.")]
 
 
 def train(
@@ -44,27 +52,20 @@ def train(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option(
+        text_option(
+            "Text (.txt, .jsonl, .parquet), labelled rows (.csv, .tsv, .npz too), a folder, `stdlib`, `hub:NAME`.",
             "--data",
-            callback=not_empty,
-            help="Text (.txt, .jsonl, .parquet), labelled rows (.csv, .tsv, .npz too), a folder, `stdlib`, `hub:NAME`.",
         ),
     ] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(
-            callback=not_empty,
-            help="Name of a recipe (see `lagwise recipes`) or a YAML file.",
-            show_default="best-lm",
-        ),
+        str | None, text_option("Name of a recipe (see `lagwise recipes`) or a YAML file.", show_default="best-lm")
     ] = None,
-    out: Annotated[Path | None, typer.Option(parser=path, help="Folder for the run; by default runs/RECIPE.")] = None,
+    out: Annotated[Path | None, path_option("Folder for the run; by default runs/RECIPE.")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            parser=path,
+        path_option(
+            "Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
             metavar="RUN|auto",
-            help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
         ),
     ] = None,
     plan: Annotated[
@@ -75,9 +76,8 @@ def train(
     ] = None,
     split: Annotated[
         Path | None,
-        typer.Option(
-            parser=path,
-            help="A new folder for the splits of the data, as files like those of the data, which `--data` reads.",
+        path_option(
+            "A new folder for the splits of the data, as files like those of the data, which `--data` reads.",
             show_default="not written",
         ),
     ] = None,
@@ -96,9 +96,9 @@ def train(
 
         lagwise train --recipe classify --data reviews.csv model=ski-tnn
 
-    Recipes for your own labelled rows (`classify`, `signal`, `tnn-digits`) first fit a linear model of fixed features,
-    in seconds, and end with it unless the trained model is better on held-out rows. `model=linear` stops after it;
-    another word, such as `model=tnn`, trains only that model.
+    Recipes for your own labelled rows (`classify`, `signal`, `series`, `tnn-digits`) first fit a linear model of fixed
+    features, in seconds, and end with it unless the trained model is better on held-out rows. `model=linear` stops
+    after it; another word, such as `model=tnn`, trains only that model.
 
         lagwise train --recipe associative-recall
 
@@ -221,19 +221,18 @@ def evaluate(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option(
-            "--data",
-            callback=not_empty,
-            help="Other data than the run's own, as for `train`: the test split is scored, or all rows of a table "
+        text_option(
+            "Other data than the run's own, as for `train`: the test split is scored, or all rows of a table "
             "without splits.",
+            "--data",
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
+        number_option(
+            "Tokens of each split to use, from its start; of a task, at each length.",
+            at_least(2),
             "--tokens",
-            callback=at_least(2),
-            help="Tokens of each split to use, from its start; of a task, at each length.",
             show_default="229377; of a task, those of 1000 sequences",
         ),
     ] = None,
@@ -271,27 +270,22 @@ def convert(
     run: Run,
     tolerance: Annotated[
         float,
-        typer.Option(
-            callback=within(0, 1, brackets="()"),
-            help="Largest error of a channel's kernel at any frequency, over its largest gain.",
+        number_option(
+            "Largest error of a channel's kernel at any frequency, over its largest gain.", within(0, 1, brackets="()")
         ),
     ] = 1e-3,
-    out: Annotated[
-        Path | None, typer.Option(parser=path, help="Folder for the result.", show_default="RUN-recurrent")
-    ] = None,
+    out: Annotated[Path | None, path_option("Folder for the result.", show_default="RUN-recurrent")] = None,
     max_order: Annotated[
         int | None,
-        typer.Option(
-            callback=at_least(1), help="Most states of a channel.", show_default="a quarter of its taps, at most 256"
-        ),
+        number_option("Most states of a channel.", at_least(1), show_default="a quarter of its taps, at most 256"),
     ] = None,
-    lags: Annotated[int, typer.Option(callback=at_least(1), help="Taps of a kernel that never decays.")] = 4096,
+    lags: Annotated[int, number_option("Taps of a kernel that never decays.", at_least(1))] = 4096,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
+        number_option(
+            "Also compare both models on so many tokens of the test text, which takes minutes.",
+            at_least(2),
             "--tokens",
-            callback=at_least(2),
-            help="Also compare both models on so many tokens of the test text, which takes minutes.",
             show_default="no comparison",
         ),
     ] = None,
@@ -314,9 +308,7 @@ def convert(
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(parser=path, help="Folder for the run; replaced if it holds an earlier demo.")
-    ] = Path("runs/demo"),
+    out: Annotated[Path, path_option("Folder for the run; replaced if it holds an earlier demo.")] = Path("runs/demo"),
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
 ) -> None:
     """Train, evaluate, sample and plot a model of Python's own source, in five to ten minutes on two idle cores."""

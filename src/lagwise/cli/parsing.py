@@ -71,3 +71,23 @@ def path(text: str | Path) -> Path:
     if not str(text).strip():
         raise typer.BadParameter("must not be empty")
     return Path(text)
+
+
+def text_option(help: str, *names: str, **settings: Any) -> Any:
+    """An option that is a text, or several, and not empty."""
+    return typer.Option(*names, callback=not_empty, help=help, **settings)
+
+
+def number_option(help: str, check: Callable[[Any], Any], *names: str, **settings: Any) -> Any:
+    """An option that is a number, with `at_least` or `within`."""
+    return typer.Option(*names, callback=check, help=help, **settings)
+
+
+def path_option(help: str, *names: str, **settings: Any) -> Any:
+    """An option that is a file or folder."""
+    return typer.Option(*names, parser=path, help=help, **settings)
+
+
+def run_argument(help: str) -> Any:
+    """The folder of a run or model that a command is for."""
+    return typer.Argument(metavar="RUN", parser=path, help=help)

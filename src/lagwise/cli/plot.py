@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import path
+from lagwise.cli.parsing import path, path_option
 from lagwise.cli.terminal import plain
 from lagwise.extras import require
 
@@ -18,9 +18,8 @@ def plot(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            parser=path,
-            help="Folder for a comparison or for the figures of `theory`.",
+        path_option(
+            "Folder for a comparison or for the figures of `theory`.",
             show_default="comparison beside the first run; plots/theory",
         ),
     ] = None,

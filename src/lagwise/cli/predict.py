@@ -8,30 +8,25 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import not_empty, path
+from lagwise.cli.parsing import path_option, run_argument, text_option
 from lagwise.cli.terminal import plain, write
 from lagwise.process import quick_imports
+from lagwise.tables import counted
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a trained run.")],
+    run: Annotated[Path, run_argument("Folder of a trained run.")],
     source: Annotated[
         str | None,
-        typer.Option(
-            "--data",
-            callback=not_empty,
-            help="A table (.csv, .tsv, .jsonl, .parquet, .npz), a folder of texts, sounds or images, `hub:NAME`.",
+        text_option(
+            "A table (.csv, .tsv, .jsonl, .parquet, .npz), a folder of texts, sounds or images, `hub:NAME`.", "--data"
         ),
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(callback=not_empty, help="One row's text; may be given several times.")
-    ] = None,
+    text: Annotated[list[str] | None, text_option("One row's text; may be given several times.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            parser=path,
-            help="A .csv file for the result, or, for sounds from sounds, a new folder.",
-            show_default="standard output",
+        path_option(
+            "A .csv file for the result, or, for sounds from sounds, a new folder.", show_default="standard output"
         ),
     ] = None,
 ) -> None:
@@ -78,7 +73,7 @@ def predict(
         write(task.as_csv(rows))
         return
     task.save_predictions(rows, out)
-    typer.echo(f"{len(rows):,} rows: {plain(str(out))}", err=True)
+    typer.echo(f"{counted(len(rows), 'row')}: {plain(str(out))}", err=True)
 
 
 def _stdin() -> list[str]:

@@ -10,33 +10,25 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, not_empty, path, within
+from lagwise.cli.parsing import at_least, number_option, run_argument, text_option, within
 from lagwise.cli.terminal import plain
 from lagwise.extras import require
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", parser=path, help="Folder of a language model or an encoder.")],
-    host: Annotated[
-        str, typer.Option(callback=not_empty, help="Address to listen on; 0.0.0.0 means all interfaces.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(callback=within(1, 65535, brackets="[]"), help="Port to listen on.")] = 8000,
-    rows: Annotated[int, typer.Option(callback=at_least(1), help="Maximum requests processed at the same time.")] = 32,
-    queue: Annotated[
-        int, typer.Option(callback=at_least(0), help="Maximum waiting requests; further ones get status 429.")
-    ] = 128,
-    max_tokens: Annotated[int, typer.Option(callback=at_least(1), help="Maximum tokens per answer.")] = 4096,
-    timeout: Annotated[float, typer.Option(callback=at_least(0.001), help="Maximum seconds per answer.")] = 300,
-    max_body: Annotated[int, typer.Option(callback=at_least(1), help="Maximum bytes per request.")] = 2**20,
-    api_key: Annotated[
-        str | None,
-        typer.Option(callback=not_empty, envvar="LAGWISE_API_KEY", help="Key that clients must send, if any."),
-    ] = None,
+    run: Annotated[Path, run_argument("Folder of a language model or an encoder.")],
+    host: Annotated[str, text_option("Address to listen on; 0.0.0.0 means all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, number_option("Port to listen on.", within(1, 65535, brackets="[]"))] = 8000,
+    rows: Annotated[int, number_option("Maximum requests processed at the same time.", at_least(1))] = 32,
+    queue: Annotated[int, number_option("Maximum waiting requests; further ones get status 429.", at_least(0))] = 128,
+    max_tokens: Annotated[int, number_option("Maximum tokens per answer.", at_least(1))] = 4096,
+    timeout: Annotated[float, number_option("Maximum seconds per answer.", at_least(0.001))] = 300,
+    max_body: Annotated[int, number_option("Maximum bytes per request.", at_least(1))] = 2**20,
+    api_key: Annotated[str | None, text_option("Key that clients must send, if any.", envvar="LAGWISE_API_KEY")] = None,
     cors: Annotated[
         list[str] | None,
-        typer.Option(
-            callback=not_empty,
-            help="Origin whose web pages may ask this server, such as http://localhost:3000, or `*` for any. May be "
+        text_option(
+            "Origin whose web pages may ask this server, such as http://localhost:3000, or `*` for any. May be "
             "given several times.",
             show_default="none",
         ),

@@ -31,6 +31,7 @@ class RowEncoder:
             text is a single end of text. None for series.
         is_bytes: the tokenizer is ``bytes``, whose ids need no library.
         features: number of features per position of a series.
+        gaps: samples of a series may be missing (NaN).
         separate: texts of a pair have no end of text between them, and each is cut to half of the length.
     """
 
@@ -40,12 +41,13 @@ class RowEncoder:
     is_bytes: bool = False
     features: int | None = None
     separate: bool = False
+    gaps: bool = False
 
     def __call__(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> Dataset:
         """input_ids (and token_type_ids) or input_values, and length, of rows; other columns are ignored.
 
         ValueError names a row without one of the columns, a text that is not a string, or a series that is not
-        ``(length, features)`` or has NaN or inf.
+        ``(length, features)``, has inf, or, without ``gaps``, NaN.
         """
         from datasets import Dataset
 
@@ -166,7 +168,7 @@ class RowEncoder:
     def _series(self, part: pa.Table, where: Any) -> tuple[pa.RecordBatch, int]:
         import pyarrow as pa
 
-        rows = list(read_series(part.column(self.columns[0]), self.columns[0], where))
+        rows = list(read_series(part.column(self.columns[0]), self.columns[0], where, gaps=self.gaps))
         for i, row in enumerate(rows):
             if row.shape[1] != self.features:
                 raise ValueError(
@@ -181,10 +183,11 @@ class RowEncoder:
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
 
 
-def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
+def read_series(column: Any, name: str, where: Any, *, gaps: bool = True) -> Iterator[np.ndarray]:
     """The rows of a column as float32 arrays ``(length, features)``; a row of numbers has one feature.
 
-    ValueError for rows that are not series, are empty, or have NaN or inf; ``where`` names row i in it.
+    gaps: samples may be missing (NaN), but not all of a row. ValueError for rows that are not series, are empty, or
+    have inf or, without gaps, NaN; ``where`` names row i in it.
     """
     i = 0
     try:
@@ -192,10 +195,18 @@ def read_series(column: Any, name: str, where: Any) -> Iterator[np.ndarray]:
             if not len(row):
                 raise ValueError("it is empty")
             values = row.astype(np.float32).reshape(len(row), -1)
-            if not np.isfinite(values).all():
-                places = np.flatnonzero(~np.isfinite(values).all(axis=1))
+            wrong = np.isinf(values) if gaps else ~np.isfinite(values)
+            if wrong.any():
+                places = np.flatnonzero(wrong.any(axis=1))
                 more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
-                raise ValueError(f"it has NaN or inf at position {places[0]}{more}; fill gaps before, or leave it out")
+                if np.isinf(values).any():
+                    raise ValueError(f"it has inf at position {places[0]}{more}; leave it empty where one is missing")
+                raise ValueError(
+                    f"it has NaN at position {places[0]}{more}, but the model was trained without gaps; fill them, or "
+                    "train with series that have some"
+                )
+            if gaps and np.isnan(values).all():
+                raise ValueError("all its samples are missing; leave it out")
             yield values
             i += 1
     except TypeError as error:
@@ -219,3 +230,8 @@ def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float
         mean, count = mean + (own - mean) * (size / total), count + size
     std = np.sqrt(square / np.maximum(1, count))
     return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
+
+
+def has_gaps(series: Iterable[np.ndarray]) -> bool:
+    """Whether any sample of series is missing (NaN)."""
+    return any(np.isnan(each).any() for each in series)

@@ -271,8 +271,13 @@ def collate_images(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 class Mixing:
     """Mixes the images of a batch in pairs, and their labels: mixup, or a rectangle of the other (cutmix).
 
-    mixup, cutmix: parameters of their Beta distributions, 0 for none; with both, half the batches get each (DeiT).
     Labels become shares ``(batch, classes)``. The random choices for a batch depend on (seed, its first example).
+
+    Args:
+        classes: number of classes.
+        mixup: parameter of its Beta distribution, 0 for none; with both, half the batches get each (DeiT).
+        cutmix: likewise.
+        seed: of the random choices.
     """
 
     def __init__(self, classes: int, *, mixup: float = 0.0, cutmix: float = 0.0, seed: int = 0):

@@ -18,7 +18,7 @@ from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.data.tokens import content_key
 from lagwise.progress import progress_bar
-from lagwise.tables import check_integer, known
+from lagwise.tables import check_integer, counted, known
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -83,7 +83,8 @@ class LabelledData:
             if count:
                 share = count / len(self.splits[split])
                 each = f"{self.encoder.length // 2} for each text" if self.encoder.separate else self.encoder.length
-                lines.append(f"{count:,} rows of {split} ({share:.1%}) are cut to length {each}")
+                rows = f"{counted(count, 'row')} of {split} ({share:.1%})"
+                lines.append(f"{rows} {'is' if count == 1 else 'are'} cut to length {each}")
         return "\n".join(lines)
 
     def _shapes(self) -> list[str]:
@@ -129,7 +130,7 @@ def prepare_labelled(
     Missing splits are made as in `split_rows`. In valid and test, rows without a label are left out, and so is a split
     without any label; notes of the result state this.
 
-    ValueError, one line, for missing columns, empty tables, empty texts, NaN or inf in series, faulty labels (as in
+    ValueError, one line, for missing columns, empty tables, empty texts, inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
     source = open_rows(source) if isinstance(source, str) else source
@@ -152,7 +153,7 @@ def prepare_labelled(
         folder=folder,
         splits=splits,
         label=named,
-        encoder=RowEncoder(found, meta["length"], made, meta["is_bytes"], meta["features"], separate),
+        encoder=RowEncoder(found, meta["length"], made, meta["is_bytes"], meta["features"], separate, gaps=True),
         kind=meta["kind"],
         reason=meta["reason"],
         label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
@@ -224,7 +225,7 @@ def _write(
         made.save_pretrained(folder / "tokenizer")
         encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes", separate=separate)
     else:
-        encoder = RowEncoder(rows.columns, length, features=rows.features)
+        encoder = RowEncoder(rows.columns, length, features=rows.features, gaps=True)
     several = rows.kind == MULTI_LABEL
     kind = pa.list_(pa.float32(), len(rows.label_names or ())) if several else None
     labels = pa.field("label", kind or (pa.float32() if rows.label_names is None else pa.int64()))

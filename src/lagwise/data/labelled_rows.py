@@ -6,12 +6,14 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
 from lagwise.data.numbers import is_number
+from lagwise.data.row_files import TEXT_TABLES, file_kind
 from lagwise.data.rows import RowSource, rows_to_evaluate
 from lagwise.data.several_labels import (
     MULTI_LABEL,
@@ -24,6 +26,7 @@ from lagwise.data.several_labels import (
     strata,
 )
 from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
+from lagwise.data.text_tables import read_text_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -62,8 +65,14 @@ class LabelledRows:
 def read_labelled(
     source: RowSource, columns: tuple[str, ...], label: str | list[str], *, kind: str = "auto", values: bool = False
 ) -> LabelledRows:
-    """Read, check and split labelled rows. label: one column, or several of 0 and 1. values: the inputs are series, not
-    text. Errors as `prepare_labelled`."""
+    """Read, check and split labelled rows. Errors as `prepare_labelled`.
+
+    Args:
+        columns: of the inputs.
+        label: one column, or several of 0 and 1.
+        kind: as in `prepare_labelled`.
+        values: whether the inputs are series, not text.
+    """
     wanted = (*columns, *label_columns(label))
     tables = source.read(wanted if set(wanted) <= set(source.columns) else None)
     named = tuple(tables)
@@ -220,18 +229,28 @@ def _no_column(name: str, what: str, columns: Sequence[str], where: str, headers
 
 def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
     """The message about files that are a row each, or sequences, all of one class."""
-    rows, headers = tables["train"], source.has_headers
+    rows = tables["train"]
     if source.has_sequences:
         return (
             f"all {len(rows):,} sequences are of the class {rows[label][0]!r}, the name of their file or folder, and "
             "classification needs two classes; put the sequences of each into a file of its own, or name a modifier of "
             "their headers, such as [host=swine], with task.label=host"
         )
-    advice = f", or, if the files have a column of labels, name it with task.label=COLUMN (not {label!r})"
+    files = "1 file" if len(rows) == 1 else f"{len(rows):,} files"
+    each = "is one row" if len(rows) == 1 else "are a row each"
+    apart = "put the files of each class into a folder of its own"
+    named_tables = [path for path in chain(*source.files.values()) if file_kind(path) in TEXT_TABLES]
+    if named_tables:  # without a column of the labels' name their lines are samples
+        from datasets import Dataset
+
+        cells = Dataset.from_dict(read_text_table(named_tables[0]).columns)
+        named = f"if a line is a series and its label, name the column of labels with task.label=COLUMN (not {label!r})"
+        several = f"task.label=[{','.join(indicator_columns(cells, ()) or ('NAME', 'NAME'))}]"
+        shown = f"(columns of {named_tables[0].name}: {_list_names(cells.column_names)})"
+        apart = f"{named}, or columns of 0 and 1 with {several}; or {apart} {shown}"
     return (
-        f"the {len(rows):,} file(s) to train on are a row each, all of the folder {rows[label][0]!r}, and "
-        "classification needs two classes; put the files of each class into a folder of its own"
-        f"{advice if headers else ''}"
+        f"the {files} to train on {each}, all of the folder {rows[label][0]!r}, and classification needs two classes; "
+        f"{apart}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lagwise.data.arrays import is_list, list_column
-from lagwise.data.encoding import feature_scale, read_series
+from lagwise.data.encoding import feature_scale, has_gaps, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
@@ -35,6 +35,7 @@ class LabelledSeries:
             class ids, -100 where there is none) and length (in samples).
         label_names: names of the classes, by id; for events the first is ``none``, the class of samples without one.
         mean, std: those of each feature over the samples of train.
+        gaps: whether any sample is missing (NaN).
         counts: samples, or events, of each class in each split.
     """
 
@@ -44,6 +45,7 @@ class LabelledSeries:
     label_names: tuple[str, ...]
     mean: list[float]
     std: list[float]
+    gaps: bool
     counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
 
@@ -74,7 +76,7 @@ def prepare_series(
 
     Missing splits are made as in `split_rows`; of one or two series the last two tenths of each are valid and test.
 
-    ValueError, one line, for missing columns, NaN and inf, a number of labels other than that of samples, positions
+    ValueError, one line, for missing columns, inf, a number of labels other than that of samples, positions
     that are out of order, occur twice or lie outside the series, labels that are fractions, and as in `read_labels`.
     """
 
@@ -93,13 +95,14 @@ def prepare_series(
         label_names=tuple(meta["label_names"]),
         mean=meta["mean"],
         std=meta["std"],
+        gaps=meta.get("gaps", False),  # earlier versions refused gaps
         counts=meta["counts"],
         notes=(*source.notes, *meta["notes"]),
     )
 
 
 def read_label_rows(
-    rows: Dataset, values: str, label: str, events: str | None, where: Callable[[int], str]
+    rows: Dataset, values: str, label: str, events: str | None, where: Callable[[int], str], *, gaps: bool = True
 ) -> Iterator[tuple[np.ndarray, list[Any], np.ndarray]]:
     """For each row its samples ``(length, features)``, its different labels as stored, and the index of each sample's
     label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them."""
@@ -109,7 +112,7 @@ def read_label_rows(
     table: Any = rows.with_format("arrow")[:]
     cells = table.column(label)
     positions = None if events is None else table.column(events)
-    for i, samples in enumerate(read_series(table.column(values), values, where)):
+    for i, samples in enumerate(read_series(table.column(values), values, where, gaps=gaps)):
         try:
             own = None if positions is None else positions[i].as_py() or []
             found, places = _label_places(cells[i], own, len(samples))
@@ -119,15 +122,15 @@ def read_label_rows(
 
 
 def read_series_for(
-    rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str
+    rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str, *, gaps: bool = True
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For each row its samples, and the label of each as an id of the model's classes ``names``, -100 where there is
-    none. ValueError for a class that the model does not know, and as `prepare_series`."""
+    none. gaps: samples may be missing. ValueError for a class that the model does not know, and as `prepare_series`."""
 
     def where(i: int) -> str:
         return f"row {i + 1} of {source!r}"
 
-    for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where)):
+    for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where, gaps=gaps)):
         used = np.unique(places[places != IGNORED])
         ids = np.full(len(found) + 1, IGNORED)
         ids[used] = known_labels([found[k] for k in used], names, lambda _, i=i: where(i))
@@ -221,6 +224,7 @@ def _write(
                 writer.write_batch(_batch(samples, labels, schema))
         counts[split] = dict(zip(names, total.tolist(), strict=True))
     mean, std = feature_scale(stored_arrays(folder / "train.arrow", "input_values"))
+    gaps = any(has_gaps(stored_arrays(folder / f"{split}.arrow", "input_values")) for split in SPLITS)
     inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
     shared = shared_rows(inputs, tables)
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
@@ -229,6 +233,7 @@ def _write(
         "label_names": names,
         "mean": mean,
         "std": std,
+        "gaps": gaps,
         "counts": counts,
         "notes": [*notes, *shared, *(f"{split} has no {name!r}" for split, name in absent)],
     }

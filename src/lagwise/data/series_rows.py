@@ -163,7 +163,8 @@ class SeriesSource(RowSource):
     @property
     def _has_lines(self) -> bool:
         """Whether every line of a table is a series."""
-        return not self.per_sample and (self._has_labels if self.lines is None else self.lines)
+        several = bool(self.more_labels)  # of which a folder has no name
+        return not self.per_sample and (self._has_labels or several if self.lines is None else self.lines)
 
 
 def _long(path: Path, group: str, name: str, per_sample: bool) -> str:

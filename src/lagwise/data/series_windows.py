@@ -138,8 +138,9 @@ class RandomWindows(SeriesWindows):
         if self.changes["stretch"]:
             values, labels = stretched(values, labels, max(1, round(len(values) / faster)), events=self.events)
         if any(self.changes.values()):
-            x = changed((values - self.mean) / self.std, self.changes, _FILTER_STEPS * self.stride, random)
-            values = (x * self.std + self.mean).astype(np.float32)
+            z, gaps = (values - self.mean) / self.std, np.isnan(values)
+            x = changed(np.where(gaps, 0, z), self.changes, _FILTER_STEPS * self.stride, random)
+            values = np.where(gaps, np.nan, x * self.std + self.mean).astype(np.float32)
         return self.example(values, labels)
 
 

@@ -33,9 +33,12 @@ def read_several(
 ) -> Labels:
     """Labels of rows of which each may have several: values of 0 and 1 for each name.
 
-    columns: in every split a cell of each row: a list of names, or of 0 and 1; or names between ``|``, ``;`` or ``,``,
-    the first of these that occurs; of these an empty cell is a row with none of the labels. order: all names, in the
-    order of their values.
+    Args:
+        columns: in every split a cell of each row: a list of names, or of 0 and 1; or names between ``|``, ``;`` or
+            ``,``, the first of these that occurs; of these an empty cell is a row with none of the labels.
+        where: names a row of a split, for messages.
+        order: all names, in the order of their values.
+        reason: why rows have several labels.
 
     ValueError for train rows without a list, cells of mixed types, labels that train lacks, and fewer than two labels.
     """

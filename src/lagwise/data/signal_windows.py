@@ -73,6 +73,17 @@ def _row(rows: Any, number: int) -> np.ndarray:
     return next(row_arrays(rows[number].column("signal")))
 
 
+def check_loud(noises: SignalPairs, name: str) -> None:
+    """ValueError for a split of the noise ``name`` that is silent, which no ratio can add."""
+    for split, rows in noises.splits.items():
+        arrow: Any = rows.with_format("arrow")
+        if not any(np.nanvar(_row(arrow, number), axis=0).max() > 0 for number in range(len(arrow))):
+            raise ValueError(
+                f"the noise in {name!r} is silent: all samples for {split} are equal; name other recordings with "
+                "task.noise"
+            )
+
+
 class Whole(NamedTuple):
     """A whole signal: inputs ``(samples, features)``, targets ``(samples, outputs)``, and the ratio of its noise."""
 

@@ -33,9 +33,12 @@ Row = Mapping[str, Any]  # text, and piece: its number in the document
 class StreamedText(EncodedText):
     """Text whose training split is read as it is used.
 
-    rows: a `datasets.IterableDataset` of pieces of documents. splits: what is held out, encoded. as_bytes: whether
-    tokens are bytes. held_out: where that is from, for people. skipped: texts of rows that are not trained on, since
-    they are held out.
+    Attributes:
+        splits: what is held out, encoded.
+        rows: a `datasets.IterableDataset` of pieces of documents.
+        as_bytes: whether tokens are bytes.
+        held_out: where that is from, for people.
+        skipped: texts of rows that are not trained on, since they are held out.
     """
 
     rows: Any

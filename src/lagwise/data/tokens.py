@@ -38,7 +38,8 @@ _DONE, _UNFINISHED = "done.json", "unfinished"
 class EncodedText:
     """Text as arrays of token ids by split, documents separated by end of text.
 
-    text_bytes: UTF-8 bytes of the text of each split, separators not counted.
+    Attributes:
+        text_bytes: UTF-8 bytes of the text of each split, separators not counted.
     """
 
     tokenizer: PreTrainedTokenizerBase

@@ -26,9 +26,15 @@ class HyenaState(NamedTuple):
 
 
 class HyenaMixer(Derived, Mixer):
-    """``z_1 = v``, ``z_{n+1} = x_n * (h_n * z_n)`` for n = 1..N, and ``W_o z_{N+1}``, where each h_n is a long
-    convolution, x_n a gate, and ``v, x_1 .. x_N`` are linear maps of the input, each followed by a short depthwise
-    convolution.
+    """Gates and long convolutions in turn.
+
+    Formula, with N gates x_n and N long convolutions h_n::
+
+        z_1 = v
+        z_{n+1} = x_n * (h_n * z_n)  for n = 1..N
+        y = W_o z_{N+1}
+
+    v and x_1 .. x_N are linear maps of the input, each followed by a short depthwise convolution.
 
     Options:
         order: number N of gates and long convolutions.

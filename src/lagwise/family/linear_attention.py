@@ -76,8 +76,8 @@ class LinearAttentionMixer(Mixer):
             return
         count, size = self.random.shape
         generator = torch.Generator().manual_seed(0)
-        blocks = torch.randn(-(-count // size), size, size, generator=generator, dtype=torch.float64)
-        lengths = torch.randn(count, size, generator=generator, dtype=torch.float64).norm(dim=1)
+        blocks = torch.randn(-(-count // size), size, size, generator=generator, dtype=torch.float64, device="cpu")
+        lengths = torch.randn(count, size, generator=generator, dtype=torch.float64, device="cpu").norm(dim=1)
         turns, upper = torch.linalg.qr(blocks)
         turns = turns * upper.diagonal(dim1=1, dim2=2).sign()[:, None]  # for uniform directions
         with torch.no_grad():

@@ -41,6 +41,7 @@ class Design:
     rank: int | None
     penalties: tuple[float, ...]
     seed: int
+    folds: int = 1
 
     @property
     def look_back(self) -> int:
@@ -95,6 +96,12 @@ def make_design(forecaster: Any) -> Design:
         raise ValueError(f"rank applies to the model 'ridge' only, got {rank}")
     if penalty is not None and not penalty >= 0:
         raise ValueError(f"penalty must be at least 0, got {penalty!r}")
+    folds = check_integer("folds", plain(forecaster.folds))
+    if folds > 1 and (name not in CLOSED_FORM or penalty is not None):
+        raise ValueError(
+            f"folds choose the penalty of 'ridge' and 'toeplitz'; give folds=1 with model {name!r} and penalty "
+            f"{penalty!r}, got {folds}"
+        )
     if not 0 < forecaster.coverage < 1:
         raise ValueError(f"coverage must be in (0, 1), got {forecaster.coverage!r}")
     return Design(
@@ -107,6 +114,7 @@ def make_design(forecaster: Any) -> Design:
         rank=rank,
         penalties=(PENALTIES if name in CLOSED_FORM else (0.0,)) if penalty is None else (float(penalty),),
         seed=forecaster.random_state,
+        folds=folds,
     )
 
 

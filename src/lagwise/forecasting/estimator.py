@@ -82,6 +82,10 @@ class LagForecaster(BaseEstimator):
             is forecast: the last value with ``level="last"``.
         validation: rows held out at the end, a share or a number: they choose the penalty, and the sizes of their
             errors give the intervals. At least one horizon; 0 for none.
+        folds: how many blocks of as many rows, one before the other, choose the penalty and the weights of look-backs
+            together, or as many as there are: each is forecast by maps that are fitted to the rows before and after it.
+            With more than one, choices rest on several seasons, at that many times the cost. Intervals come from the
+            last block. For closed forms.
         refit: once the penalty is chosen, fit again with the held-out rows. Their errors remain those of the first fit.
         coverage: of the intervals.
         random_state: seed of trained kernels.
@@ -137,6 +141,7 @@ class LagForecaster(BaseEstimator):
         shared: bool | None = None,
         penalty: float | None = None,
         validation: float | int = 0.2,
+        folds: int = 1,
         refit: bool = True,
         coverage: float = 0.9,
         random_state: int = 0,
@@ -153,6 +158,7 @@ class LagForecaster(BaseEstimator):
         self.shared = shared
         self.penalty = penalty
         self.validation = validation
+        self.folds = folds
         self.refit = refit
         self.coverage = coverage
         self.random_state = random_state

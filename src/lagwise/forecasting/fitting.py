@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,13 @@ class Choice(NamedTuple):
     steps: int | None = None
 
 
+class Fold(NamedTuple):
+    """Stretches of rows to train on, and held-out ones."""
+
+    train: Sequence[Stretch]
+    valid: Sequence[Stretch]
+
+
 @dataclass(frozen=True)
 class Fit:
     """Maps fitted to the same rows, one for each look-back, and their weighted average.
@@ -47,7 +54,7 @@ class Fit:
     parts: a map ``(look_back, horizon)`` from raw inputs to forecasts, and effects of columns ``(columns, look_back +
     1, horizon)`` (`column_path`), for each look-back. products: sums over held-out windows of products of their errors
     ``(look_backs, look_backs)``; count: the number of observed targets there. choices: for each look-back; weights:
-    those of the average.
+    those of the average. others: parts that were fitted to the rows of other folds.
     """
 
     parts: tuple[_Made, ...]
@@ -55,6 +62,7 @@ class Fit:
     count: float
     choices: tuple[Choice, ...]
     weights: np.ndarray
+    others: tuple[tuple[_Made, ...], ...] = ()
 
     @cached_property
     def maps(self) -> np.ndarray:
@@ -107,22 +115,38 @@ def _least_squares(products: np.ndarray) -> np.ndarray:
 
 
 def usable_rows(
-    x: np.ndarray, missing: np.ndarray, width: int, look_back: int, columns: np.ndarray | None = None
+    x: np.ndarray,
+    missing: np.ndarray,
+    width: int,
+    look_back: int,
+    columns: np.ndarray | None = None,
+    *,
+    held: tuple[int, int] | None = None,
 ) -> list[Stretch]:
     """The stretches of filled series ``(rows, series)`` that windows may cover: at least ``width`` rows, without a run
-    of missing rows longer than a tenth of the look-back. ValueError if there are none."""
+    of missing rows longer than a tenth of the look-back, before and after the rows ``held`` out (their begin and end).
+    ValueError if there are none."""
     longest = max(1, int(_LONGEST_GAP * look_back))
+    first, last = (len(x), len(x)) if held is None else held
     found = [
         Stretch(x[a:b, series], missing[a:b, series], None if columns is None else columns[a:b, series])
-        for (a, b), series in stretches(missing, longest).items()
+        for begin, end in ((0, first), (last, len(x)))
+        if end - begin >= width
+        for (a, b), series in _shifted(stretches(missing[begin:end], longest), begin)
         if b - a >= width
     ]
     if not found:
         raise ValueError(
             f"a window of look_back + horizon = {width} rows without a run of more than {longest} missing values is "
-            f"needed, and {len(x)} rows have none; choose a shorter look_back or horizon, or fill in the values"
+            f"needed, and {len(x) - last + first} rows have none; choose a shorter look_back or horizon, or fill in "
+            "the values"
         )
     return found
+
+
+def _shifted(found: Mapping[tuple[int, int], Any], by: int) -> Iterator[tuple[tuple[int, int], Any]]:
+    for (a, b), series in found.items():
+        yield (a + by, b + by), series
 
 
 def held_out_stretches(
@@ -142,8 +166,7 @@ def held_out_stretches(
 
 def fit_maps(
     design: Design,
-    train: Sequence[Stretch],
-    valid: Sequence[Stretch],
+    folds: Sequence[Fold],
     like: Fit | None = None,
     kinds: Sequence[str] = (),
     near: Fit | None = None,
@@ -152,39 +175,48 @@ def fit_maps(
 
     Args:
         design: The kind of map.
-        train: Stretches to train on.
-        valid: Held-out stretches, if any, whose windows choose one of ``design.penalties``.
+        folds: Rows to train on and, if any, held-out ones, whose windows choose one of ``design.penalties``: the one
+            with the lowest error on those of all folds together. The maps are those of the first fold.
         like: A fit whose choices and weights are taken over. By default look-backs have equal weights.
         kinds: Of the columns of stretches.
         near: A fit to other series. The penalty is then on the difference from its maps, and may be infinite.
     """
-    held_out = held_out_windows(valid, design.look_back, design.horizon) if valid else None
-    error = None if held_out is None else held_out.error
-    parts, choices = [], []
+    held_out = [held_out_windows(f.valid, design.look_back, design.horizon) if f.valid else None for f in folds]
+    parts: list[list[_Made]] = [[] for _ in folds]
+    choices = []
     for i, look_back in enumerate(design.look_backs):
-        found = _candidates(
-            design,
-            train,
-            look_back,
-            error,
-            None if like is None else like.choices[i],
-            kinds,
-            None if near is None else near.parts[i][0],
-        )
+        paths = [
+            _candidates(
+                design,
+                fold.train,
+                look_back,
+                None if windows is None else windows.error,
+                None if like is None else like.choices[i],
+                kinds,
+                None if near is None else (near.parts, *near.others)[k][i][0],
+            )
+            for k, (fold, windows) in enumerate(zip(folds, held_out, strict=True))
+        ]
         best, best_error, choice = None, np.inf, Choice(0.0)
-        for candidate, chosen in found:
-            own = -1.0 if error is None else error(*candidate)
-            if best is None or own < best_error:
-                best, best_error, choice = candidate, own, chosen
+        for candidates in zip(*paths, strict=True):
+            squares = [w.squares(*made) for w, (made, _) in zip(held_out, candidates, strict=True) if w is not None]
+            error = sum(s for s, _ in squares) / sum(n for _, n in squares) if squares else -1.0
+            if best is None or error < best_error:
+                best, best_error, choice = [made for made, _ in candidates], error, candidates[0][1]
         assert best is not None
-        parts.append(best)
+        for own_parts, made in zip(parts, best, strict=True):
+            own_parts.append(made)
         choices.append(choice)
-    size = len(parts)
+    size = len(choices)
     products, count = np.zeros((size, size)), 0.0
-    if held_out is not None:
-        products, count = _error_products(held_out, parts)
+    for windows, own_parts in zip(held_out, parts, strict=True):
+        if windows is None:
+            continue
+        own_products, own_count = _error_products(windows, own_parts)
+        products, count = products + own_products, count + own_count
     weights = np.full(size, 1 / size) if like is None else like.weights
-    return Fit(tuple(parts), products, count, tuple(choices), weights)
+    first, *others = (tuple(own_parts) for own_parts in parts)
+    return Fit(first, products, count, tuple(choices), weights, tuple(others))
 
 
 def _error_products(held_out: HeldOut, parts: Sequence[_Made]) -> tuple[np.ndarray, float]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lagwise.forecasting.design import CLOSED_FORM, Design
-from lagwise.forecasting.fitting import Fit, fit_maps, held_out_stretches, usable_rows, weighted
+from lagwise.forecasting.fitting import Fit, Fold, fit_maps, held_out_stretches, usable_rows, weighted
 from lagwise.forecasting.unobserved import Stretch
 
 
@@ -23,18 +23,31 @@ class Rows(NamedTuple):
     kinds: Sequence[str] = ()
 
     def fit(
-        self, design: Design, series: Sequence[int], cut: int, like: Fit | None = None, near: Fit | None = None
+        self,
+        design: Design,
+        series: Sequence[int],
+        blocks: Sequence[tuple[int, int]],
+        like: Fit | None = None,
+        near: Fit | None = None,
     ) -> Fit:
-        """Maps for some series, from the rows before ``cut`` (`fit_maps`). All windows of the later rows are held out,
-        so that forecasters of any look-back are compared on the same targets."""
-        x, gaps, look_back = self.filled[:, series], self.missing[:, series], design.look_back
+        """Maps for some series (`fit_maps`), with a fold for each block of held-out rows (its begin and end), from all
+        rows before and after it. All windows with targets in the block are held out, so that forecasters of any
+        look-back are compared on the same targets."""
+        return fit_maps(design, [self._fold(design, series, *block) for block in blocks], like, self.kinds, near)
+
+    def _fold(self, design: Design, series: Sequence[int], begin: int, end: int) -> Fold:
+        x, gaps = self.filled[:, series], self.missing[:, series]
         own = None if self.columns is None else self.columns[:, series]
         if design.windowless:  # gaps do not matter
-            train = [Stretch(x[:cut], gaps[:cut])]
+            train = [Stretch(x[:begin], gaps[:begin])]
         else:
-            train = usable_rows(x[:cut], gaps[:cut], design.width, look_back, None if own is None else own[:cut])
-        valid = held_out_stretches(x, gaps, cut - look_back, look_back, design.horizon, own) if cut < len(x) else []
-        return fit_maps(design, train, valid, like, self.kinds, near)
+            train = usable_rows(x, gaps, design.width, design.look_back, own, held=(begin, end))
+        if begin == end:
+            return Fold(train, [])
+        upto = slice(end)
+        beside = None if own is None else own[upto]
+        start = max(0, begin - design.look_back)
+        return Fold(train, held_out_stretches(x[upto], gaps[upto], start, design.look_back, design.horizon, beside))
 
 
 class Groups(NamedTuple):
@@ -53,13 +66,15 @@ class Groups(NamedTuple):
     def refit(self, design: Design, rows: Rows) -> Groups:
         """Those of all rows, with the choices and weights of these."""
         count, end = rows.filled.shape[1], len(rows.filled)
-        near = None if self.near is None else rows.fit(design, range(count), end, like=self.near)
+        near = None if self.near is None else rows.fit(design, range(count), [(end, end)], like=self.near)
         pairs = zip(_series(count, self.shared), self.fits, strict=True)
-        return Groups(self.shared, [rows.fit(design, series, end, like=fit, near=near) for series, fit in pairs], near)
+        fits = [rows.fit(design, series, [(end, end)], like=fit, near=near) for series, fit in pairs]
+        return Groups(self.shared, fits, near)
 
 
 def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: Callable[[np.ndarray], str]) -> Groups:
-    """Maps fitted to the rows before ``cut``.
+    """Maps fitted to the rows before ``cut``, chosen on the rows after it and on ``design.folds - 1`` blocks of as many
+    rows before it.
 
     ``shared=None`` draws the map of each series to the shared one, by a penalty on their difference that is chosen on
     its held-out rows; with infinite ones only, it is the shared map. Where maps of a kind cannot be drawn to others, it
@@ -82,11 +97,12 @@ def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: 
     if unknown.any():  # no error is known for a separate map of such a series
         options = [True]
     drawn = len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM and design.rank is None and not rows.kinds
+    blocks = held_out_blocks(design, cut, len(rows.filled))
     found: list[Groups] = []
     for option in options:
         near = found[0].fits[0] if drawn and found else None
         try:
-            fits = [rows.fit(design, series, cut, near=near) for series in _series(count, option)]
+            fits = [rows.fit(design, series, blocks, near=near) for series in _series(count, option)]
         except ValueError:  # one of the series has too few rows for a separate map
             if found:
                 break
@@ -94,6 +110,21 @@ def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: 
         if near is None or any(choice.penalty < math.inf for fit in fits for choice in fit.choices):
             found.append(Groups(option, weighted(fits) if held else fits, near))
     return min(found, key=lambda each: each.error) if len(found) > 1 else found[0]
+
+
+def held_out_blocks(design: Design, cut: int, end: int) -> list[tuple[int, int]]:
+    """The begin and end of each block of held-out rows, the last one first: the rows after ``cut``, and blocks of as
+    many rows before it, ``design.folds`` together or as many as have a window and leave one of the rows before or after
+    them."""
+    size = end - cut
+    found = [(cut, end)]
+    for _ in range(design.folds - 1 if size else 0):
+        begin, stop = found[-1][0] - size, found[-1][0]
+        windows = stop - max(begin, design.look_back) >= design.horizon
+        if not windows or max(begin, end - stop) < design.width:
+            break
+        found.append((max(0, begin), stop))
+    return found
 
 
 def _series(count: int, shared: bool) -> list[Sequence[int]]:

@@ -80,6 +80,7 @@ class SktimeLagForecaster(BaseForecaster):
         validation: float | int = 0.2,
         refit: bool = True,
         random_state: int = 0,
+        folds: int = 1,
     ):
         self.look_back = look_back
         self.model = model
@@ -94,6 +95,7 @@ class SktimeLagForecaster(BaseForecaster):
         self.validation = validation
         self.refit = refit
         self.random_state = random_state
+        self.folds = folds
         super().__init__()
         if (model.get("name") if isinstance(model, Mapping) else model) != "ridge" or rank is not None or normalize:
             self.set_tags(**{"capability:exogenous": False})

@@ -23,7 +23,7 @@ from lagwise.forecasting.long_tables import Places, find_ids, find_target, find_
 from lagwise.forecasting.month_names import in_english
 from lagwise.forecasting.numbers import missing_codes, to_numbers
 from lagwise.forecasting.table_columns import TableColumns, beside_columns, check_beside
-from lagwise.forecasting.times import MONTH_NAME, Times, is_clock, regular_times
+from lagwise.forecasting.times import MONTH_NAME, Times, date_formats, is_clock, regular_times
 from lagwise.forecasting.year_parts import Writer
 from lagwise.tables import known, shown
 
@@ -336,7 +336,7 @@ def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[
         row = frame.iloc[count - 1]
         text = "" if pd.isna(row[time]) else str(row[time]).strip()
         word = re.match(r"[\W_]*[^\W\d_]{3,}", text)
-        if word and (_form(text) == form or in_english(pd.Series([text])) is not None):
+        if word and (_form(text) == form or date_formats(text) or in_english(pd.Series([text])) is not None):
             break  # a time that begins with a word
         if not (text == "" or (word and pd.isna(pd.to_datetime(text, errors="coerce")))):
             break

@@ -175,7 +175,7 @@ def _numeric(column: pd.Series, text: pd.Series) -> list[Reading]:
 def _check_quarters(column: pd.Series, text: pd.Series) -> None:
     """ValueError for years with a number that is 1 to 4 in each: quarters, but 2010/1 may as well be January."""
     found = text.str.extract(_MONTH_OR_QUARTER)
-    years, parts = found["year"].fillna(found["second"]), found["part"].fillna(found["first"])
+    years, parts = found["year"].combine_first(found["second"]), found["part"].combine_first(found["first"])
     if years.isna().any() or years.nunique() < 2 or parts.nunique() < 4:
         return
     raise ValueError(
@@ -243,7 +243,7 @@ def _parsed(text: pd.Series) -> Iterator[Reading]:
             if times.notna().all():
                 yield Reading(pd.DatetimeIndex(times), _as_first(text, pd.DatetimeIndex(times)))
                 return
-        formats, any_found, unpadded = _formats(text.iloc[0]), False, _unpadded(text)
+        formats, any_found, unpadded = date_formats(text.iloc[0]), False, _unpadded(text)
         for form in formats:
             times = pd.to_datetime(text, errors="coerce", format=form)
             if times.notna().all():
@@ -276,7 +276,7 @@ def _as_first(text: Any, times: pd.DatetimeIndex) -> Writer:
     return plain_times
 
 
-def _formats(text: str) -> list[str]:
+def date_formats(text: str) -> list[str]:
     """The formats that a date such as 31.12.15, Jan-15 or 12/31/2015 1:00 PM may have, except ISO 8601."""
     clock = re.search(f"(?i){_TIME_OF_DAY}", text)
     date, after = text, ""
@@ -382,7 +382,7 @@ def _no_time(column: pd.Series, text: pd.Series) -> Any:
     if not missing.any():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            read = (pd.to_datetime(text, errors="coerce", utc=True, format=form) for form in _formats(text.iloc[0]))
+            read = (pd.to_datetime(text, errors="coerce", utc=True, format=form) for form in date_formats(text.iloc[0]))
             missing = min((times.isna() for times in read), key=lambda found: found.sum(), default=missing)
             if not missing.any():
                 missing = pd.to_datetime(text, errors="coerce", utc=True).isna()

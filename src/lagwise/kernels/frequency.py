@@ -87,7 +87,7 @@ class FrequencyKernel(LagKernel):
                 features = torch.cat([features.to(odd.dtype), odd])
             time = torch.fft.irfft(features, 2 * self.grid)
             weight = torch.full_like(time[0], 2 if self.causal else 1)
-            weight[0] = 1
+            weight[:1].fill_(1)  # not by an assignment, which copies a number from the host
             weight[self.grid] /= 2  # lags `grid` and `-grid` are one point of the transform
             time = time * weight
             after = time[:, :n]
@@ -140,7 +140,7 @@ class FrequencyKernel(LagKernel):
     def _inside(features: Tensor) -> Tensor:
         """0 at frequencies 0 and pi, where the response of a real kernel is real, 1 between."""
         inside = torch.ones_like(features[0])
-        inside[0] = inside[-1] = 0
+        inside[:: len(inside) - 1].fill_(0)  # not by an assignment, which copies a number from the host
         return inside
 
     def _full_precision(self) -> torch.autocast:

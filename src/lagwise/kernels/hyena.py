@@ -21,12 +21,14 @@ class _UndecayedLinear(KernelLinear):
 class HyenaKernel(LagKernel):
     """An implicit filter (Poli et al. 2023, "Hyena Hierarchy", §3.3 and app. D.3).
 
-    Formula: ``k(l) = (exp(-|t| rate_c) + shift) (W f(z(t)))_c`` with ``t = l / (span - 1)``. z is t with cosines and
-    sines ``cos(2 pi b s), -sin(2 pi b s)``, s = l / span, of frequencies b at even distances from 1e-4 to bands - 1. f
-    is a linear layer followed by ``layers`` times (sine, linear) and a sine, each ``sin(w * h)`` with learned
-    frequencies w.
-    The rates of the windows are distributed evenly over the channels, from a decay to 1 % within 1.5 spans
-    to one within 0.3, and are not learned. A learned direct part is added at lag 0.
+    Formula: ``k(l) = (exp(-|t| rate_c) + shift) (W f(z))_c`` for channel c, and a learned direct part is added at lag
+    0, with
+
+        t: ``l / (span - 1)``.
+        z: t, and ``cos(2 pi b s)`` and ``-sin(2 pi b s)`` with s = l / span, for frequencies b at even distances from
+            1e-4 to bands - 1.
+        f: a linear layer, ``layers`` times (sine, linear), and a sine, each ``sin(w * h)`` with learned frequencies w.
+        rate: distributed evenly over the channels, from a decay to 1 % within 1.5 spans to one within 0.3; not learned.
 
     Options:
         span: number of lags to which t and s are scaled. The published code takes the training length; longer lags

@@ -142,7 +142,7 @@ def _compile(
     say("compiling the model's step; the result is cached")
     began, rows = time.monotonic(), batch_size or _ANY
     state = step.start(rows)
-    example = (torch.zeros(rows, dtype=torch.long), *state.values())
+    example = (torch.zeros(rows, dtype=torch.long, device="cpu"), *state.values())
     shapes = None
     if batch_size is None:
         open_batch = {0: torch.export.Dim("batch", min=1)}

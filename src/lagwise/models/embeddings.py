@@ -47,9 +47,12 @@ class ValueInput(nn.Linear):
     filter bank over the samples of that step only. So a causal model stays causal, a step is complete with its last
     sample, and masks, labels, documents and positions refer to steps.
 
+    With ``gaps``, a value may be missing (NaN). It then counts as the mean, and a learned vector for its place in the
+    step, which no value has, says that it is missing.
+
     Options: features, the values per sample; stride, the samples per step (1); mean and std of each feature (0 and 1:
-    values are used as they are), by which they are standardised. ValueError if a std is not positive, or unless there
-    is one for each feature.
+    values are used as they are), by which they are standardised; gaps (false). ValueError if a std is not positive, or
+    unless there is one for each feature.
     """
 
     argument: ClassVar[str] = "input_values"
@@ -62,15 +65,13 @@ class ValueInput(nn.Linear):
         stride: int = 1,
         mean: list[float] | None = None,
         std: list[float] | None = None,
+        gaps: bool = False,
     ):
         super().__init__(check_integer("features", features) * check_integer("stride", stride), hidden_size)
         self.features, self.stride = features, stride
-        for name, values in (("mean", mean), ("std", std)):
-            if values is not None and len(values) != features:
-                raise ValueError(f"{name} must have a number for each of {features} features, got {values}")
-        if std is not None and min(std) <= 0:
-            raise ValueError(f"std must be greater than 0, got {std}")
+        check_scale(features, mean, std, "features")
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
+        self.missing = nn.Linear(self.in_features, hidden_size, bias=False) if gaps else None
 
     def standardized(self, input_values: Tensor) -> Tensor:
         """The samples less their mean, over their deviation; in at least float32: in bfloat16 a signal far from 0 would
@@ -87,11 +88,16 @@ class ValueInput(nn.Linear):
         return super().forward(z.to(self.weight.dtype).reshape(z.shape[0], -1, self.in_features))
 
     def forward(self, input_values: Tensor) -> Tensor:
-        return self.steps(self.standardized(input_values))
+        z = self.standardized(input_values)
+        if self.missing is None:
+            return self.steps(z)
+        missing = input_values.isnan()
+        places = missing.to(self.missing.weight.dtype).reshape(z.shape[0], -1, self.in_features)
+        return self.steps(z.masked_fill(missing, 0)) + self.missing(places)
 
     @staticmethod
     def check(input_values: Tensor, embedding: ValueInput) -> None:
-        """ValueError for values of a wrong shape, and for NaN or infinity."""
+        """ValueError for values of a wrong shape, for infinity, and for NaN without ``gaps``."""
         if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != embedding.features:
             raise ValueError(
                 f"input_values must be (batch >= 1, length >= 1, features={embedding.features}), "
@@ -102,7 +108,8 @@ class ValueInput(nn.Linear):
                 f"the length of input_values must be a multiple of the stride {embedding.stride}, "
                 f"got {input_values.shape[1]}; pad the last step with zeros"
             )
-        check_finite("input_values", input_values)
+        filled = input_values if embedding.missing is None else input_values.masked_fill(input_values.isnan(), 0)
+        check_finite("input_values", filled)
 
 
 class PatchInput(nn.Conv2d):
@@ -159,6 +166,15 @@ def patch_side(config: Any) -> int:
 
 
 INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}
+
+
+def check_scale(count: int, mean: list[float] | None, std: list[float] | None, what: str, prefix: str = "") -> None:
+    """ValueError unless mean and std, where given, have a number for each feature, and std positive ones."""
+    for name, values in (("mean", mean), ("std", std)):
+        if values is not None and len(values) != count:
+            raise ValueError(f"{prefix}{name} must have a number for each of {count} {what}, got {values}")
+    if std is not None and min(std) <= 0:
+        raise ValueError(f"{prefix}std must be greater than 0, got {std}")
 
 
 def check_finite(name: str, x: Tensor) -> None:

@@ -54,9 +54,9 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     """
     step = StreamingStep(model)
     state = step.start(1)
-    example = (torch.zeros(1, dtype=torch.long), state)
+    example = (torch.zeros(1, dtype=torch.long, device="cpu"), state)
     inputs, outputs = ["token", *(f"past.{name}" for name in state)], ["logits", *(f"present.{name}" for name in state)]
-    _write(torch.export.export(step, example, strict=False), path, inputs, outputs)
+    write_program(torch.export.export(step, example, strict=False), path, inputs, outputs)
     run = (onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
     layers = list(state.values())[: len(state) - len(step.token_attributes)]
     longest = max((tensor.shape[1] for tensor in layers if tensor.dim() > 1), default=0)
@@ -64,7 +64,7 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     found = torch.cat([run(token) for token in ids[0].split(1)])
     return {
         "states": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.items()},
-        **_compared(path, found, model(ids, use_cache=False).logits[0]),
+        **compared(path, found, model(ids, use_cache=False).logits[0]),
     }
 
 
@@ -87,8 +87,8 @@ def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
             f"the forward pass of this model cannot be exported with a dynamic length ({one_line(error, 200)}); try "
             "its step (`what`='step')"
         ) from error
-    _write(program, path, ["input_ids"], ["logits"])
-    run = _onnx_forward(path) if path.suffix == ".onnx" else torch.export.load(path).module()
+    write_program(program, path, ["input_ids"], ["logits"])
+    run = load_function(path, "input_ids")
     figures: list[dict[str, Any]] = []
     for batch, length in _FORWARD_SIZES:
         ids = _random_ids(model, length, batch)
@@ -99,11 +99,8 @@ def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
             raise ValueError(
                 f"the exported file fails for {batch} texts of {length} tokens ({one_line(error, 200)}); it was removed"
             ) from error
-        figures.append(_compared(path, found.flatten(0, 1), model(ids, use_cache=False).logits.flatten(0, 1)))
-    return {
-        "checked_tokens": sum(each["checked_tokens"] for each in figures),
-        "difference": max(each["difference"] for each in figures),
-    }
+        figures.append(compared(path, found.flatten(0, 1), model(ids, use_cache=False).logits.flatten(0, 1)))
+    return together(figures)
 
 
 class _Logits(nn.Module):
@@ -117,7 +114,8 @@ class _Logits(nn.Module):
         return self.model(input_ids, use_cache=False).logits
 
 
-def _write(program: torch.export.ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
+def write_program(program: torch.export.ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
+    """Write a graph to a file, .onnx or .pt2. ValueError where ONNX lacks an operation of the model."""
     if path.suffix != ".onnx":
         torch.export.save(program, path)
         return
@@ -125,7 +123,7 @@ def _write(program: torch.export.ExportedProgram, path: Path, inputs: list[str],
         warnings.simplefilter("ignore")
         try:
             made = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
-        except torch.onnx.OnnxExporterError as error:
+        except Exception as error:  # torch.onnx raises many types
             cause = one_line(error.__cause__ or error, 200)
             raise ValueError(f"this model cannot be exported to ONNX ({cause}); try `format`='pt2'") from error
     assert made is not None
@@ -175,29 +173,41 @@ def _pt2_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor
     return run
 
 
-def _onnx_forward(path: Path) -> Callable[[Tensor], Tensor]:
+def load_function(path: Path, name: str) -> Any:
+    """Load an exported file as a function of its only input, of this name."""
+    if path.suffix != ".onnx":
+        return torch.export.load(path).module()
     session = _onnx_session(path)
-    return lambda ids: torch.from_numpy(session.run(None, {"input_ids": ids.numpy()})[0])
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
 def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:
     """Ids of which every second stretch repeats the one before it, so that matches occur."""
     generator = torch.Generator().manual_seed(0)
     length = length if model.length_limit is None else min(length, model.length_limit)
-    ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator)
+    ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator, device="cpu")
     place = torch.arange(length)
     return ids[:, place - _STRETCH * (place // _STRETCH % 2)]
 
 
-def _compared(path: Path, found: Tensor, expected: Tensor) -> dict[str, Any]:
+def compared(path: Path, found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> dict[str, Any]:
+    """How far logits of a file are from the model's. ValueError, and no file, for a larger difference."""
     difference = float((found - expected).abs().max() / expected.abs().max())
-    if not difference <= TOLERANCE:
+    if not difference <= tolerance:
         path.unlink()
         raise ValueError(
             f"logits of the exported file differ from the model's by {difference:.1e} of the largest, more than "
-            f"{TOLERANCE:g}; the file was removed"
+            f"{tolerance:g}; the file was removed"
         )
     return {"checked_tokens": len(expected), "difference": difference}
+
+
+def together(figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several results of `compared` as one."""
+    return {
+        "checked_tokens": sum(each["checked_tokens"] for each in figures),
+        "difference": max(each["difference"] for each in figures),
+    }
 
 
 EXPORTS: dict[str, Callable[[LagwiseForCausalLM, Path], dict[str, Any]]] = {

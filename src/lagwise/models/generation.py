@@ -168,13 +168,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: b
             raise ValueError(
                 f"prompt {_shortened(prompt)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
             ) from error
-        parts.append(torch.tensor(encoded["input_ids"], dtype=torch.long))
+        parts.append(torch.tensor(encoded["input_ids"], dtype=torch.long, device="cpu"))
     if any(map(len, parts)):
         return parts
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if start is None:
         raise ValueError("the tokenizer has no token that starts a document; provide a prompt")
-    return [torch.tensor([start])]  # the end of text separates documents, so a document begins after it
+    return [torch.tensor([start], device="cpu")]  # the end of text separates documents, so a document begins after it
 
 
 def _shortened(text: str) -> str:

@@ -205,17 +205,17 @@ def _of_network(name: str, layers: int) -> str | None:
 def _check_table(name: str, value: Tensor, values: Mapping[str, Any]) -> None:
     """ValueError for positions or rates of windows other than their formulas', which the kernel computes."""
     length, part = values["max_seq_len"], name.rpartition(".")[2]
-    t = torch.linspace(0, 1, length, dtype=torch.float64)
+    t = torch.linspace(0, 1, length, dtype=torch.float64, device="cpu")
     if part == "t":
         expected = t
     elif part == "z":
         bands = values["emb_dim"] // 2
-        turns = 2 * math.pi / length * torch.arange(length, dtype=torch.float64)
-        phase = turns[:, None] * torch.linspace(1e-4, bands - 1, bands, dtype=torch.float64)
+        turns = 2 * math.pi / length * torch.arange(length, dtype=torch.float64, device="cpu")
+        phase = turns[:, None] * torch.linspace(1e-4, bands - 1, bands, dtype=torch.float64, device="cpu")
         expected = torch.cat([t[:, None], phase.cos(), -phase.sin()], 1)
     elif part == "deltas":
         slow, fast = (math.log(_TARGET) / share for share in (_SLOW, _FAST))
-        expected = torch.linspace(slow, fast, values["d_model"], dtype=torch.float64)
+        expected = torch.linspace(slow, fast, values["d_model"], dtype=torch.float64, device="cpu")
     else:
         raise ValueError(f"HyenaDNA has no weight {shown(name)}")
     if value.numel() != expected.numel():

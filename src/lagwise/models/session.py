@@ -150,7 +150,9 @@ class StreamingSession:
             cache = self._joined()
             if cache.stream is None:  # compiled code does not fail half-way
                 cache = cache.copy()  # dropped if this fails
-            self._logits = self.model.next_logits(moved(torch.tensor(ids), self.model.device)[:, None], cache)
+            self._logits = self.model.next_logits(
+                moved(torch.tensor(ids, device="cpu"), self.model.device)[:, None], cache
+            )
             self._caches = [cache]
             self._seen = {handle: seen + 1 for handle, seen in self._seen.items()}
         return self._logits

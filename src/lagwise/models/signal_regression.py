@@ -13,7 +13,7 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.embeddings import ValueInput
+from lagwise.models.embeddings import ValueInput, check_scale
 from lagwise.models.heads import Head
 from lagwise.models.modeling import is_loaded
 from lagwise.tables import build, check_integer
@@ -80,11 +80,7 @@ class SignalOutputs(nn.Module):
         super().__init__()
         self.features = check_integer("features", features)
         self.delay, self.window = check_integer("delay", delay, least=0), check_integer("window", window, least=0)
-        for name, values in (("mean", mean), ("std", std)):
-            if values is not None and len(values) != features:
-                raise ValueError(f"outputs.{name} must have a number for each of {features} outputs, got {values}")
-        if std is not None and min(std) <= 0:
-            raise ValueError(f"outputs.std must be greater than 0, got {std}")
+        check_scale(features, mean, std, "outputs", "outputs.")
         if delay and not causal:
             raise ValueError(f"a two-sided model reads later samples without a delay, got outputs.delay={delay}")
         self.mean, self.std, self.stride = mean, std, inputs.stride

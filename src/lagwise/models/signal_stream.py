@@ -25,8 +25,8 @@ class SignalStream:
 
     #: what it is, for messages
     what: ClassVar[str]
-    #: whether samples may be missing (NaN)
-    takes_gaps: ClassVar[bool] = False
+    #: whether samples may be missing (NaN); otherwise where the model was trained with gaps
+    takes_gaps: bool = False
 
     def __init__(self, model: Any, *, chunk: int = 4096):
         if not model.config.causal:
@@ -43,6 +43,7 @@ class SignalStream:
         inputs = model.config.inputs if isinstance(model.config.inputs, dict) else {}
         self.features: int = inputs.get("features", 1)
         self.stride: int = inputs.get("stride", 1)
+        self.takes_gaps = self.takes_gaps or inputs.get("gaps", False)
         self.reset()
 
     def reset(self) -> None:

@@ -354,7 +354,7 @@ def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
     whole = cu_seqlens.dim() == 1 and cu_seqlens.numel() and not cu_seqlens.is_floating_point()
     if not whole or cu_seqlens[0] != 0 or (cu_seqlens.diff() <= 0).any() or cu_seqlens[-1] > length:
         raise ValueError(f"cu_seqlens must grow from 0 to at most {length}, got {cu_seqlens.tolist()}")
-    here = torch.searchsorted(cu_seqlens, torch.arange(length), right=True)[None] - 1
+    here = torch.searchsorted(cu_seqlens, torch.arange(length, device="cpu"), right=True)[None] - 1
     (there,) = on_device([here], device)
     return here if there is None else known_on_host(there, here)
 

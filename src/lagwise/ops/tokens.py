@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import DeviceContext
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
@@ -104,7 +105,8 @@ def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
 
 
 def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
-    intercepted = torch._C._len_torch_function_stack() > 0
+    modes = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
+    intercepted = any(type(mode) is not DeviceContext for mode in modes)  # a default device changes no layer
     return not intercepted and all(_plain_linear(layer, x, biased=biased) for layer in layers)
 
 

@@ -5,7 +5,7 @@ Lazy: a prediction needs no conversion and no evaluation.
 
 from typing import TYPE_CHECKING
 
-from lagwise._lazy import lazy
+from lagwise._lazy import homes, lazy
 
 if TYPE_CHECKING:
     from lagwise.runs.convert import CONVERSION_FILE, convert_run
@@ -14,28 +14,13 @@ if TYPE_CHECKING:
     from lagwise.runs.importing import import_run
     from lagwise.runs.predict import predict_run
 
-__all__ = [
-    "CONVERSION_FILE",
-    "EVALUATION_FILE",
-    "EXPORT_FILE",
-    "convert_run",
-    "evaluate_run",
-    "export_run",
-    "import_run",
-    "predict_run",
-]
-
-__getattr__, __dir__ = lazy(
+_HOMES = homes(
     __name__,
-    __all__,
-    {
-        "CONVERSION_FILE": "lagwise.runs.convert",
-        "EVALUATION_FILE": "lagwise.runs.evaluate",
-        "EXPORT_FILE": "lagwise.runs.export",
-        "convert_run": "lagwise.runs.convert",
-        "evaluate_run": "lagwise.runs.evaluate",
-        "export_run": "lagwise.runs.export",
-        "import_run": "lagwise.runs.importing",
-        "predict_run": "lagwise.runs.predict",
-    },
+    convert="CONVERSION_FILE convert_run",
+    evaluate="EVALUATION_FILE evaluate_run",
+    export="EXPORT_FILE export_run",
+    importing="import_run",
+    predict="predict_run",
 )
+__all__ = sorted(_HOMES)
+__getattr__, __dir__ = lazy(__name__, __all__, _HOMES)

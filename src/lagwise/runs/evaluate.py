@@ -10,12 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lagwise._version import __version__
 from lagwise.files import read_json, write_whole
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
 from lagwise.tables import known
 from lagwise.tasks import Task
 from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields, simple_answers
+from lagwise.training.folder import RUN_FILE
 
 EVALUATION_FILE = "evaluation.json"
 _SCORED = {"test": "length", "sizes": "size"}  # lists of scores in a result, and what differs between them
@@ -123,10 +125,12 @@ def open_run(run: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Task]:
 
 
 def require_unchanged(run: Path, recipe: Recipe) -> None:
-    """ValueError if a run's data have changed since it was trained."""
+    """ValueError if a run's data have changed since it was trained, or are split otherwise than by its version."""
     if not data_unchanged(run, recipe):
+        version = read_json(run / RUN_FILE).get("lagwise")
+        other = "" if version == __version__ else f", or lagwise {version} split such data otherwise"
         raise ValueError(
-            f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it: its test part may have been "
-            "seen in training. To evaluate on other data, pass them with `source`; of a table without splits, all rows "
-            "are scored"
+            f"{recipe.data.source!r} has changed since {str(run)!r} was trained on it{other}: its test part may have "
+            "been seen in training. To evaluate on other data, pass them with `source`; of a table without splits, all "
+            "rows are scored"
         )

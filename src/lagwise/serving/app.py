@@ -382,13 +382,13 @@ def _kind(status: int) -> str:
     return _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
+_STATUS: dict[type[Exception], int] = {Busy: 429, Stopped: 503, TimeoutError: 504}  # of a scheduler's exceptions
+
+
 def _failure(error: Exception) -> tuple[int, str]:
     """The status and message of an answer that failed."""
-    if isinstance(error, TimeoutError):
-        return 504, str(error)
-    if isinstance(error, Stopped):
-        return 503, str(error)
-    return 500, "the model failed; see the server's log"
+    status = _STATUS.get(type(error), 500)
+    return status, "the model failed; see the server's log" if status == 500 else str(error)
 
 
 @contextmanager
@@ -398,12 +398,9 @@ def _as_http() -> Iterator[None]:
         yield
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
-    except Busy as error:
-        raise HTTPException(429, str(error), {"retry-after": "1"}) from error
-    except Stopped as error:
-        raise HTTPException(503, str(error)) from error
-    except TimeoutError as error:
-        raise HTTPException(504, str(error)) from error
+    except tuple(_STATUS) as error:
+        status = _STATUS[type(error)]
+        raise HTTPException(status, str(error), {"retry-after": "1"} if status == 429 else None) from error
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

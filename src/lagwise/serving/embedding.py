@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
+from lagwise.data.batches import PaddingCollator, like_lengths
 from lagwise.models.modeling import LagwiseModel, LagwisePreTrainedModel
 from lagwise.models.pooling import pool
 from lagwise.serving.scheduler import Busy
@@ -78,7 +79,9 @@ class Embedder:
             self.open += 1
         try:
             found = torch.empty(len(texts), self.size)
-            for rows in _batches(list(map(len, texts))):
+            order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+            for places in like_lengths([len(texts[row]) for row in order], _BATCH):
+                rows = [order[place] for place in places]
                 with self._computing:
                     if time.monotonic() >= deadline:
                         raise TimeoutError(f"the embeddings were not complete after {self.timeout:g} seconds")
@@ -90,20 +93,7 @@ class Embedder:
                 self.open -= 1
 
     def _together(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
-        mask = torch.arange(ids.shape[1]) < torch.tensor(list(map(len, texts)))[:, None]
-        ids, mask = ids.to(self.model.device), mask.to(self.model.device)
-        hidden = self.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-        return F.normalize(pool(hidden, "mean", mask=mask).float(), dim=-1).cpu()
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of texts of similar lengths, which are at most `_BATCH` tokens with padding, or one text."""
-    rows: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
-        if rows and (len(rows) + 1) * lengths[row] > _BATCH:
-            yield rows
-            rows = []
-        rows.append(row)
-    if rows:
-        yield rows
+        batch = PaddingCollator()([{"input_ids": text} for text in texts])
+        batch = {name: value.to(self.model.device) for name, value in batch.items()}
+        hidden = self.model(**batch, use_cache=False).last_hidden_state
+        return F.normalize(pool(hidden, "mean", mask=batch.get("attention_mask")).float(), dim=-1).cpu()

@@ -19,6 +19,7 @@ from lagwise.data.tokenizers import without_template
 from lagwise.files import write_whole
 from lagwise.models.loading import save_tokenizer
 from lagwise.tables import known
+from lagwise.tasks.figures import metric_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,6 +73,10 @@ class Task:
     carries: ClassVar[bool] = False
     #: whether its data can be streamed (``data.streaming``)
     streams: ClassVar[bool] = False
+    #: what a training needs, for people, where it has no data of its own
+    needs: ClassVar[str | None] = None
+    #: whether all examples are of one length, ``data.length`` at most
+    one_length: ClassVar[bool] = False
 
     def __init__(self, data: DataOptions):
         self.data = data
@@ -79,6 +84,11 @@ class Task:
             raise ValueError(
                 f"data.streaming is for language modelling and masked language modelling, not {type(self).__name__}"
             )
+        if self.needs and not data.source:
+            raise ValueError(self.needs)
+        if self.one_length:
+            options = {"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
+            require_none(type(self).__name__, **options)
         if data.format is not None:
             known(data.format, self.formats, "data.format for this task")
 
@@ -172,8 +182,9 @@ class Task:
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
-        """Figures by name, drawn when called, from the lines of a run's log and the result of `TaskData.evaluate`."""
-        raise NotImplementedError
+        """Figures by name, drawn when called, from the lines of a run's log and the result of `TaskData.evaluate`; by
+        default the headline over the steps."""
+        return {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
 
     def sample(self, model: Any, tokenizer: Any) -> str:
         """What the model writes, for a report; nothing where it writes no text."""

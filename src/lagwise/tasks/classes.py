@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,22 +54,18 @@ def several_columns(logits: np.ndarray, names: Sequence[str], threshold: float) 
     """``predicted``, the names of all labels whose probability exceeds a threshold, between ``|``, and a column of
     probabilities for each, of logits ``(rows, labels)``."""
     shares = torch.tensor(logits).sigmoid().numpy()
-    return [
-        {
-            "predicted": "|".join(name for name, share in zip(names, row, strict=True) if share > threshold),
-            **{f"p({name})": round(float(share), 6) for name, share in zip(names, row, strict=True)},
-        }
-        for row in shares
-    ]
+    found = ("|".join(name for name, share in zip(names, row, strict=True) if share > threshold) for row in shares)
+    return _with_shares(found, shares, names)
 
 
 def class_columns(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
     """``predicted``, the likeliest class, and a column of probabilities for each, of logits ``(rows, classes)``."""
     shares = torch.tensor(logits).softmax(-1).numpy()
+    return _with_shares((names[i] for i in shares.argmax(-1).tolist()), shares, names)
+
+
+def _with_shares(predicted: Iterable[str], shares: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
     return [
-        {
-            "predicted": names[int(row.argmax())],
-            **{f"p({n})": round(float(p), 6) for n, p in zip(names, row, strict=True)},
-        }
-        for row in shares
+        {"predicted": found, **{f"p({name})": round(float(share), 6) for name, share in zip(names, row, strict=True)}}
+        for found, row in zip(predicted, shares, strict=True)
     ]

@@ -22,10 +22,9 @@ from lagwise.forecasting.tables import read_series, table_columns
 from lagwise.progress import progress_bar
 from lagwise.schema import Count
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.figures import metric_curve
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 _TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test
 _BATCH = 256  # windows of an evaluation
@@ -49,6 +48,8 @@ class Forecasting(Task):
     """
 
     headline = Metric("mse", "mean squared error", greater_is_better=False)
+    needs = "forecasting needs series to learn from; give a table with `data.source`, such as sensors.csv"
+    one_length = True
     head = "LagwiseForPrediction"
     query = "data"
     inputs = "values"
@@ -63,11 +64,6 @@ class Forecasting(Task):
         columns: list[str] | None = None,
     ):
         super().__init__(data)
-        if not data.source:
-            raise ValueError(
-                "forecasting needs series to learn from; give a table with `data.source`, such as sensors.csv"
-            )
-        require_none("forecasting", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length})
         self.horizon, self.patch = horizon, patch
         self.time, self.series = time, columns
 
@@ -149,11 +145,6 @@ class Forecasting(Task):
         rows = [(name, f"{s['mse']:.4f}", f"{s['mae']:.4f}") for name, s in evaluation["test"].items()]
         title = f"{evaluation['horizon']} rows forecast in {evaluation['windows']:,} test windows (standardised)"
         return [Table(title, ("", "squared error", "absolute error"), rows)]
-
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
-        return {"loss": lambda: metric_curve(metrics, "mse", "mean squared error")}
 
 
 class SeriesParts(TaskData):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -34,13 +34,9 @@ class Labelled(Task):
     metric: str | None = None  #: the headline, where it was chosen
     threshold: float | None = None  #: the probability above which a row has one of several labels
     stride: int = 1  #: samples of a series for each step of the model
-    #: what a training needs, for people
-    needs: ClassVar[str]
 
     def __init__(self, data: DataOptions, label_smoothing: float = 0.0):
         super().__init__(data)
-        if not data.source:
-            raise ValueError(self.needs)
         self.label_smoothing = label_smoothing
 
     @property

@@ -23,15 +23,13 @@ from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
-from lagwise.tables import build, known
+from lagwise.tables import build, counted, known
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.figures import metric_curve
 from lagwise.tasks.row_logits import TOKENS_A_BATCH
 from lagwise.tasks.sequence_classification import ClassifiedRows, SequenceClassification
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
-    from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OBJECTIVES = ("masked", "next")
@@ -128,11 +126,6 @@ class RowModelling(Task):
         rows = [(name, *(f"{s[key]:.4f}" for key in (self.headline.name, "loss")), s["rows"]) for name, s in splits]
         return [Table("Hidden parts of rows", ("", self.headline.label, "loss", "rows"), rows)]
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
-        return {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
-
 
 class ModelledRows(TaskData):
     """Rows whose parts are predicted.
@@ -174,7 +167,7 @@ class ModelledRows(TaskData):
     def notes(self) -> Sequence[str]:
         more = len(self.train) - len(self.labelled.rows.splits["train"])
         source = f", {more:,} of them from {self.task.rows.unlabelled}" if more else ""
-        return [f"training on {len(self.train):,} rows without labels first{source}"]
+        return [f"training on {counted(len(self.train), 'row')} without labels first{source}"]
 
     def fields(self) -> dict[str, Any]:
         own = {name: value for name, value in self.labelled.fields().items() if name not in _OF_LABELS}

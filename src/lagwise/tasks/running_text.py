@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ class RunningText(Task):
 
     def __init__(self, data: DataOptions):
         super().__init__(data)
+        self.by_default = data.source is None
         data.source = "stdlib" if data.source is None else data.source
 
     @staticmethod
@@ -64,6 +66,8 @@ class RunningText(Task):
         if source is not None:
             return self.opened(self, prepare(source, str(run), progress=progress))
         options = self.data
+        if run is None and progress and self.by_default:  # before the minutes that reading it may take
+            print("no data are given (--data), so the text is Python's standard library", file=sys.stderr)
         if options.streaming:
             return self.opened(self, open_stream(self.source, options.tokenizer if run is None else str(run)))
         text = prepare(self.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
@@ -95,7 +99,7 @@ class TextData(TaskData):
         self.text: Any = text
 
     def notes(self) -> Sequence[str]:
-        source = "Python's standard library, as no data are given" if self.task.source == "stdlib" else self.task.source
+        source = "Python's standard library" if self.task.source == "stdlib" else self.task.source
         tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in self.text.splits.items())
         notes = [f"text: {source}; tokens: {tokens}"]
         if isinstance(self.text, StreamedText):

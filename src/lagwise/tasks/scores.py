@@ -74,9 +74,8 @@ def classification_scores(
     labels = list(range(len(names)))
     if not len(true):  # scikit-learn refuses empty input
         empty = dict.fromkeys(("accuracy", "macro_f1", "matthews", *(["f1"] if len(names) == 2 else [])), 0.0)
-        of_class = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 0}
         confusion = np.zeros((len(names), len(names)), dtype=int).tolist()
-        return empty, {"confusion": confusion, "classes": dict.fromkeys(names, of_class), "majority": 0.0}
+        return empty, {"confusion": confusion, "classes": _by_class(names), "majority": 0.0}
     by_class: Any = precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)
     scores = {
         "accuracy": float(accuracy_score(true, predicted)),
@@ -87,10 +86,7 @@ def classification_scores(
         scores["f1"] = float(f1_score(true, predicted, pos_label=1, zero_division=0))
     details = {
         "confusion": confusion_matrix(true, predicted, labels=labels).tolist(),
-        "classes": {
-            name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
-            for name, p, r, f, n in zip(names, *by_class, strict=True)
-        },
+        "classes": _by_class(names, by_class),
         "majority": float(np.bincount(true, minlength=len(names)).max() / len(true)),
     }
     return scores, details
@@ -108,8 +104,7 @@ def several_scores(
 
     predicted, true = predicted.astype(bool), true.astype(bool)
     if not len(true):
-        of_label = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 0}
-        return dict.fromkeys(_OF_SEVERAL, 0.0), {"classes": dict.fromkeys(names, of_label)}
+        return dict.fromkeys(_OF_SEVERAL, 0.0), {"classes": _by_class(names)}
     occurs = predicted.any(0) | true.any(0)
     by_label: Any = precision_recall_fscore_support(true, predicted, average=None, zero_division=0)
     scores = {
@@ -117,13 +112,16 @@ def several_scores(
         "macro_f1": float(by_label[2][occurs].mean()) if occurs.any() else 0.0,
         "exact_match": float((predicted == true).all(1).mean()),
     }
-    details = {
-        "classes": {
-            name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
-            for name, p, r, f, n in zip(names, *by_label, strict=True)
-        }
+    return scores, {"classes": _by_class(names, by_label)}
+
+
+def _by_class(names: Sequence[str], scores: Any = None) -> dict[str, dict[str, float]]:
+    """Scores of each class, as `precision_recall_fscore_support` gives them; 0 if there are no rows."""
+    scores = np.zeros((4, len(names))) if scores is None else scores
+    return {
+        name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
+        for name, p, r, f, n in zip(names, *scores, strict=True)
     }
-    return scores, details
 
 
 def best_threshold(logits: np.ndarray, true: np.ndarray) -> float:

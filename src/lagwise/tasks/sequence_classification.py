@@ -33,7 +33,7 @@ from lagwise.data import (
     with_pairs,
 )
 from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
-from lagwise.data.encoding import feature_scale
+from lagwise.data.encoding import feature_scale, has_gaps
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SHOWN = 120  # characters of a text in a report
+_STEPS, _MOST_STRIDE = 256, 16  # of the model in the longest series, at least, where samples have to share steps
 
 
 class SequenceClassification(Labelled):
@@ -82,7 +83,8 @@ class SequenceClassification(Labelled):
         threshold: the probability above which a row has one of several labels; by default the one with the best micro
             F1 on the held-out rows.
         inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
-        stride: samples of a series per step of the model.
+        stride: samples of a series per step of the model; without one (null), found in the data: as many, up to 16, as
+            leave the longest training series 256 steps.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
         lines: whether every line of .csv and .tsv files is a series, not a sample; found in the data: it is where there
             is a column of labels.
@@ -103,6 +105,7 @@ class SequenceClassification(Labelled):
     head = "LagwiseForSequenceClassification"
     linear_head = "LagwiseLinearForSequenceClassification"
     needs = "classification needs rows to learn from; give a file with `data.source`, such as reviews.csv"
+    one_length = True
     formats: ClassVar[Collection[str]] = tuple(FORMATS)
     before = "row_modelling"
 
@@ -115,7 +118,7 @@ class SequenceClassification(Labelled):
         kind: str = "auto",
         metric: str | None = None,
         inputs: str = "tokens",
-        stride: Count = 1,
+        stride: Count | None = 1,
         features: list[str] | None = None,
         lines: bool | None = None,
         rate: Count | None = None,
@@ -128,9 +131,6 @@ class SequenceClassification(Labelled):
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         super().__init__(data, label_smoothing)
-        require_none(
-            "sequence_classification", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
-        )
         self.kind, self.metric = known(kind, KINDS, "task.kind"), metric
         check_metric(metric, self.kind)
         self.inputs = known(inputs, INPUTS, "task.inputs")
@@ -142,9 +142,10 @@ class SequenceClassification(Labelled):
         if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
             raise ValueError("task.reverse_complement is for sequences in one column of text")
         self.reverse_complement = reverse_complement
-        self.stride, self.unlabelled = stride, unlabelled
+        self.finds_stride = stride is None
+        self.stride, self.unlabelled = _MOST_STRIDE if stride is None else stride, unlabelled
         self.features, self.lines, self.rate = features, lines, rate
-        if stride > 1 and (inputs == "tokens" or packing):
+        if (stride is None or stride > 1) and (inputs == "tokens" or packing):
             raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
         if inputs == "tokens":
             what = "sequence_classification with task.inputs=tokens"
@@ -214,12 +215,18 @@ class SequenceClassification(Labelled):
         if rows.label_names is None and (self.class_weights != "none" or self.label_smoothing):
             raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
         if run is None and self.inputs == "values":
-            self._check_samples(rows.features or 1, max(rows.splits["train"]["length"][:]))
+            longest = max(rows.splits["train"]["length"][:])
+            if self.finds_stride:
+                self.stride = max(1, min(_MOST_STRIDE, longest // _STEPS))
+            self._check_samples(rows.features or 1, longest)
         return ClassifiedRows(self, tokenizer, rows)
 
     def _check_samples(self, features: int, most: int) -> None:
-        """ValueError if no series of train fills a step of the model, as with arrays of another layout."""
-        if most >= max(2, self.stride):
+        """ValueError if no series of train fills a step of the model, or if the stride is not given and all are very
+        short beside their features, as in arrays of another layout."""
+        doubted = self.finds_stride and features > most > 1
+        least = _MOST_STRIDE if doubted else max(2, self.stride)
+        if most >= least:
             return
         samples = f"{most} sample{'s' * (most > 1)} of {features:,} feature{'s' * (features > 1)}"
         hints = ["if each line or row is a sample, not a series, use the recipe signal-steps"]
@@ -227,9 +234,10 @@ class SequenceClassification(Labelled):
             hints.insert(0, "if arrays are (rows, channels, samples), transpose them to (rows, samples, channels)")
         if most > 1:
             hints.append(f"if the series are so short, give task.stride=1 (to {most})")
+        why = "which a step of the model takes (task.stride)" if self.stride > 1 else "which a series has at least"
+        why = "which is little beside the features" if doubted else why
         raise ValueError(
-            f"the longest series of {self.data.source!r} has {samples}, less than {max(2, self.stride)} samples, which "
-            f"{'a step of the model takes (task.stride)' if self.stride > 1 else 'a series has at least'}; "
+            f"the longest series of {self.data.source!r} has {samples}, less than {least} samples, {why}; "
             f"{'; '.join(hints)}"
         )
 
@@ -275,8 +283,8 @@ class SequenceClassification(Labelled):
     def encoder(self, config: Any, tokenizer: Any) -> RowEncoder:
         """Encodes rows for a model."""
         features = config.inputs["features"] if config.input_name == "values" else None
-        is_bytes = self.data.tokenizer == "bytes"
-        return RowEncoder(self.columns(), self.data.length, tokenizer, is_bytes, features, self.separate)
+        is_bytes, gaps = self.data.tokenizer == "bytes", features is not None and config.inputs.get("gaps", False)
+        return RowEncoder(self.columns(), self.data.length, tokenizer, is_bytes, features, self.separate, gaps)
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -322,6 +330,8 @@ class ClassifiedRows(LabelledRows):
         if self.rows.features is not None:
             mean, std = feature_scale(series(self.rows.splits["train"]))
             scale = {"stride": self.task.stride, "mean": mean, "std": std}
+            if any(has_gaps(series(rows)) for rows in self.rows.splits.values()):
+                scale["gaps"] = True
             fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
         if isinstance(self.task.text, list) and len(self.task.text) == 2:
             fields["type_vocab_size"] = 2
@@ -351,7 +361,9 @@ class ClassifiedRows(LabelledRows):
         found: dict[str, Any] = {} if columns == self.task.columns() else {"text": columns[0]}  # the only one of text
         if self.rows.label != self.task.label:
             found["label"] = self.rows.label
-        return {**found, **source.reading_options()} if isinstance(source, SeriesSource) else found
+        if isinstance(source, SeriesSource):
+            found |= {"stride": self.task.stride, **source.reading_options()}
+        return found
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
         tokenizer = super().saved_tokenizer()

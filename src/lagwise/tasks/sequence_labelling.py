@@ -65,6 +65,7 @@ class SequenceLabelling(Labelled):
 
     headline = headline_of("macro_f1")
     needs = "sequence_labelling needs series to learn from; give a file or folder with `data.source`"
+    one_length = True
     head = "LagwiseForTokenClassification"
     query = "data"
     inputs = "values"
@@ -85,9 +86,6 @@ class SequenceLabelling(Labelled):
         rate: Count | None = None,
     ):
         super().__init__(data)
-        require_none(
-            "sequence_labelling", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
-        )
         self.stride, self.delay = stride, delay
         if (events is None) != (tolerance is None):
             raise ValueError(
@@ -131,9 +129,11 @@ class SequenceLabelling(Labelled):
         from lagwise.models.loading import read_config
 
         found = SeriesWithClasses(self)
-        found.label_names = names = class_names(read_config(run))
+        config: Any = read_config(run)
+        found.label_names = names = class_names(config)
         rows = rows_to_evaluate(self.open_rows(source).read(), source)
-        found.scored = {"test": list(read_series_for(rows, names, self.values, self.label, self.events, source))}
+        columns, gaps = (self.values, self.label, self.events), config.inputs.get("gaps", False)
+        found.scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=gaps))}
         return found
 
     def columns(self) -> tuple[str, ...]:
@@ -145,7 +145,12 @@ class SequenceLabelling(Labelled):
         """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
         class), the end not included, in samples; as JSON."""
         names = class_names(model.config)
-        encode = RowEncoder((self.values,), 1 << 30, features=model.config.inputs["features"])
+        encode = RowEncoder(
+            (self.values,),
+            1 << 30,
+            features=model.config.inputs["features"],
+            gaps=model.config.inputs.get("gaps", False),
+        )
         result = []
         for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):
             p = self.probabilities(model, samples)
@@ -214,7 +219,7 @@ class SeriesWithClasses(TaskData):
         return balanced_weights(counts)
 
     def fields(self) -> dict[str, Any]:
-        scale = {"mean": self.rows.mean, "std": self.rows.std}
+        scale = {"mean": self.rows.mean, "std": self.rows.std, **({"gaps": True} if self.rows.gaps else {})}
         return {
             "inputs": {"name": "values", "features": self.rows.features, "stride": self.task.stride, **scale},
             **class_fields(self.label_names),

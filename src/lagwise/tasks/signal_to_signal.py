@@ -30,6 +30,7 @@ from lagwise.data.signal_windows import (
     SignalWindows,
     Whole,
     WholeSignals,
+    check_loud,
 )
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS
@@ -37,9 +38,9 @@ from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.schema import Whole as WholeNumber
-from lagwise.tables import known
+from lagwise.tables import counted, known
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.figures import metric_curve, signals_beside
+from lagwise.tasks.figures import signals_beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +81,8 @@ class SignalToSignal(Task):
     the loss. Where there are as many outputs as inputs, also those of the inputs as they are, and the gain in SI-SDR.
     """
 
+    needs = "signal_to_signal needs signals to learn from; give a file or folder as `data.source`"
+    one_length = True
     head = "LagwiseForSignalRegression"
     query = "data"
     inputs = "values"
@@ -101,9 +104,6 @@ class SignalToSignal(Task):
         rate: Count | None = None,
     ):
         super().__init__(data)
-        if not data.source:
-            raise ValueError("signal_to_signal needs signals to learn from; give a file or folder as `data.source`")
-        require_none("signal_to_signal", **{"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length})
         if (noise is None) != (ratios is None):
             raise ValueError(
                 f"task.noise and task.ratios belong together, got {noise!r} and {ratios!r}: ratios are those of the "
@@ -172,6 +172,8 @@ class SignalToSignal(Task):
                 f"the noise in {self.noise!r} has {noises.inputs} channels, but the signals have {pairs.inputs}; use "
                 "noise of one channel, which is added to all, or of as many"
             )
+        if noises is not None:
+            check_loud(noises, str(self.noise))
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
         return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage) for split in SPLITS})
 
@@ -280,7 +282,7 @@ class SignalToSignal(Task):
         for split in ("valid", "test"):
             if split in evaluation:
                 scores = evaluation[split]
-                rows.append(row(f"{split}, {scores['rows']:,} signals", scores))
+                rows.append(row(f"{split}, {counted(scores['rows'], 'signal')}", scores))
                 rows += [row(f"{split}, noise at {ratio} dB", s) for ratio, s in scores.get("by_ratio", {}).items()]
                 rows += [row(f"{split}, the input as it is", scores["input"])] if "input" in scores else []
                 rows += [row(f"{split}, missing samples", scores["missing"])] if "missing" in scores else []
@@ -290,7 +292,7 @@ class SignalToSignal(Task):
     def figures(
         self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
     ) -> dict[str, Callable[[], Figure]]:
-        found = {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
+        found = super().figures(metrics, evaluation)
         if evaluation is not None and "example" in evaluation:
             found["example"] = lambda: signals_beside(evaluation["example"])
         return found
@@ -348,8 +350,7 @@ class SignalData(TaskData):
             samples = sum(rows["length"][:])
             long = f" ({samples / rate / 60:,.1f} minutes)" if rate else ""
             shape = f"{self.pairs.inputs} in, {self.pairs.outputs} out"
-            signals = f"{len(rows):,} signal{'s' * (len(rows) > 1)}"
-            lines.append(f"{split}: {signals} of {samples:,} samples{long}, {shape}")
+            lines.append(f"{split}: {counted(len(rows), 'signal')} of {samples:,} samples{long}, {shape}")
         return [*lines, *self.pairs.notes]
 
     def steps_per_epoch(self, batch_size: int) -> int:

@@ -68,12 +68,17 @@ class AveragedWeights(TrainerCallback):
         if not self.decay:
             return
         path = checkpoint / AVERAGES_FILE
-        try:
-            found = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{str(path)!r} cannot be read ({one_line(error)})") from error
+        found = read_tensors(path)
         if {n: a.shape for n, a in found.items()} != {n: a.shape for n, a in self.averages.items()}:
             raise ValueError(f"{str(path)!r} has averages of other weights than this model's")
         if not all(average.isfinite().all() for average in found.values()):
             raise ValueError(f"{str(path)!r} has averages that are not finite")
         self.averages = {name: found[name] for name in self.averages}
+
+
+def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a checkpoint's file. ValueError if it is missing or damaged."""
+    try:
+        return load_file(path, device=device)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read ({one_line(error)})") from error

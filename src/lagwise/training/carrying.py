@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.mixers.state import (
     detached,
@@ -27,6 +25,7 @@ from lagwise.mixers.state import (
 )
 from lagwise.models import StreamingCache
 from lagwise.tasks import Task
+from lagwise.training.averaging import read_tensors
 from lagwise.training.recipe import TrainingOptions
 
 # What the states of whole texts in one process do not go with, by the option's name.
@@ -127,10 +126,7 @@ class CarriedStates:
     def load(self, folder: Path) -> None:
         """Read the states of a checkpoint. ValueError if they are not those of this model."""
         path = folder / _FILE.format(self.process)
-        try:
-            found = load_file(path, device=str(self.model.device))
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{str(path)!r} cannot be read ({one_line(error)})") from error
+        found = read_tensors(path, str(self.model.device))
         by_row: dict[int, dict[str, Tensor]] = {}
         for name, tensor in found.items():
             row, _, rest = name.partition(":")

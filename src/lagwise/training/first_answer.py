@@ -17,6 +17,7 @@ from torch import Tensor
 from lagwise.data import spellings
 from lagwise.files import read_json, saved_whole, write_whole
 from lagwise.models.loading import load_model, quiet
+from lagwise.tables import counted
 from lagwise.tasks import Task, TaskData
 from lagwise.training.linear_fits import LinearRows, fit_linear_model, labels_of
 
@@ -164,4 +165,4 @@ def choice_sentence(about: Mapping[str, Any], label: str) -> str:
     first, trained = (about[name][about["metric"]] for name in ("scores", "trained"))
     kept, than = ("first answer", "is not clearly better") if about["kept"] else ("trained model", "is better")
     scores = f"{label} {trained:.3f}, first answer {first:.3f}"
-    return f"kept the {kept}: on {about['rows']:,} held-out rows the trained model {than} ({scores})"
+    return f"kept the {kept}: on {counted(about['rows'], 'held-out row')} the trained model {than} ({scores})"

@@ -10,6 +10,7 @@ from pathlib import Path
 from accelerate import PartialState
 
 from lagwise.files import read_json, write_whole
+from lagwise.tables import counted
 from lagwise.tasks import TaskData
 from lagwise.training.first_answer import (
     FILE,
@@ -40,7 +41,7 @@ def keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, kind: str, 
     if progress:
         print(
             f"first answer ({about['features']} features): {data.headline.label} {line['first_answer']:.3f} of "
-            f"{about['rows']:,} held-out rows, in {about['seconds']:.1f} seconds",
+            f"{counted(about['rows'], 'held-out row')}, in {about['seconds']:.1f} seconds",
             file=sys.stderr,
         )
         if kind != "only" and is_perfect(about):

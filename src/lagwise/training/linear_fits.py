@@ -27,8 +27,15 @@ _GAIN = 0.95  # levels are kept where they make the error so much smaller
 
 
 class LinearRows(NamedTuple):
-    """What a linear model is fitted to: training rows and held-out ones, each in batches; the ``fields`` of its
-    configuration; for texts the bytes of each token id; and weights of the classes, or None."""
+    """What a linear model is fitted to.
+
+    Attributes:
+        train: training rows, in batches.
+        valid: held-out rows, in batches.
+        fields: of the model's configuration.
+        spellings: for texts the bytes of each token id.
+        weights: of the classes, or None.
+    """
 
     train: Batches
     valid: Batches

@@ -103,7 +103,7 @@ def own_fields(recipe: Recipe) -> dict[str, Any]:
 def with_start(recipe: Recipe) -> Recipe:
     """The recipe with an absolute path in ``model.init_from``, that model's fields where the recipe sets none (for a
     block without a name, its options), and its tokenizer. What describes that model's data is not taken: the scale of
-    its labels, and the features, stride and scale of its series."""
+    its labels, and the features and scale of its series, nor their stride, unless the recipe leaves it open."""
     folder = started_from(recipe)
     if folder is None:
         return recipe
@@ -115,10 +115,13 @@ def with_start(recipe: Recipe) -> Recipe:
     options = recipe.data
     if (folder / "tokenizer_config.json").is_file():
         options = replace(options, tokenizer=place)
+    task, inputs = recipe.task, saved.get("inputs")
+    if "stride" in task and task["stride"] is None and isinstance(inputs, dict) and "stride" in inputs:
+        task = {**task, "stride": inputs["stride"]}
     own = dict(recipe.model)
     if isinstance(own.get("block"), dict) and "name" not in own["block"]:
         own["block"] = merged(given["block"], own["block"])
-    return replace(recipe, model={**given, **own, _START: place}, data=options)
+    return replace(recipe, task=task, model={**given, **own, _START: place}, data=options)
 
 
 def without_start(recipe: Recipe) -> Recipe:

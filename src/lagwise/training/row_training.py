@@ -18,7 +18,6 @@ from lagwise.training.recipe import load_recipe
 from lagwise.training.run import train
 
 _RECIPES = {"texts": "classify", "series": "signal"}
-_STEPS = 8  # of the model in the longest series, at least
 
 
 class TrainedModel(NamedTuple):
@@ -52,8 +51,6 @@ def train_on_rows(
         raise ValueError("a model is trained on at least two rows of a class, one of which is held out")
     with tempfile.TemporaryDirectory(prefix="lagwise-") as folder:
         own = [f"model={word}", f"training.seed={seed}", "task.kind=classification"]
-        if kind == "series":
-            own.append(f"task.stride={max(1, min(16, max(map(len, rows)) // _STEPS))}")
         if balanced:
             own.append("task.class_weights=balanced")
         recipe = load_recipe(_RECIPES[kind], [*own, *settings])

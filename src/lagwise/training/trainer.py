@@ -216,6 +216,11 @@ class LagwiseTrainer(Trainer):
             load_optimizer(self._module, self.optimizer, Path(checkpoint))
             schedule = torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True)
             self.lr_scheduler.load_state_dict(schedule)  # type: ignore[missing-attribute]
+        elif (
+            checkpoint and self.args.device.type == "cpu"
+        ):  # processes of a group have cpu:0, which torch cannot load to
+            for part, name in ((self.optimizer, "optimizer.pt"), (self.lr_scheduler, "scheduler.pt")):
+                part.load_state_dict(torch.load(Path(checkpoint, name), weights_only=True))  # type: ignore[missing-attribute]
         else:
             super()._load_optimizer_and_scheduler(checkpoint)
 

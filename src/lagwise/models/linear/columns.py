@@ -58,7 +58,7 @@ class Columns(nn.Module):
     def prepare(self, x: Tensor) -> None:
         """Take thresholds from training rows ``(rows, channels)``: quantiles of each column."""
         ordered = self._scaled(x).sort(0).values
-        shares = torch.arange(1, self.levels + 1, dtype=torch.float64) / (self.levels + 1)
+        shares = torch.arange(1, self.levels + 1, dtype=torch.float64, device=x.device) / (self.levels + 1)
         self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())
 
     def without_levels(self) -> int:

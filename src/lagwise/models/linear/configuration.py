@@ -18,8 +18,8 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     features: the features, by name and options (`lagwise.models.linear.features.FEATURES`): ``columns`` of
     the rows of a table, ``convolutions`` of series, ``patches`` of images, ``ngrams`` of texts.
     inputs: what the model reads, by name and options as in `LagwiseConfig`: ``tokens``, ``values`` (with ``features``,
-    and perhaps ``mean`` and ``std``) or ``patches`` (with ``channels``, and ``image``, the height and width in
-    training).
+    and perhaps ``mean``, ``std`` and ``gaps``) or ``patches`` (with ``channels``, and ``image``, the height and width
+    in training).
     vocab_size: number of token ids.
     threshold: for several labels per row, as in `LagwiseConfig`.
     pad_token_id, bos_token_id, eos_token_id: ids of special tokens.

@@ -115,7 +115,7 @@ class Convolutions(nn.Module):
                 kernels = torch.from_numpy(np.flatnonzero(picked == number))
                 values = self._convolved(self._scaled(series[number][None]), index)[0, kernels]
                 for kernel, row in zip(kernels.tolist(), values, strict=True):
-                    self.biases[kernel, own] = torch.quantile(row[: 1 << 24], shares[kernel, own])
+                    self.biases[kernel, own] = torch.quantile(row[: 1 << 24], shares[kernel, own].to(row.device))
         if self.levels:
             summed, signs = self._drawn_channels(random)[0], np.zeros((self.channels + 1, KERNELS), dtype=np.float32)
             np.put_along_axis(signs, summed.T, random.choice([-1.0, 1.0], summed.T.shape), axis=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.files import one_line
+from lagwise.models.export import compared, load_function, together, write_program
 from lagwise.models.linear.modeling import LinearModel
 
 TOLERANCE = 1e-3  # largest difference of logits, relative to the largest logit
@@ -34,28 +34,14 @@ def export_linear(model: LinearModel, path: Path) -> dict[str, Any]:
         dynamic[1] = torch.export.Dim.DYNAMIC
     try:
         program = torch.export.export(forward, (_random(model, 2, 50),), dynamic_shapes=(dynamic,), strict=False)
-        if path.suffix == ".onnx":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made = torch.onnx.export(program, input_names=[model.argument], output_names=["logits"], verbose=False)
-            assert made is not None
-            made.save(path)
-        else:
-            torch.export.save(program, path)
-    except Exception as error:  # torch.export and torch.onnx raise many types
-        cause = one_line(error.__cause__ or error, 200)
-        hint = "; try `format`='pt2'" if path.suffix == ".onnx" else ""
-        raise ValueError(f"this model cannot be exported to {path.suffix} ({cause}){hint}") from error
-    run, checked, difference = _runner(path, model.argument), 0, 0.0
+    except Exception as error:  # torch.export raises many types
+        raise ValueError(f"this model cannot be exported to {path.suffix} ({one_line(error, 200)})") from error
+    write_program(program, path, [model.argument], ["logits"])
+    run, figures = load_function(path, model.argument), []
     for rows, size in _SIZES:
         x = _random(model, rows, size)
-        expected = forward(x)
-        difference = max(difference, float((run(x) - expected).abs().max() / expected.abs().max()))
-        checked += x.numel()
-    if not difference <= TOLERANCE:
-        path.unlink()
-        raise ValueError(f"logits of the exported file differ from the model's by {difference:.1e}; it was removed")
-    return {"input": model.argument, "checked_tokens": checked, "difference": difference}
+        figures.append({**compared(path, run(x), forward(x), TOLERANCE), "checked_tokens": x.numel()})
+    return {"input": model.argument, **together(figures)}
 
 
 class _Logits(nn.Module):
@@ -72,16 +58,9 @@ class _Logits(nn.Module):
 def _random(model: LinearModel, rows: int, size: int) -> Tensor:
     random = torch.Generator().manual_seed(0)
     if model.argument == "input_ids":
-        return torch.randint(min(model.config.vocab_size, 256), (rows, size), generator=random)
+        return torch.randint(model.config.vocab_size, (rows, size), generator=random, device="cpu")
     if model.argument == "input_values":
-        return torch.randn(rows, size, model.config.inputs["features"], generator=random)
-    return torch.randn(rows, model.config.inputs["channels"], *model.config.inputs["image"], generator=random)
-
-
-def _runner(path: Path, argument: str) -> Any:
-    if path.suffix != ".onnx":
-        return torch.export.load(path).module()
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(None, {argument: x.numpy()})[0])
+        return torch.randn(rows, size, model.config.inputs["features"], generator=random, device="cpu")
+    return torch.randn(
+        rows, model.config.inputs["channels"], *model.config.inputs["image"], generator=random, device="cpu"
+    )

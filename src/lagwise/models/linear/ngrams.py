@@ -166,7 +166,7 @@ class Ngrams(nn.Module):
         for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
             kept = self.hashes[start : start + count]
             if count:
-                place = torch.clamp(torch.searchsorted(kept, hashes), max=count - 1)
+                place = torch.clamp(_searched(kept, hashes), max=count - 1)
                 numbers.append(torch.where(kept[place] == hashes, place + start, self.count - 1))
             start += count
         numbers = numbers or [torch.full_like(ids[:, :1], self.count - 1)]
@@ -223,7 +223,9 @@ class Ngrams(nn.Module):
         inside = real & ((text >= _IDEOGRAPHS) | (self.kinds[text.clamp(max=_PLANE - 1)] == _WORD))
         place = torch.arange(text.shape[1], device=text.device).expand_as(text)
         starts = inside & ~F.pad(inside, (1, 0))[:, :-1]
-        start = torch.where(starts, place, 0).cummax(1).values
+        # As a lookup of the word's number: ONNX has no running maximum.
+        begins, _ = _compact(place, starts)
+        start = begins.gather(1, (starts.long().cumsum(1) - 1).clamp(min=0))
         # A word's hash is the sum over its characters of a hash of the character and its place in the word.
         own = torch.where(inside, _mixed(text + 1 + (place - start) * _POSITION), 0)
         total = own.cumsum(1)
@@ -244,6 +246,18 @@ def _mixed(number: Tensor) -> Tensor:
     return number ^ ((number >> 31) & 0x1FFFFFFFF)
 
 
+def _searched(ordered: Tensor, values: Tensor) -> Tensor:
+    """`torch.searchsorted`, in programs by halving, as ONNX has no search."""
+    if not torch.compiler.is_compiling():
+        return torch.searchsorted(ordered, values)
+    place, step = torch.zeros_like(values), 1 << len(ordered).bit_length()
+    while step := step // 2:
+        further = place + step
+        less = ordered[further.clamp(max=len(ordered)) - 1] < values
+        place = torch.where((further <= len(ordered)) & less, further, place)
+    return place
+
+
 def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """The kept entries of each row ``(batch, n)``, moved to its start, as many columns as the longest row needs and at
     least one; and where there are any."""
@@ -256,7 +270,7 @@ def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
 
 def _distinct(hashes: Tensor) -> np.ndarray:
     """The different hashes of each row, of all rows after one another, without 0."""
-    ordered = np.sort(hashes.numpy(), axis=1)
+    ordered = np.sort(hashes.numpy(force=True), axis=1)
     new = np.ones(ordered.shape, dtype=bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return ordered[new & (ordered != 0)]

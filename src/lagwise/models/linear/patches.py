@@ -61,8 +61,8 @@ class Patches(nn.Module):
         """Draw filters from training images ``(n, channels, height, width)``, and compute the whitening."""
         random = torch.Generator().manual_seed(seed)
         height, width = (n - self.side + 1 for n in images.shape[2:])
-        picked = torch.randint(len(images), (_SAMPLED,), generator=random)
-        top, left = (torch.randint(n, (_SAMPLED,), generator=random) for n in (height, width))
+        picked = torch.randint(len(images), (_SAMPLED,), generator=random, device="cpu")
+        top, left = (torch.randint(n, (_SAMPLED,), generator=random, device="cpu") for n in (height, width))
         corner = zip(picked.tolist(), top.tolist(), left.tolist(), strict=True)
         side = self.side
         patches = torch.stack([images[n, :, i : i + side, j : j + side].flatten() for n, i, j in corner])
@@ -71,7 +71,9 @@ class Patches(nn.Module):
         centre = patches.mean(0)
         variances, directions = torch.linalg.eigh(torch.cov(patches.t()).double())
         whitening = ((directions * (variances.clamp(min=0) + _WHITENING).rsqrt()) @ directions.t()).float()
-        chosen = torch.randperm(len(patches), generator=random)[torch.arange(len(self.filters)) % len(patches)]
+        chosen = torch.randperm(len(patches), generator=random, device="cpu")[
+            torch.arange(len(self.filters), device="cpu") % len(patches)
+        ]
         filters = F.normalize((patches[chosen] - centre) @ whitening, dim=1) @ whitening
         self.centre.copy_(centre)
         self.filters.copy_(filters)

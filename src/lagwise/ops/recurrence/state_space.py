@@ -166,7 +166,7 @@ def _hankel_spectrum(h: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tens
         points = fast_length(2 * n - 1)
         spectrum = torch.fft.rfft(h, points)
         generator = torch.Generator().manual_seed(0)
-        start = torch.randn(size, n, dtype=h.dtype, generator=generator).to(h.device)
+        start = torch.randn(size, n, dtype=h.dtype, generator=generator, device="cpu").to(h.device)
         basis = start.expand(channels, -1, -1).mT
         for _ in range(_ROUNDS):
             basis = torch.linalg.qr(_hankel_product(spectrum, basis, points))[0]

@@ -51,7 +51,7 @@ class OnlineState(NamedTuple):
         """The state before the first token."""
         near = taps.near
         window = Window.empty(batch_size, near.shape[1], taps.support, like=near)
-        return cls(taps, window, 0, torch.zeros(batch_size, dtype=torch.long))
+        return cls(taps, window, 0, torch.zeros(batch_size, dtype=torch.long, device="cpu"))
 
     @classmethod
     def of(cls, taps: OnlineTaps, tokens: Tensor, seen: Tensor) -> OnlineState:

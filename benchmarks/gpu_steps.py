@@ -1,0 +1,219 @@
+"""Time a layer's training step on a CUDA card, beside the counts of `gpu_counts.py`.
+
+    python benchmarks/gpu_steps.py OUT.json [--counts benchmarks/results/gpu-counts.json] [--models tnn-lm,...]
+        [--shapes 4x2048,...] [--hidden 512] [--repeats 7] [--compiled tnn-lm,...]
+
+A step is a forward and a backward pass in bfloat16 autocast, by the models of `lagwise_bench.step_models`. A layer's
+time is the difference between models of three layers and of one; the chain of best-lm counts as four layers. Each is
+timed as Python launches it, and as a CUDA graph, which takes the time of the card alone; models named by ``--compiled``
+also through `torch.compile`. Packages of peers that are not installed are left out.
+
+A model is timed only if its loss is within 1 % of the one without autocast and fused kernels, and its gradient of the
+embeddings points the same way (cosine of at least 0.98).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.analysis.timing import Timing, save_results
+from lagwise.ops import fused
+from lagwise_bench.step_models import build, layers_between
+
+SHAPES = ("16x512", "4x2048", "1x8192", "1x131072")
+MODELS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
+PEERS = ("torch.fft", "literal TNO", "GPT-2", "Mamba-2", "GLA")
+Step = Callable[[], Tensor]
+
+
+def training_step(model: nn.Module, ids: Tensor, call: Callable[..., Tensor] | None = None) -> Step:
+    """A function that runs a model's forward and backward pass and returns the loss."""
+    run = call or model
+
+    def step() -> Tensor:
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(ids)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@contextlib.contextmanager
+def without_fused_kernels() -> Iterator[None]:
+    """PyTorch's own operators, as where Triton is missing."""
+    found = fused.available
+    fused.available = lambda: False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        fused.available = found
+
+
+def check(name: str, model: nn.Module, ids: Tensor) -> None:
+    """ValueError if a model's loss or gradient is another than in float32 by PyTorch's operators."""
+
+    def embedding_gradient() -> Tensor:
+        weight = next(m.weight for m in model.modules() if isinstance(m, nn.Embedding))
+        assert isinstance(weight, Tensor)
+        assert weight.grad is not None
+        return weight.grad.double().flatten()
+
+    loss, found = float(training_step(model, ids)()), embedding_gradient()
+    model.zero_grad(set_to_none=True)
+    with without_fused_kernels():
+        exact = model(ids)
+        exact.backward()
+    cosine = float(torch.cosine_similarity(found, embedding_gradient(), 0))
+    if not (abs(loss - float(exact)) <= 0.01 * float(exact) and cosine >= 0.98):
+        raise ValueError(f"{name} has the loss {loss} for {float(exact)}, gradients' cosine {cosine}; it is not timed")
+
+
+def captured(step: Step) -> Callable[[], None]:
+    """A step as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def seconds(step: Callable[[], Any], repeats: int, calls: int = 4) -> Timing:
+    """Seconds of a call, over groups of calls that follow each other, as in a training."""
+    for _ in range(3):
+        step()
+    found = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(calls):
+            step()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - begun) / calls)
+    return Timing.of(found)
+
+
+def measure(
+    name: str, hidden: int, layers: int, batch: int, length: int, repeats: int, compiled: bool
+) -> dict[str, Any]:
+    """The times and the memory of a model's step."""
+    torch.manual_seed(0)
+    model = build(name, hidden, layers, length).cuda()
+    ids = torch.randint(1, 257, (batch, length), device="cuda")
+    if layers == 1:
+        check(name, model, ids)
+    step = training_step(model, ids)
+    step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    found: dict[str, Any] = {"eager": seconds(step, repeats)}
+    found["peak"] = torch.cuda.max_memory_allocated() - before
+    try:
+        found["graph"] = seconds(captured(step), repeats)
+    except RuntimeError as error:  # a step that waits for values
+        torch.cuda.synchronize()
+        print(f"{name}: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
+    if compiled:
+        begun = time.perf_counter()
+        run = training_step(model, ids, torch.compile(model))
+        run()
+        found["compile_seconds"] = time.perf_counter() - begun
+        found["compiled"] = seconds(run, repeats)
+    return found
+
+
+def layer_times(name: str, hidden: int, batch: int, length: int, repeats: int, compiled: bool) -> dict[str, Any]:
+    """Seconds and bytes of one layer's training step."""
+    one, three = (measure(name, hidden, layers, batch, length, repeats, compiled) for layers in (1, 3))
+    layers = layers_between(name)
+    row: dict[str, Any] = {"model": name, "batch": batch, "length": length, "hidden": hidden}
+    for how in ("eager", "graph", "compiled"):
+        if how in one and how in three:
+            row[how] = (three[how].median - one[how].median) / layers
+            row[f"{how}_model"] = three[how]
+    if compiled:
+        row["compile_seconds"] = three["compile_seconds"]
+    row["peak"] = (three["peak"] - one["peak"]) / layers
+    return row
+
+
+def ceilings() -> dict[str, float]:
+    """What the card moves, multiplies and launches: bytes per second of a copy (read and written), bfloat16
+    multiplications and additions per second, seconds of a launch."""
+    source = torch.randn(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    small = torch.zeros(1, device="cuda")
+    return {
+        "bytes_per_second": 2 * source.nbytes / seconds(lambda: target.copy_(source), 5).median,
+        "flops_per_second": 2 * 8192**3 / seconds(lambda: a @ b, 5).median,
+        "launch_seconds": seconds(lambda: small.add_(1), 5, calls=1000).median,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--counts", type=Path, default=Path("benchmarks/results/gpu-counts.json"))
+    parser.add_argument("--models", default=",".join(MODELS + PEERS))
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--compiled", default="", help="models to compile too, at 4x2048")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("There is no CUDA card here; benchmarks/gpu_counts.py counts without one.")
+    limits = ceilings()
+    print(" ".join(f"{name} {value:.3g}" for name, value in limits.items()), flush=True)
+    counted = {
+        (row["model"], row["batch"], row["length"], row["hidden"]): row
+        for row in (json.loads(given.counts.read_text())["results"]["rows"] if given.counts.is_file() else [])
+    }
+    rows = []
+    for shape in given.shapes.split(","):
+        batch, length = map(int, shape.split("x"))
+        for name in given.models.split(","):
+            if name == "literal TNO" and length > 8192:
+                continue
+            try:
+                compiled = name in given.compiled.split(",") and shape == "4x2048"
+                row = layer_times(name, given.hidden, batch, length, given.repeats, compiled)
+            except (ImportError, ValueError, torch.OutOfMemoryError) as error:
+                print(f"{name} {shape}: {type(error).__name__}: {error}", flush=True)
+                continue
+            count = counted.get((name, batch, length, given.hidden))
+            if count is not None:
+                row["counted"] = {
+                    "bytes_seconds": count["bytes"] / limits["bytes_per_second"],
+                    "launch_seconds": count["calls"] * limits["launch_seconds"],
+                }
+            rows.append(row)
+            print(
+                f"{name:22}{shape:>10} eager {row['eager'] * 1e3:8.3f} ms graph {row.get('graph', 0) * 1e3:8.3f}"
+                f" compiled {row.get('compiled', 0) * 1e3:8.3f}"
+                f" counted {row.get('counted', {}).get('bytes_seconds', 0) * 1e3:8.3f} peak {row['peak'] / 1e9:.3f} GB",
+                flush=True,
+            )
+            torch.cuda.empty_cache()
+            save_results(given.out, " ".join(["python", *sys.argv]), {"ceilings": limits, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
