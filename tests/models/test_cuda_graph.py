@@ -36,9 +36,15 @@ def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: A
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_streams_on_fixed_tensors_give_the_models_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_on_fixed_tensors_give_the_models_logits(
+    kind: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
     monkeypatch.setattr(cuda_graph, "capture", replayed)
     model, ids = model_of(kind), torch.randint(6, (2, 200))
+    if device.type != "cpu":
+        assert cuda_graph.branches(StreamingStep(model, online=True), 2) == (kind == "ski-tnn-lm")
+        if kind == "ski-tnn-lm":
+            return
     expected = model(ids).logits
     model._steps[2] = cuda_graph.GraphStep(model, 2, StreamingStep(model, online=True))
     cache = model(ids[:, :20], use_cache=True).past_key_values
@@ -49,6 +55,21 @@ def test_streams_on_fixed_tensors_give_the_models_logits(kind: str, monkeypatch:
     torch.testing.assert_close(torch.stack(found, 1), expected[:, 20:], rtol=0, atol=1e-9)
     again = model.next_logits(ids[:, 150:151], other)
     torch.testing.assert_close(again, expected[:, 150], rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(cuda_graph, "capture", refused)
+    model, ids = model_of("mega-lm"), torch.randint(6, (2, 30))
+    expected = model(ids).logits
+    model._steps[2] = cuda_graph.GraphStep(model, 2, StreamingStep(model, online=True))
+    cache = model(ids[:, :20], use_cache=True).past_key_values
+    with pytest.warns(UserWarning, match="without a CUDA graph, which cannot be captured: operation not permitted"):
+        found = [model.next_logits(ids[:, place : place + 1], cache) for place in range(20, 30)]
+    torch.testing.assert_close(torch.stack(found, 1), expected[:, 20:], rtol=0, atol=1e-9)
 
 
 def test_what_a_graph_reads_is_kept() -> None:

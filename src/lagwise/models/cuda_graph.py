@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.in_place import InPlace, InPlaceStep, Run
 from lagwise.models.step import StreamingStep
+from lagwise.ops.packing import host_knows
 
 _WARMUP = 2  # runs before a capture: kernels are compiled, libraries get workspaces, and tables are made in the first
 
@@ -41,7 +43,12 @@ class GraphStep(InPlaceStep):
                 with outside:
                     step(token, *copies)
 
-            replay, logits = capture(warm, lambda: step(token, *state), self.device)
+            try:
+                replay, logits = capture(warm, lambda: step(token, *state), self.device)
+            except RuntimeError as error:  # an operation of a mixer from outside, perhaps, waits for a value
+                reason = str(error).partition("\n")[0]
+                warnings.warn(f"the step runs without a CUDA graph, which cannot be captured: {reason}", stacklevel=2)
+                return lambda tokens: step(tokens, *state)
 
         def run(tokens: Tensor) -> Tensor:
             token.copy_(tokens)
@@ -61,19 +68,31 @@ def graph_step(model: VocabularyHead, batch_size: int | None) -> GraphStep:
     """A model's step for CUDA graphs.
 
     Raises:
-        ValueError: If the model is not on a CUDA device, its state grows with the text, or batch_size is None.
+        ValueError: If the model is not on a CUDA device, its state grows with the text, its steps branch by the number
+            of tokens (causal SKI), or batch_size is None.
     """
     if model.device.type != "cuda":
         raise ValueError(f"only models on the CPU or a CUDA device have compiled steps, got one on {model.device}")
     if batch_size is None:
         raise ValueError("a CUDA graph is made for one number of rows; give batch_size an integer")
-    return GraphStep(model, batch_size, StreamingStep(model, online=True))
+    step = StreamingStep(model, online=True)
+    if branches(step, batch_size):
+        raise ValueError("a CUDA graph cannot hold the steps of this model, which branch by the number of tokens")
+    return GraphStep(model, batch_size, step)
+
+
+@torch.no_grad()
+def branches(step: StreamingStep, batch_size: int) -> bool:
+    """Whether the host reads counts of tokens in a step, as in that of causal SKI: a graph repeats one branch."""
+    state = step.start(batch_size)
+    step(torch.zeros(batch_size, dtype=torch.long, device=step.model.device), state)
+    return any(host_knows(tensor) for tensor in state.values())
 
 
 def capture(
     warm: Callable[[], Any], run: Callable[[], Tensor], device: torch.device
 ) -> tuple[Callable[[], Any], Tensor]:
-    """Capture ``run()`` as a CUDA graph after runs of ``warm()``. Returns its replay, and the tensor that this writes."""
+    """Capture ``run()`` as a CUDA graph after runs of ``warm()``. Returns its replay, and the tensor that it writes."""
     with torch.cuda.device(device):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

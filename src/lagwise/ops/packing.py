@@ -392,6 +392,11 @@ def known_counts(counts: Tensor) -> list[int]:
     return here.tolist()
 
 
+def host_knows(tensor: Tensor) -> bool:
+    """Whether `known_on_host` or `known_counts` has noted the values of a tensor on a device."""
+    return tensor in _known
+
+
 def added(counts: Tensor, tokens: int) -> Tensor:
     """``counts + tokens``, which the host knows if it knows the counts."""
     after = counts + tokens
