@@ -217,9 +217,8 @@ def pieces_difference(
     rows, length, start = 3, sum(sizes), sum(sizes[: dist.get_rank()])
     own = slice(start, start + sizes[dist.get_rank()])
     random = torch.Generator().manual_seed(1)
-    x, slope = torch.randn(2, rows, length, mixer.channels, dtype=torch.float64, generator=random, device="cpu").to(
-        next(mixer.parameters()).device
-    )
+    drawn = torch.randn(2, rows, length, mixer.channels, dtype=torch.float64, generator=random, device="cpu")
+    x, slope = drawn.to(torch.get_default_device())
     if mask is not None:
         slope = slope * mask[..., None]
     whole, part = copy.deepcopy(mixer), copy.deepcopy(mixer)

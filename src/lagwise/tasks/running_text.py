@@ -67,7 +67,7 @@ class RunningText(Task):
             return self.opened(self, prepare(source, str(run), progress=progress))
         options = self.data
         if run is None and progress and self.by_default:  # before the minutes that reading it may take
-            print("no data are given (--data), so the text is Python's standard library", file=sys.stderr)
+            print("no data are given, so the text is Python's standard library", file=sys.stderr)
         if options.streaming:
             return self.opened(self, open_stream(self.source, options.tokenizer if run is None else str(run)))
         text = prepare(self.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
