@@ -386,7 +386,10 @@ def _check_lengths(data: DataOptions) -> None:
 def _check_streaming(data: DataOptions, training: TrainingOptions) -> None:
     """ValueError for options that need the whole text before training."""
     if training.epochs is not None:
-        raise ValueError("give training.steps instead of training.epochs: the length of streamed text is not known")
+        raise ValueError(
+            "data.streaming is for the text of language models, whose length is not known; give training.steps instead "
+            "of training.epochs, or leave it out"
+        )
     if data.lengths is not None:
         raise ValueError("data.lengths does not go with data.streaming; give data.length alone")
     if training.carry_states > 1:
