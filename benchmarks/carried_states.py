@@ -5,7 +5,7 @@ and without states that are carried from piece to piece.
         [--models mega-lm,megalodon-lm,best-lm,fd-tnn-lm] [--carry 64] [--results FILE] [--steps 4000,2000]
         [--width 64] [--batch 4]
 
-Each model is a recipe of the package at 64 channels. It is trained on pieces of 512 bytes, in batches of 4, for as
+Each model is a recipe of the package, of ``--width`` channels. It is trained on pieces of 512 bytes, for as
 many steps as fit into the minutes of one CPU, by the measured cost of a step and of a validation (RUNS/costs.json), or
 for the first number of ``--steps``; the further trainings then take the second.
 Two further trainings begin with its weights and take the steps that fit into the further minutes, at a lower rate and
@@ -93,8 +93,8 @@ def main() -> None:
     keep_freed_memory()  # as the command line does
     name, _, source = given.data.partition("=")
     shared = common(str(Path(source).resolve()), given.batch)
-    long = given.steps or f"{given.minutes:g}-{given.further:g}"
-    folder = given.runs / f"{name}-{long}-{given.carry}"
+    amount = given.steps or f"{given.minutes:g}-{given.further:g}"
+    folder = given.runs / f"{name}-{amount}-{given.carry}"
     folder.mkdir(parents=True, exist_ok=True)
     kinds = {"base": given.minutes, "ordinary": given.further, "carried": given.further}
     first = [f"model.hidden_size={given.width}", "data.tokenizer=bytes", *shared]

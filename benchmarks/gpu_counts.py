@@ -31,11 +31,15 @@ import torch  # noqa: E402
 
 from lagwise.analysis.timing import save_results  # noqa: E402
 from lagwise_bench.counting import Count, count_step  # noqa: E402
-from lagwise_bench.step_models import build, layers_between, least_bytes  # noqa: E402
-
-SHAPES = ("16x512", "4x2048", "1x8192", "1x131072")
-MODELS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
-PEERS = ("torch.fft", "literal TNO", "GPT-2")
+from lagwise_bench.step_models import (  # noqa: E402
+    MODELS,
+    PEERS,
+    SHAPES,
+    build,
+    cases,
+    layers_between,
+    least_bytes,
+)
 
 
 def layer_counts(name: str, hidden: int, batch: int, length: int, places: bool = False) -> dict[str, Any]:
@@ -75,22 +79,18 @@ def main(given: argparse.Namespace) -> None:
         content = json.loads(given.before.read_text())
         before = {"commit": content["commit"], "rows": content["results"]["rows"]}
     rows = []
-    for shape in given.shapes.split(","):
-        batch, length = map(int, shape.split("x"))
-        for name in [*given.models.split(","), *([] if given.no_peers else PEERS)]:
-            if name == "literal TNO" and length > 8192:
-                continue
-            row = layer_counts(name, given.hidden, batch, length, given.places)
-            places = sorted(row.pop("places", {}).items(), key=lambda place: -place[1][1])
-            rows.append(row)
-            print(
-                f"{name:22}{shape:>10} {row['calls']:6.1f} calls {row['bytes'] / 1e9:8.3f} GB"
-                f" {row['times_least']:6.2f} x least {row['flops'] / 1e9:8.1f} GFLOP {row['peak'] / 1e9:7.3f} GB peak"
-                f" {row['waits']:5.1f} waits",
-                flush=True,
-            )
-            for place, (calls, size) in places[:70]:
-                print(f"    {size / row['bytes']:6.1%} {calls:6.1f} calls  {place}")
+    for name, batch, length in cases(given.shapes, [*given.models.split(","), *([] if given.no_peers else PEERS)]):
+        row = layer_counts(name, given.hidden, batch, length, given.places)
+        places = sorted(row.pop("places", {}).items(), key=lambda place: -place[1][1])
+        rows.append(row)
+        print(
+            f"{name:22}{f'{batch}x{length}':>10} {row['calls']:6.1f} calls {row['bytes'] / 1e9:8.3f} GB"
+            f" {row['times_least']:6.2f} x least {row['flops'] / 1e9:8.1f} GFLOP {row['peak'] / 1e9:7.3f} GB peak"
+            f" {row['waits']:5.1f} waits",
+            flush=True,
+        )
+        for place, (calls, size) in places[:70]:
+            print(f"    {size / row['bytes']:6.1%} {calls:6.1f} calls  {place}")
     command = " ".join(["python", *sys.argv])
     save_results(given.out, command, {"rows": rows, "before": before, "triton": not given.without_triton})
 

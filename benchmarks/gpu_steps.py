@@ -15,24 +15,24 @@ embeddings points the same way (cosine of at least 0.98).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
-from lagwise.analysis.timing import Timing, save_results
+from lagwise.analysis.timing import Timing, interleaved, save_results
+from lagwise.models.cuda_graph import capture
 from lagwise.ops import fused
-from lagwise_bench.step_models import build, layers_between
+from lagwise_bench.step_models import MODELS, PEERS, SHAPES, build, cases, layers_between
 
-SHAPES = ("16x512", "4x2048", "1x8192", "1x131072")
-MODELS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
-PEERS = ("torch.fft", "literal TNO", "GPT-2", "Mamba-2", "GLA")
+INSTALLED = ("Mamba-2", "GLA")  # peers that are only timed, where their packages are
 Step = Callable[[], Tensor]
 
 
@@ -50,17 +50,6 @@ def training_step(model: nn.Module, ids: Tensor, call: Callable[..., Tensor] | N
     return step
 
 
-@contextlib.contextmanager
-def without_fused_kernels() -> Iterator[None]:
-    """PyTorch's own operators, as where Triton is missing."""
-    found = fused.available
-    fused.available = lambda: False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        fused.available = found
-
-
 def check(name: str, model: nn.Module, ids: Tensor) -> None:
     """ValueError if a model's loss or gradient is another than in float32 by PyTorch's operators."""
 
@@ -72,7 +61,7 @@ def check(name: str, model: nn.Module, ids: Tensor) -> None:
 
     loss, found = float(training_step(model, ids)()), embedding_gradient()
     model.zero_grad(set_to_none=True)
-    with without_fused_kernels():
+    with mock.patch.object(fused, "available", return_value=False):
         exact = model(ids)
         exact.backward()
     cosine = float(torch.cosine_similarity(found, embedding_gradient(), 0))
@@ -80,33 +69,15 @@ def check(name: str, model: nn.Module, ids: Tensor) -> None:
         raise ValueError(f"{name} has the loss {loss} for {float(exact)}, gradients' cosine {cosine}; it is not timed")
 
 
-def captured(step: Step) -> Callable[[], None]:
-    """A step as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
 def seconds(step: Callable[[], Any], repeats: int, calls: int = 4) -> Timing:
     """Seconds of a call, over groups of calls that follow each other, as in a training."""
-    for _ in range(3):
-        step()
-    found = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
+
+    def group() -> None:
         for _ in range(calls):
             step()
-        torch.cuda.synchronize()
-        found.append((time.perf_counter() - begun) / calls)
-    return Timing.of(found)
+
+    timing = interleaved({"group": group}, repeats=repeats, warmup=1)["group"]
+    return Timing(*(each / calls for each in astuple(timing)))
 
 
 def measure(
@@ -126,7 +97,7 @@ def measure(
     found: dict[str, Any] = {"eager": seconds(step, repeats)}
     found["peak"] = torch.cuda.max_memory_allocated() - before
     try:
-        found["graph"] = seconds(captured(step), repeats)
+        found["graph"] = seconds(capture(step, step, ids.device)[0], repeats)
     except RuntimeError as error:  # a step that waits for values
         torch.cuda.synchronize()
         print(f"{name}: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
@@ -172,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--counts", type=Path, default=Path("benchmarks/results/gpu-counts.json"))
-    parser.add_argument("--models", default=",".join(MODELS + PEERS))
+    parser.add_argument("--models", default=",".join(MODELS + PEERS + INSTALLED))
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=7)
@@ -187,32 +158,29 @@ def main() -> None:
         for row in (json.loads(given.counts.read_text())["results"]["rows"] if given.counts.is_file() else [])
     }
     rows = []
-    for shape in given.shapes.split(","):
-        batch, length = map(int, shape.split("x"))
-        for name in given.models.split(","):
-            if name == "literal TNO" and length > 8192:
-                continue
-            try:
-                compiled = name in given.compiled.split(",") and shape == "4x2048"
-                row = layer_times(name, given.hidden, batch, length, given.repeats, compiled)
-            except (ImportError, ValueError, torch.OutOfMemoryError) as error:
-                print(f"{name} {shape}: {type(error).__name__}: {error}", flush=True)
-                continue
-            count = counted.get((name, batch, length, given.hidden))
-            if count is not None:
-                row["counted"] = {
-                    "bytes_seconds": count["bytes"] / limits["bytes_per_second"],
-                    "launch_seconds": count["calls"] * limits["launch_seconds"],
-                }
-            rows.append(row)
-            print(
-                f"{name:22}{shape:>10} eager {row['eager'] * 1e3:8.3f} ms graph {row.get('graph', 0) * 1e3:8.3f}"
-                f" compiled {row.get('compiled', 0) * 1e3:8.3f}"
-                f" counted {row.get('counted', {}).get('bytes_seconds', 0) * 1e3:8.3f} peak {row['peak'] / 1e9:.3f} GB",
-                flush=True,
-            )
-            torch.cuda.empty_cache()
-            save_results(given.out, " ".join(["python", *sys.argv]), {"ceilings": limits, "rows": rows})
+    for name, batch, length in cases(given.shapes, given.models.split(",")):
+        shape = f"{batch}x{length}"
+        try:
+            compiled = name in given.compiled.split(",") and shape == "4x2048"
+            row = layer_times(name, given.hidden, batch, length, given.repeats, compiled)
+        except (ImportError, ValueError, torch.OutOfMemoryError) as error:
+            print(f"{name} {shape}: {type(error).__name__}: {error}", flush=True)
+            continue
+        count = counted.get((name, batch, length, given.hidden))
+        if count is not None:
+            row["counted"] = {
+                "bytes_seconds": count["bytes"] / limits["bytes_per_second"],
+                "launch_seconds": count["calls"] * limits["launch_seconds"],
+            }
+        rows.append(row)
+        print(
+            f"{name:22}{shape:>10} eager {row['eager'] * 1e3:8.3f} ms graph {row.get('graph', 0) * 1e3:8.3f}"
+            f" compiled {row.get('compiled', 0) * 1e3:8.3f}"
+            f" counted {row.get('counted', {}).get('bytes_seconds', 0) * 1e3:8.3f} peak {row['peak'] / 1e9:.3f} GB",
+            flush=True,
+        )
+        torch.cuda.empty_cache()
+        save_results(given.out, " ".join(["python", *sys.argv]), {"ceilings": limits, "rows": rows})
 
 
 if __name__ == "__main__":

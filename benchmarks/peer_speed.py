@@ -8,10 +8,9 @@ attention) and mega-pytorch (`pip install x-transformers mega-pytorch`). Every m
 and the width, a multiple of 16, at which its parameters without embeddings are closest to 2.5 million. A training step
 is a forward and a backward pass, in float32 on a CPU and with bfloat16 autocast on a GPU, and a step of AdamW on 8,192
 tokens, or on one sequence that is longer; the models take their steps in turn, with denormal numbers as 0, as in our
-trainings. Mamba's backward pass takes quadratic time on a CPU, so it has one
-sequence of at most 512 tokens. Generation is greedy, of one sequence, after a prompt of the length; mega-pytorch has no
-state and computes the whole sequence for each token. Before they are timed, the logits of generated tokens must be
-within 1e-3 of the largest of a forward pass.
+trainings. Mamba's backward pass takes quadratic time on a CPU, so it has one sequence of at most 512 tokens. Generation
+is greedy, of one sequence, after a prompt of the length; mega-pytorch has no state and computes the whole sequence for
+each token. Before they are timed, the logits of generated tokens must be within 1e-3 of the largest of a forward pass.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from lagwise.process import denormals_as_zero
 from lagwise.progress import progress_bar
 from language import FAMILY, fields
 
-LAYERS, LONGEST = 6, 1 << 18
+LAYERS = 6
+LONGEST = 1 << 18 if torch.cuda.is_available() else 1 << 14  # positions of models that have a vector for each
 VOCABULARY = 257  # bytes and an end of text; also no width, by which `size` knows the layer that gives the logits
 LONGEST_STEP = {"transformers Mamba": 512}  # tokens of a step on a CPU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.training import load_recipe
 from lagwise_bench.peers import LiteralTNO
 
+SHAPES = ("16x512", "4x2048", "1x8192", "1x131072")
+MODELS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
+PEERS = ("torch.fft", "literal TNO", "GPT-2")
 VOCABULARY = 257
 # Channels that a layer reads and writes at every token in a forward pass, in units of its width.
 _CONVOLUTION, _ATTENTION, _GLU = (1 + 3) + (3 + 1) + (1 + 2), (1 + 3) + (3 + 1) + (1 + 2), (1 + 2) + (1 + 1)
@@ -177,3 +180,13 @@ def least_bytes(name: str, tokens: int, hidden: int) -> float:
 def layers_between(name: str) -> int:
     """Layers by which models of three and of one differ; the chain of best-lm counts as four."""
     return 8 if name == "best-lm" else 2
+
+
+def cases(shapes: str, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Each model with the batch and length of each of the shapes, such as "16x512,4x2048"; the published operator only
+    up to 8,192 tokens."""
+    for shape in shapes.split(","):
+        batch, length = map(int, shape.split("x"))
+        for name in names:
+            if name != "literal TNO" or length <= 8192:
+                yield name, batch, length

@@ -28,6 +28,10 @@ def lazy(
     return __getattr__, lambda: sorted(names)
 
 
-def homes(package: str, **names: str) -> dict[str, str]:
-    """The module of each public name of a package, from the names of each of its modules, separated by spaces."""
-    return {name: f"{package}.{module}" for module, own in names.items() for name in own.split()}
+def lazy_package(
+    package: str, *, extra: str | None = None, **names: str
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, and `lazy`, of a package: from the public names of each of its modules, separated by spaces."""
+    homes = {name: f"{package}.{module}" for module, own in names.items() for name in own.split()}
+    public = sorted(homes)
+    return public, *lazy(package, public, homes, extra)

@@ -5,7 +5,7 @@ Lazy: reading a recipe does not load torch.
 
 from typing import TYPE_CHECKING
 
-from lagwise._lazy import homes, lazy
+from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.data.associative_recall import AssociativeRecall
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lagwise.data.tokenizers import load_tokenizer, spellings, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
-_HOMES = homes(
+__all__, __getattr__, __dir__ = lazy_package(
     __name__,
     associative_recall="AssociativeRecall",
     batches="BucketedExamples EncodedExamples PaddingCollator",
@@ -46,5 +46,3 @@ _HOMES = homes(
     tokenizers="load_tokenizer spellings token_bytes with_mask with_pairs",
     tokens="TokenData TrainingWindows content_key prepare",
 )
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = lazy(__name__, __all__, _HOMES)

@@ -96,8 +96,8 @@ class LabelledData:
         samples = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         layout = "; arrays are read as (rows, samples, features)" if self.features > most else ""
         return [
-            f"{len(lengths):,} series of {samples} sample{'s' * (most > 1)} and {self.features:,} "
-            f"feature{'s' * (self.features > 1)}{layout}"
+            f"{len(lengths):,} series of {samples} sample{'s' * (most > 1)} and "
+            f"{counted(self.features, 'feature')}{layout}"
         ]
 
 

@@ -5,7 +5,7 @@ Lazy: the task that learns to forecast needs only some of it.
 
 from typing import TYPE_CHECKING
 
-from lagwise._lazy import homes, lazy
+from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.forecasting.choosing import Candidate, choose_forecaster, reason
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from lagwise.forecasting.tables import SeriesTable, read_series
     from lagwise.forecasting.writing import write_forecast
 
-_HOMES = homes(
+__all__, __getattr__, __dir__ = lazy_package(
     __name__,
+    extra="forecast",
     choosing="Candidate choose_forecaster reason",
     columns="Columns",
     estimator="LagForecaster Scores",
     tables="SeriesTable read_series",
     writing="write_forecast",
 )
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = lazy(__name__, __all__, _HOMES, extra="forecast")

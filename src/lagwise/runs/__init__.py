@@ -5,7 +5,7 @@ Lazy: a prediction needs no conversion and no evaluation.
 
 from typing import TYPE_CHECKING
 
-from lagwise._lazy import homes, lazy
+from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.runs.convert import CONVERSION_FILE, convert_run
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lagwise.runs.importing import import_run
     from lagwise.runs.predict import predict_run
 
-_HOMES = homes(
+__all__, __getattr__, __dir__ = lazy_package(
     __name__,
     convert="CONVERSION_FILE convert_run",
     evaluate="EVALUATION_FILE evaluate_run",
@@ -22,5 +22,3 @@ _HOMES = homes(
     importing="import_run",
     predict="predict_run",
 )
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = lazy(__name__, __all__, _HOMES)

@@ -387,8 +387,12 @@ _STATUS: dict[type[Exception], int] = {Busy: 429, Stopped: 503, TimeoutError: 50
 
 def _failure(error: Exception) -> tuple[int, str]:
     """The status and message of an answer that failed."""
-    status = _STATUS.get(type(error), 500)
+    status = _status(error)
     return status, "the model failed; see the server's log" if status == 500 else str(error)
+
+
+def _status(error: Exception) -> int:
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
 
 
 @contextmanager
@@ -399,7 +403,7 @@ def _as_http() -> Iterator[None]:
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
     except tuple(_STATUS) as error:
-        status = _STATUS[type(error)]
+        status = _status(error)
         raise HTTPException(status, str(error), {"retry-after": "1"} if status == 429 else None) from error
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from lagwise.forecasting.tables import read_series, table_columns
 from lagwise.progress import progress_bar
 from lagwise.schema import Count
 from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
-
-if TYPE_CHECKING:
-    pass
 
 _TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test
 _BATCH = 256  # windows of an evaluation

@@ -42,7 +42,7 @@ from lagwise.data.options import DataOptions
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.schema import Count, Number, Share
-from lagwise.tables import known
+from lagwise.tables import counted, known
 from lagwise.tasks.base import Metric, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,
@@ -228,7 +228,7 @@ class SequenceClassification(Labelled):
         least = _MOST_STRIDE if doubted else max(2, self.stride)
         if most >= least:
             return
-        samples = f"{most} sample{'s' * (most > 1)} of {features:,} feature{'s' * (features > 1)}"
+        samples = f"{counted(most, 'sample')} of {counted(features, 'feature')}"
         hints = ["if each line or row is a sample, not a series, use the recipe signal-steps"]
         if features > most:
             hints.insert(0, "if arrays are (rows, channels, samples), transpose them to (rows, samples, channels)")

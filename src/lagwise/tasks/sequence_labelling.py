@@ -32,7 +32,7 @@ from lagwise.data.series_windows import (
 from lagwise.evaluation.events import event_scores, expected_events, find_events, latest_report, paired_classes
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Whole
-from lagwise.tables import known
+from lagwise.tables import counted, known
 from lagwise.tasks.base import TaskData, finite, require_none
 from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
 from lagwise.tasks.labelled import Labelled
@@ -230,7 +230,7 @@ class SeriesWithClasses(TaskData):
 
     def notes(self) -> Sequence[str]:
         what = "samples" if self.task.events is None else "events"
-        features = f"{self.rows.features:,} feature{'s' * (self.rows.features > 1)}"
+        features = counted(self.rows.features, "feature")
         lines = []
         for split, rows in self.rows.splits.items():
             counts = {name: count for name, count in self.rows.counts[split].items() if name != NO_EVENT}

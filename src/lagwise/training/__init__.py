@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lagwise._lazy import homes, lazy
+from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.training.classifier import LagClassifier
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
     from lagwise.training.run import check_recipe, check_unused, resume, train, train_or_resume
 
-_HOMES = homes(
+__all__, __getattr__, __dir__ = lazy_package(
     __name__,
     classifier="LagClassifier",
     first_answer="kept_first_answer simple_answers",
@@ -23,5 +23,3 @@ _HOMES = homes(
     recipe="Recipe load_recipe recipe_names",
     run="check_recipe check_unused resume train train_or_resume",
 )
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = lazy(__name__, __all__, _HOMES)

@@ -212,17 +212,17 @@ class LagwiseTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.sharded and checkpoint:
-            load_optimizer(self._module, self.optimizer, Path(checkpoint))
-            schedule = torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True)
-            self.lr_scheduler.load_state_dict(schedule)  # type: ignore[missing-attribute]
-        elif (
-            checkpoint and self.args.device.type == "cpu"
-        ):  # processes of a group have cpu:0, which torch cannot load to
-            for part, name in ((self.optimizer, "optimizer.pt"), (self.lr_scheduler, "scheduler.pt")):
-                part.load_state_dict(torch.load(Path(checkpoint, name), weights_only=True))  # type: ignore[missing-attribute]
-        else:
+        # Processes of a group on CPUs have the device cpu:0, to which torch cannot load.
+        if not checkpoint or (not self.sharded and self.args.device.type != "cpu"):
             super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        if self.sharded:
+            load_optimizer(self._module, self.optimizer, Path(checkpoint))
+        else:
+            optimizer: Any = self.optimizer
+            optimizer.load_state_dict(torch.load(Path(checkpoint, "optimizer.pt"), weights_only=True))
+        schedule = torch.load(Path(checkpoint, "scheduler.pt"), weights_only=True)
+        self.lr_scheduler.load_state_dict(schedule)  # type: ignore[missing-attribute]
 
     def _get_output_dir(self, trial: Any) -> str:
         run = super()._get_output_dir(trial)
