@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,13 +14,10 @@ from torch.utils.data import Dataset
 from lagwise.data import AssociativeRecall, ScheduledExamples
 from lagwise.data.options import DataOptions
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table, Task, TaskData, require_none, usable_lengths
-from lagwise.tasks.figures import accuracy_curve
+from lagwise.tasks.base import Records, Table, Task, TaskData, require_none, usable_lengths
+from lagwise.tasks.figures import Figures, Log, accuracy_curve
 from lagwise.tasks.recall_score import recall
 from lagwise.tasks.scores import headline_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEFAULT_SEQUENCES = 1000
 
@@ -99,15 +96,11 @@ class AssociativeRecallTask(Task):
         rows = [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
         return [Table(f"Accuracy, trained at {evaluation['trained_at']}", ("length", "accuracy", "sequences"), rows)]
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         return {"accuracy": lambda: accuracy_curve(metrics, chance=2 / self.data.vocab_size)}
 
     @torch.inference_mode()
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """The answer to each text ``key value ... key``."""
         found = []
         for row in progress_bar(list(rows), desc="answering", unit="row", show=progress):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -43,7 +43,7 @@ from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.schema import Count, Number, Share
 from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, require_none
+from lagwise.tasks.base import Metric, Records, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,
     balanced_weights,
@@ -52,6 +52,7 @@ from lagwise.tasks.classes import (
     class_names,
     several_columns,
 )
+from lagwise.tasks.figures import Log
 from lagwise.tasks.labelled import Labelled, LabelledRows, threshold_of
 from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
@@ -155,7 +156,7 @@ class SequenceClassification(Labelled):
     def headline(self) -> Metric:  # type: ignore[override]
         return headline_of(self.metric or default_metric(self.kind))
 
-    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> Metric:
+    def logged_headline(self, metrics: Log) -> Metric:
         found = next(
             (name for name in ("pearson", "micro_f1") if any(f"eval_{name}" in line for line in metrics)), None
         )
@@ -257,9 +258,7 @@ class SequenceClassification(Labelled):
     def columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class, the number, or all labels that are likely enough, between ``|``; and for
         classes and labels a column of probabilities for each."""
         logits = self.logits(model, tokenizer, self.encoder(model.config, tokenizer).table(rows), progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ from lagwise.evaluation.events import event_scores, expected_events, find_events
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Whole
 from lagwise.tables import counted, known
-from lagwise.tasks.base import TaskData, finite, require_none
+from lagwise.tasks.base import Records, TaskData, finite, require_none
 from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
 from lagwise.tasks.labelled import Labelled
 from lagwise.tasks.scores import classification_scores, headline_of
@@ -139,9 +139,7 @@ class SequenceLabelling(Labelled):
     def columns(self) -> tuple[str, ...]:
         return (self.values,)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
         class), the end not included, in samples; as JSON."""
         names = class_names(model.config)
