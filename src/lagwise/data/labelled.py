@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
 from lagwise.data.labelled_rows import LABEL, LabelledRows, label_columns, read_labelled
@@ -216,8 +217,6 @@ def input_columns(
 def _write(
     rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, separate: bool, folder: Path, progress: bool
 ) -> dict[str, Any]:
-    import pyarrow as pa
-
     if rows.features is None:
         train = rows.splits["train"]
         texts = (text for column in rows.columns for text in train[column])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import is_list, list_column
 from lagwise.data.encoding import feature_scale, has_gaps, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
@@ -19,7 +20,6 @@ from lagwise.data.splits import SPLITS, shared_rows, split_series
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
 
 NO_EVENT = "none"
@@ -176,8 +176,6 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
 def _write(
     source: RowSource, values: str, label: str, events: str | None, folder: Path, progress: bool
 ) -> dict[str, Any]:
-    import pyarrow as pa
-
     tables = source.read([values, label, *([] if events is None else [events])])
     if "train" not in tables:
         raise ValueError(f"it has no series to train on, only {' and '.join(tables)} by the names in it")
@@ -241,8 +239,6 @@ def _write(
 
 def _batch(samples: np.ndarray, labels: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
     """A series and the labels of its samples as a row."""
-    import pyarrow as pa
-
     columns = [list_column([values], schema.field(i).type) for i, values in enumerate((samples, labels))]
     return pa.RecordBatch.from_arrays([*columns, pa.array([len(samples)], pa.int32())], schema=schema)
 

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lagwise.data.arrow as pa
 from lagwise.data.folders import (
     by_split,
     check_classes,
@@ -119,7 +120,6 @@ class RowSource:
         Values of .csv and .tsv are strings as written in the file, numbers with decimal points. ValueError for a file
         that does not match its suffix, or files of one split that do not fit together.
         """
-        import pyarrow as pa
         from datasets import Dataset
 
         if self.dataset is not None:
@@ -153,8 +153,6 @@ class RowSource:
         return read_columns(path)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
-        import pyarrow as pa
-
         table = read_table(path, columns)
         if self._folder_column(path) is None or FOLDER_LABEL not in table.column_names:
             return table

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, load_arrays, read_table
 from lagwise.data.rows import RowSource
@@ -87,8 +88,6 @@ def _file_bytes(suffix: str, documents: list[str]) -> bytes:
     if suffix == ".jsonl":
         return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents).encode()
     if suffix == ".parquet":
-        import pyarrow as pa
-
         return _parquet(pa.table({"text": pa.array(documents, pa.string())}))
     return "".join(documents).encode()
 
