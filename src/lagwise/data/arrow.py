@@ -9,4 +9,5 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     import pyarrow
 
-    return getattr(pyarrow, name)
+    found = globals()[name] = getattr(pyarrow, name)
+    return found

@@ -220,8 +220,3 @@ def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float
         mean, count = mean + (own - mean) * (size / total), count + size
     std = np.sqrt(square / np.maximum(1, count))
     return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
-
-
-def has_gaps(series: Iterable[np.ndarray]) -> bool:
-    """Whether any sample of series is missing (NaN)."""
-    return any(np.isnan(each).any() for each in series)

@@ -136,7 +136,9 @@ class RowSource:
         check_sounds({path: table for path, table in whole.items() if path in sounds}, self.rate)
         read = {}
         for split in self.split_names:
-            tables = [_selected(whole[path], columns) for path in self.files[split]]
+            tables = [whole[path] for path in self.files[split]]
+            if columns is not None:
+                tables = [each.select([name for name in each.column_names if name in columns]) for each in tables]
             for path, table in zip(self.files[split], tables, strict=True):
                 if table.num_rows and set(table.column_names) != set(tables[0].column_names):
                     raise ValueError(
@@ -158,10 +160,6 @@ class RowSource:
             return table
         own = pa.array([self._class(path)] * table.num_rows, pa.string())
         return table.set_column(table.column_names.index(FOLDER_LABEL), FOLDER_LABEL, own)
-
-
-def _selected(table: Any, columns: Sequence[str] | None) -> Any:
-    return table if columns is None else table.select([name for name in table.column_names if name in columns])
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:

@@ -45,8 +45,8 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     if not is_unused(out) and not (out / EXPORT_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another `out`")
     is_linear = (run / "config.json").is_file() and isinstance(read_config(run), LagwiseLinearConfig)
-    model: Any
-    model, tokenizer = (load_model if is_linear else load_language_model)(run)
+    loaded: Any = (load_model if is_linear else load_language_model)(run)
+    model, tokenizer = loaded
     name = f"{'forward' if is_linear else what}.{format}"
     with tempfile.TemporaryDirectory() as made, quiet():
         figures = export_linear(model, Path(made, name)) if is_linear else export(model.float(), Path(made, name))

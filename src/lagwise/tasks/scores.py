@@ -102,7 +102,7 @@ def several_scores(
     if not len(true):
         return dict.fromkeys(_OF_SEVERAL, 0.0), {"classes": dict.fromkeys(names, _NOTHING)}
     classes = scores_by_class(true, predicted, names)
-    occurs = np.concatenate([predicted, true]).any(0).tolist()
+    occurs: Any = np.concatenate([predicted, true]).any(0).tolist()
     occur = [each["f1"] for each, used in zip(classes.values(), occurs, strict=True) if used]
     scores = {
         "micro_f1": float(f1_score(true, predicted, average="micro", zero_division=0)),

@@ -33,7 +33,7 @@ from lagwise.data import (
     with_pairs,
 )
 from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
-from lagwise.data.encoding import feature_scale, has_gaps
+from lagwise.data.encoding import feature_scale
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
@@ -282,8 +282,8 @@ class SequenceClassification(Labelled):
     def encoder(self, config: Any, tokenizer: Any) -> RowEncoder:
         """Encodes rows for a model."""
         features = config.inputs["features"] if config.input_name == "values" else None
-        is_bytes, gaps = self.data.tokenizer == "bytes", features is not None and config.inputs.get("gaps", False)
-        return RowEncoder(self.columns(), self.data.length, tokenizer, is_bytes, features, self.separate, gaps)
+        is_bytes, length = self.data.tokenizer == "bytes", self.data.length
+        return RowEncoder(self.columns(), length, tokenizer, is_bytes, features, self.separate, config.takes_gaps)
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -329,7 +329,7 @@ class ClassifiedRows(LabelledRows):
         if self.rows.features is not None:
             mean, std = feature_scale(series(self.rows.splits["train"]))
             scale = {"stride": self.task.stride, "mean": mean, "std": std}
-            if any(has_gaps(series(rows)) for rows in self.rows.splits.values()):
+            if self.rows.gaps:
                 scale["gaps"] = True
             fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
         if isinstance(self.task.text, list) and len(self.task.text) == 2:

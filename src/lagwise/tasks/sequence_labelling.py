@@ -132,8 +132,8 @@ class SequenceLabelling(Labelled):
         config: Any = read_config(run)
         found.label_names = names = class_names(config)
         rows = rows_to_evaluate(self.open_rows(source).read(), source)
-        columns, gaps = (self.values, self.label, self.events), config.inputs.get("gaps", False)
-        found.scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=gaps))}
+        columns = self.values, self.label, self.events
+        found.scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
         return found
 
     def columns(self) -> tuple[str, ...]:
@@ -143,12 +143,8 @@ class SequenceLabelling(Labelled):
         """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
         class), the end not included, in samples; as JSON."""
         names = class_names(model.config)
-        encode = RowEncoder(
-            (self.values,),
-            1 << 30,
-            features=model.config.inputs["features"],
-            gaps=model.config.inputs.get("gaps", False),
-        )
+        config = model.config
+        encode = RowEncoder((self.values,), 1 << 30, features=config.inputs["features"], gaps=config.takes_gaps)
         result = []
         for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):
             p = self.probabilities(model, samples)
