@@ -59,7 +59,7 @@ def predict(
         raise typer.BadParameter("give --data or --text, not both")
     task = open_run(run)[1]
     if out is not None:
-        task.check_output(out)
+        task.check_output(out, source)
     if out is not None and source is not None and out.exists() and Path(source).exists() and out.samefile(source):
         raise typer.BadParameter(f"--out would overwrite the rows of --data, {source!r}")
     if source is not None:
@@ -67,8 +67,10 @@ def predict(
     else:
         if not text and sys.stdin.isatty():
             typer.echo("Reading one text per line from standard input; end with Ctrl-D.", err=True)
-        lines = text or _stdin()
-        rows = predict_run(run, texts(run, lines), progress=False)
+        columns = task.columns()
+        if len(columns) != 1 or task.inputs != "tokens":
+            raise ValueError(f"this run reads rows with {' and '.join(columns)}; give them with --data")
+        rows = predict_run(run, [{columns[0]: line} for line in text or _stdin()], progress=False)
     if out is None:
         write(task.as_csv(rows))
         return
@@ -83,14 +85,3 @@ def _stdin() -> list[str]:
         from lagwise.data.reading import not_utf8
 
         raise ValueError(not_utf8(error, None)) from error
-
-
-def texts(run: Path, lines: list[str]) -> list[dict[str, str]]:
-    """Lines as rows for a run that reads one column of text. ValueError for a run that reads other rows."""
-    from lagwise.runs.evaluate import open_run
-
-    task = open_run(run)[1]
-    columns = task.columns()
-    if len(columns) != 1 or task.inputs != "tokens":
-        raise ValueError(f"this run reads rows with {' and '.join(columns)}; give them with --data")
-    return [{columns[0]: line} for line in lines]

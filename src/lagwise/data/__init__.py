@@ -26,23 +26,4 @@ if TYPE_CHECKING:
     from lagwise.data.tokenizers import load_tokenizer, spellings, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
-__all__, __getattr__, __dir__ = lazy_package(
-    __name__,
-    associative_recall="AssociativeRecall",
-    batches="BucketedExamples EncodedExamples PaddingCollator",
-    encoding="RowEncoder",
-    examples="ScheduledExamples",
-    formats="FORMATS open_format",
-    glue="LAYOUTS open_glue",
-    labelled="LabelledData labelled_key prepare_labelled",
-    labelled_rows="label_cells read_labelled rows_to_score",
-    masking="MaskedExamples Masking collate_documents document_of masked_example",
-    packing="DocumentPackingCollator PackingCollator",
-    rows="RowSource open_rows",
-    series_rows="SeriesSource open_series",
-    sources="Source open_source read_documents",
-    splits="SPLITS split_rows",
-    streams="StreamLoader StreamedText TextStream open_stream stream_key",
-    tokenizers="load_tokenizer spellings token_bytes with_mask with_pairs",
-    tokens="TokenData TrainingWindows content_key prepare",
-)
+__all__, __getattr__, __dir__ = lazy_package(__name__)
