@@ -127,15 +127,14 @@ def masked_example(ids: np.ndarray, masking: Masking, end_of_text: int, seed: An
     }
 
 
-def hidden_steps(
-    count: int, random: np.random.Generator, *, rate: float = STEPS_HIDDEN, span: float = STEPS_TOGETHER
-) -> np.ndarray:
-    """Which steps of a series are hidden ``(count,)``: spans, whose lengths are geometric with mean ``span``, at random
-    places until a share ``rate`` of the steps, and at least one, is hidden; the last span may exceed it."""
+def hidden_steps(count: int, random: np.random.Generator) -> np.ndarray:
+    """Which steps of a series are hidden ``(count,)``: spans, whose lengths are geometric with mean `STEPS_TOGETHER`,
+    at random places until a share `STEPS_HIDDEN` of the steps, and at least one, is hidden; the last span may exceed
+    it."""
     hidden = np.zeros(count, dtype=bool)
-    while hidden.sum() < max(1.0, rate * count):
+    while hidden.sum() < max(1.0, STEPS_HIDDEN * count):
         first = int(random.integers(count))
-        hidden[first : first + int(random.geometric(1 / span))] = True
+        hidden[first : first + int(random.geometric(1 / STEPS_TOGETHER))] = True
     return hidden
 
 
