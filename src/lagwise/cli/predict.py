@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lagwise.cli.parsing import path_option, run_argument, text_option
-from lagwise.cli.terminal import plain, write
+from lagwise.cli.terminal import plain, read, write
 from lagwise.process import quick_imports
 from lagwise.tables import counted
 
@@ -65,23 +66,15 @@ def predict(
     if source is not None:
         rows = predict_run(run, source=source)
     else:
-        if not text and sys.stdin.isatty():
-            typer.echo("Reading one text per line from standard input; end with Ctrl-D.", err=True)
         columns = task.columns()
         if len(columns) != 1 or task.inputs != "tokens":
             raise ValueError(f"this run reads rows with {' and '.join(columns)}; give them with --data")
-        rows = predict_run(run, [{columns[0]: line} for line in text or _stdin()], progress=False)
+        if not text and sys.stdin.isatty():
+            typer.echo("Reading one text per line from standard input; end with Ctrl-D.", err=True)
+        lines = text or [line.rstrip("\n") for line in io.StringIO(read(sys.stdin))]
+        rows = predict_run(run, [{columns[0]: line} for line in lines], progress=False)
     if out is None:
         write(task.as_csv(rows))
         return
     task.save_predictions(rows, out)
     typer.echo(f"{counted(len(rows), 'row')}: {plain(str(out))}", err=True)
-
-
-def _stdin() -> list[str]:
-    try:
-        return [line.rstrip("\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        from lagwise.data.reading import not_utf8
-
-        raise ValueError(not_utf8(error, None)) from error
