@@ -21,7 +21,7 @@ from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks.scores import classification_scores, regression_scores
 from lagwise.tasks.sequence_classification import ClassifiedRows
 from lagwise.training import check_recipe, load_recipe, make_task, read_metrics, train
-from lagwise.training.model import build_model
+from lagwise.training.model import build_model, config_for_data
 
 
 def opened(folder: Path, *overrides: str, name: str = "classes of text") -> ClassifiedRows:
@@ -348,18 +348,23 @@ def loud_and_quiet(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_series_of_very_different_sizes_have_a_scale_each(causal: bool, tmp_path: Path) -> None:
-    steps = ["training.epochs=10", "training.first_answer=none", "task.stride=4", "model.num_hidden_layers=1"]
-    wanted = load_recipe("series", [*steps, f"model.causal={str(causal).lower()}"])
+def test_series_of_very_different_sizes_have_a_scale_each(tmp_path: Path) -> None:
+    wanted = load_recipe("series", ["training.epochs=8", "training.first_answer=none", "task.stride=4"])
     wanted.data.source = str(loud_and_quiet(tmp_path / "waves.jsonl"))
     run = train(wanted, tmp_path / "run", progress=False)
-    assert ("by_row" in load_model(run)[0].config.inputs) != causal
-    accuracy = evaluate_run(run, progress=False)["test"]["accuracy"]
-    assert causal or accuracy > 0.9
-    first = load_recipe("series", ["training.first_answer=only"])
-    first.data.source = wanted.data.source
-    assert "by_row" not in load_model(train(first, tmp_path / "first", progress=False))[0].config.inputs
+    assert load_model(run)[0].config.inputs["by_row"]
+    assert evaluate_run(run, progress=False)["test"]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    "own", ["model.causal=true", "model.inputs={name: values, by_row: false}", "model.causal=false"]
+)
+def test_only_two_sided_models_have_a_scale_for_each_series(own: str, tmp_path: Path) -> None:
+    wanted = load_recipe("series", [own])
+    wanted.data.source = str(loud_and_quiet(tmp_path / "waves.jsonl"))
+    data = make_task(wanted).open(progress=False)
+    assert config_for_data(wanted, data).inputs.get("by_row", False) == (own == "model.causal=false")
+    assert "by_row" not in data.linear_fields()["inputs"]
 
 
 @pytest.mark.slow
