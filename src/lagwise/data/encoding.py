@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.tokenizers import encode_texts
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
@@ -56,8 +56,6 @@ class RowEncoder:
 
     def table(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> pa.Table:
         """The same as a table of Arrow, without importing datasets, which takes half a second."""
-        import pyarrow as pa
-
         source: Any = rows
         table: Any = source.with_format("arrow")[:] if hasattr(rows, "with_format") else self._table(source)
         texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
@@ -74,8 +72,6 @@ class RowEncoder:
 
     def _table(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
         """The columns that are read, of rows as mappings."""
-        import pyarrow as pa
-
         rows = list(rows)
         for number, row in enumerate(rows, 1):
             for column in self.columns:
@@ -88,8 +84,6 @@ class RowEncoder:
 
     def schema(self) -> pa.Schema:
         """The columns that `batches` returns."""
-        import pyarrow as pa
-
         if self.tokenizer is None:
             assert self.features is not None
             fields = {"input_values": pa.list_(pa.list_(pa.float32(), self.features))}
@@ -125,8 +119,6 @@ class RowEncoder:
             raise ValueError(f"row {number}: {column!r} is not a series of numbers: {error}") from error
 
     def _texts(self, texts: Sequence[Sequence[str | None]]) -> tuple[pa.RecordBatch, int]:
-        import pyarrow as pa
-
         assert self.tokenizer is not None
         end: Any = self.tokenizer.eos_token_id
         encoded = [self.ids([text or "" for text in column]) for column in texts]
@@ -167,8 +159,6 @@ class RowEncoder:
         return encode_texts(texts, self.tokenizer, self.is_bytes)
 
     def _series(self, part: pa.Table, where: Any) -> tuple[pa.RecordBatch, int]:
-        import pyarrow as pa
-
         rows = list(read_series(part.column(self.columns[0]), self.columns[0], where, gaps=self.gaps))
         for i, row in enumerate(rows):
             if row.shape[1] != self.features:
@@ -243,8 +233,3 @@ def sizes_differ(series: Iterable[np.ndarray]) -> bool:
         if len(varied) > 1 and np.quantile(varied, 0.95) > _MOST_RATIO * np.quantile(varied, 0.05):
             return True
     return False
-
-
-def has_gaps(series: Iterable[np.ndarray]) -> bool:
-    """Whether any sample of series is missing (NaN)."""
-    return any(np.isnan(each).any() for each in series)

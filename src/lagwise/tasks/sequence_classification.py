@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -33,7 +33,7 @@ from lagwise.data import (
     with_pairs,
 )
 from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
-from lagwise.data.encoding import feature_scale, has_gaps, sizes_differ
+from lagwise.data.encoding import feature_scale, sizes_differ
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
@@ -43,7 +43,7 @@ from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.schema import Count, Number, Share
 from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, require_none
+from lagwise.tasks.base import Metric, Records, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,
     balanced_weights,
@@ -52,6 +52,7 @@ from lagwise.tasks.classes import (
     class_names,
     several_columns,
 )
+from lagwise.tasks.figures import Log
 from lagwise.tasks.labelled import Labelled, LabelledRows, threshold_of
 from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
@@ -156,7 +157,7 @@ class SequenceClassification(Labelled):
     def headline(self) -> Metric:  # type: ignore[override]
         return headline_of(self.metric or default_metric(self.kind))
 
-    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> Metric:
+    def logged_headline(self, metrics: Log) -> Metric:
         found = next(
             (name for name in ("pearson", "micro_f1") if any(f"eval_{name}" in line for line in metrics)), None
         )
@@ -258,9 +259,7 @@ class SequenceClassification(Labelled):
     def columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class, the number, or all labels that are likely enough, between ``|``; and for
         classes and labels a column of probabilities for each."""
         logits = self.logits(model, tokenizer, self.encoder(model.config, tokenizer).table(rows), progress)
@@ -284,8 +283,8 @@ class SequenceClassification(Labelled):
     def encoder(self, config: Any, tokenizer: Any) -> RowEncoder:
         """Encodes rows for a model."""
         features = config.inputs["features"] if config.input_name == "values" else None
-        is_bytes, gaps = self.data.tokenizer == "bytes", features is not None and config.inputs.get("gaps", False)
-        return RowEncoder(self.columns(), self.data.length, tokenizer, is_bytes, features, self.separate, gaps)
+        is_bytes, length = self.data.tokenizer == "bytes", self.data.length
+        return RowEncoder(self.columns(), length, tokenizer, is_bytes, features, self.separate, config.takes_gaps)
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -331,7 +330,7 @@ class ClassifiedRows(LabelledRows):
         if self.rows.features is not None:
             mean, std = feature_scale(series(self.rows.splits["train"]))
             scale = {"stride": self.task.stride, "mean": mean, "std": std}
-            if any(has_gaps(series(rows)) for rows in self.rows.splits.values()):
+            if self.rows.gaps:
                 scale["gaps"] = True
             if not self.task.packing and sizes_differ(series(self.rows.splits["train"])):
                 scale["by_row"] = True
