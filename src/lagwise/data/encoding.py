@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ROWS = 1000  # most rows in a batch
+_MOST_RATIO = 100.0  # of deviations of rows that have one scale
 _ELEMENTS = 1 << 24  # most elements in a batch of full length
 
 
@@ -220,3 +221,15 @@ def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float
         mean, count = mean + (own - mean) * (size / total), count + size
     std = np.sqrt(square / np.maximum(1, count))
     return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
+
+
+def sizes_differ(series: Iterable[np.ndarray]) -> bool:
+    """Whether the deviations of a feature within rows differ so much that the mean and the deviation over all samples
+    leave many rows almost constant: between a twentieth of the rows at either end, a hundredfold. Rows in which it is
+    constant do not count."""
+    found = np.array([np.nanstd(each, axis=0, dtype=np.float64) for each in series if not np.isnan(each).all(0).any()])
+    for each in found.T:
+        varied = each[each > 0]
+        if len(varied) > 1 and np.quantile(varied, 0.95) > _MOST_RATIO * np.quantile(varied, 0.05):
+            return True
+    return False

@@ -33,7 +33,7 @@ from lagwise.data import (
     with_pairs,
 )
 from lagwise.data.batches import by_length, either_strand, length_step, like_lengths, series, with_all_labels
-from lagwise.data.encoding import feature_scale
+from lagwise.data.encoding import feature_scale, sizes_differ
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import read_labelled
@@ -84,7 +84,8 @@ class SequenceClassification(Labelled):
             several labels ``micro_f1``, ``macro_f1`` or ``exact_match``.
         threshold: the probability above which a row has one of several labels; by default the one with the best micro
             F1 on the held-out rows.
-        inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
+        inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised; for two-sided models
+            each by its own mean and deviation, where the deviations of training series differ a hundredfold.
         stride: samples of a series per step of the model; without one (null), found in the data: as many, up to 16, as
             leave the longest training series 256 steps.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
@@ -332,6 +333,8 @@ class ClassifiedRows(LabelledRows):
             scale = {"stride": self.task.stride, "mean": mean, "std": std}
             if self.rows.gaps:
                 scale["gaps"] = True
+            if not self.task.packing and sizes_differ(series(self.rows.splits["train"])):
+                scale["by_row"] = True
             fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
         if isinstance(self.task.text, list) and len(self.task.text) == 2:
             fields["type_vocab_size"] = 2
@@ -346,6 +349,7 @@ class ClassifiedRows(LabelledRows):
         fields = self.fields()
         if self.task.inputs == "values":
             fields["inputs"] = {**fields["inputs"], "stride": 1}
+            fields["inputs"].pop("by_row", None)
         else:
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
         return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
