@@ -204,16 +204,11 @@ def open_series(
     """
     found = open_rows(name)
     first, *more = (label,) if isinstance(label, str) else label
-    return SeriesSource(
-        found.name,
-        found.files,
-        found.dataset,
-        found.classes,
-        found.file_notes,
-        label=first,
-        more_labels=more,
-        per_sample=per_sample,
-        features=features,
-        lines=lines,
-        rate=rate,
-    )
+    options: dict[str, Any] = {
+        **vars(found),
+        "per_sample": per_sample,
+        "features": features,
+        "lines": lines,
+        "rate": rate,
+    }
+    return SeriesSource(**options, label=first, more_labels=more)

@@ -27,8 +27,7 @@ from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tables import build, counted, known
 from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.row_logits import TOKENS_A_BATCH
-from lagwise.tasks.sequence_classification import ClassifiedRows, SequenceClassification
+from lagwise.tasks.sequence_classification import TOKENS_A_BATCH, ClassifiedRows, SequenceClassification
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows

@@ -42,9 +42,10 @@ from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
+from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, Records, require_none
+from lagwise.tasks.base import Metric, Records, finite, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,
     balanced_weights,
@@ -55,7 +56,6 @@ from lagwise.tasks.classes import (
 )
 from lagwise.tasks.figures import Log
 from lagwise.tasks.labelled import Labelled, LabelledRows, threshold_of
-from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from transformers import PreTrainedTokenizerBase
 
+TOKENS_A_BATCH = 16384  # with padding, in an evaluation
 _SHOWN = 120  # characters of a text in a report
 _STEPS, _MOST_STRIDE = 256, 16  # of the model in the longest series, at least, where samples have to share steps
 
@@ -270,11 +271,23 @@ class SequenceClassification(Labelled):
             return several_columns(logits, class_names(model.config), threshold_of(model.config))
         return class_columns(logits, class_names(model.config))
 
+    @torch.inference_mode()
     def logits(self, model: Any, tokenizer: Any, rows: Rows | pa.Table, progress: bool) -> np.ndarray:
-        """Logits of encoded rows, in steps of the model: a first answer reads single samples."""
+        """Logits ``(rows, labels)`` in the order of encoded rows, computed in batches of similar lengths, in steps of
+        the model: a first answer reads single samples."""
         inputs = model.config.inputs
         stride = inputs.get("stride", 1) if isinstance(inputs, dict) else 1
-        return row_logits(model, rows, partial(self.padded, tokenizer, stride=stride), progress, stride)
+        ordered, order = by_length(rows)
+        examples, lengths = EncodedExamples(ordered), (-(-np.asarray(ordered["length"][:]) // stride)).tolist()
+        result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
+        with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
+            for places in like_lengths(lengths, TOKENS_A_BATCH):
+                own = [{k: v for k, v in examples[i].items() if k != "label"} for i in places]
+                batch = self.padded(tokenizer, own, stride=stride)
+                logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
+                result[order[places.start : places.stop]] = logits.float().cpu().numpy()
+                bar.update(len(places))
+        return finite(result, "logits")
 
     def padded(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
         """A batch of encoded rows. options: of the collator."""
@@ -309,16 +322,14 @@ class ClassifiedRows(LabelledRows):
     task: SequenceClassification
 
     def __init__(self, task: SequenceClassification, tokenizer: Any, rows: LabelledData | None = None):
-        super().__init__(task, tokenizer)
-        self.rows: Any = rows
+        super().__init__(task, tokenizer, rows)
         if rows is None:
             return
-        self.label_names, splits, self.several = rows.label_names, rows.splits, rows.kind == MULTI_LABEL
+        train, self.several = rows.splits["train"], rows.kind == MULTI_LABEL
         if rows.label_names is not None and task.class_weights == "balanced":
             self.weights = balanced_weights(torch.tensor([rows.counts["train"][name] for name in rows.label_names]))
-        self.label_variance = float(np.var(splits["train"]["label"][:])) or 1.0
-        self._longest = task.steps(max(splits["train"]["length"][:]))
-        self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
+        self.label_variance = float(np.var(train["label"][:])) or 1.0
+        self._longest = task.steps(max(train["length"][:]))
 
     @property
     def headline(self) -> Metric:
