@@ -108,8 +108,9 @@ wheel-check:  ## build sdist and wheel, install each alone and the wheel with ea
 release-check: lint test test-device test-slow wheel-check  ## all that a release must pass
 	$(BIN)/python scripts/release.py tested
 
+# The first release names the repository, too: REPOSITORY=https://github.com/OWNER/NAME
 release: $(INSTALLED)  ## commit and tag VERSION=0.3.0, of a committed tree that has passed `make release-check`
-	$(BIN)/python scripts/release.py release "$(VERSION)"
+	$(BIN)/python scripts/release.py release "$(VERSION)" "$(REPOSITORY)"
 
 clean:
 	rm -rf $(VENV) build dist runs
