@@ -376,4 +376,4 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
 def test_the_torch_to_install_first_is_the_tested_one(page: Path) -> None:
     """With another, pip would replace a CPU build by the one of constraints.txt, with CUDA."""
     (tested,) = re.findall(r"^torch==.*", (ROOT / "constraints.txt").read_text(), re.M)
-    assert re.findall(r"pip install (torch\S*)", page.read_text()) == [tested]
+    assert re.findall(r"pip\s+install\s+(torch\S*)", page.read_text()) == [tested]
