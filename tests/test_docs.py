@@ -369,3 +369,10 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
     for row in json.loads((results / "forecast-peers-cpu.json").read_text())["results"]["rows"]:
         figures = f"{row['seconds']:.1f} | {row['bytes'] / 2**20:,.0f} | {row['mse']:.4f}"
         assert f"| {row['method']} | {row['data']} | {figures} |" in page
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "index.md"], ids=lambda page: page.stem)
+def test_the_torch_to_install_first_is_the_tested_one(page: Path) -> None:
+    """With another, pip would replace a CPU build by the one of constraints.txt, with CUDA."""
+    (tested,) = re.findall(r"^torch==.*", (ROOT / "constraints.txt").read_text(), re.M)
+    assert re.findall(r"pip\s+install\s+(torch\S*)", page.read_text()) == [tested]
