@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from processes import run_together
+from run_results import assert_equal_runs
 from safetensors.torch import load_file
+from torch._dynamo.backends.debugging import aot_eager
 
 from lagwise.models import load_model
 from lagwise.training import Recipe, load_recipe, resume, train
@@ -23,11 +27,12 @@ TOLERANCE = 1e-4  # of a loss in float32, relative, after a few steps
 
 
 class Graphs(list):
-    """A backend of `torch.compile` that runs graphs operation by operation, and keeps whether they train."""
+    """A backend of `torch.compile` that runs graphs and their gradients operation by operation, and keeps whether they
+    train."""
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.append(torch.is_grad_enabled())
-        return graph.forward
+        return aot_eager(graph, inputs)
 
 
 @pytest.fixture
@@ -69,11 +74,13 @@ def test_losses_are_those_of_the_model(tiny_recipe: Recipe, tmp_path: Path, grap
     assert model.config.hidden_size == tiny_recipe.model["hidden_size"]
 
 
+@pytest.mark.slow
 def test_micro_batches_and_recomputed_blocks(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
     check(changed(tiny_recipe, accumulate=2, gradient_checkpointing=True, average=0.5), tmp_path)
     assert graphs
 
 
+@pytest.mark.slow
 def test_bfloat16(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
     for name, compiled in (("plain", False), ("compiled", True)):
         train(changed(tiny_recipe, precision="bfloat16", compile=compiled), tmp_path / name, progress=False)
@@ -93,6 +100,7 @@ def test_resuming_is_exact(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) 
     assert all(torch.equal(found[name], weight) for name, weight in whole.items())
 
 
+@pytest.mark.slow
 def test_padded_rows_of_several_lengths(tmp_path: Path, graphs: Graphs) -> None:
     lines = [f"{'good' if n % 2 else 'bad'} {'word ' * (n % 7)}{n}\t{n % 2}" for n in range(60)]
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *lines]))
@@ -103,6 +111,25 @@ def test_padded_rows_of_several_lengths(tmp_path: Path, graphs: Graphs) -> None:
     assert 1 <= len(graphs) <= 3  # rows without padding have a graph of their own
 
 
+def train_eagerly_compiled(recipe: Recipe, out: Path) -> None:
+    """One of several processes, which all go through graphs."""
+    found = Graphs()
+    setattr(torch, "compile", functools.partial(torch.compile, backend=found))  # noqa: B010 (its type is another)
+    compilation_module.find_cxx = lambda: "g++"
+    train(recipe, out, progress=False)
+    assert found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="needs fork")
+@pytest.mark.parametrize("options", [{}, {"shard": True}, {"sequence_parallel": 2}], ids=str)
+def test_two_processes(options: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = changed(tiny_recipe, compile=True, accumulate=2, **options)
+    one = train(changed(tiny_recipe, accumulate=2), tmp_path / "one", progress=False)
+    assert run_together(train_eagerly_compiled, recipe, tmp_path / "two") == [0, 0]
+    assert_equal_runs(tmp_path / "two", one)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(compilation_module.find_cxx() is None, reason="there is no C++ compiler")
 def test_inductor(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -110,16 +137,9 @@ def test_inductor(tiny_recipe: Recipe, tmp_path: Path) -> None:
     check(tiny_recipe, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"carry_states": 4}, r"training\.compile does not go with training\.carry_states"),
-        ({"sequence_parallel": 2}, r"training\.compile does not go with training\.sequence_parallel"),
-    ],
-)
-def test_what_does_not_go_together(tiny_recipe: Recipe, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        compilation_module.check_compiled(dataclasses.replace(tiny_recipe.training, compile=True, **options))
+def test_carried_states_are_refused(tiny_recipe: Recipe) -> None:
+    with pytest.raises(ValueError, match=r"training\.compile does not go with training\.carry_states"):
+        check_recipe(changed(tiny_recipe, compile=True, carry_states=4))
 
 
 @pytest.mark.parametrize(
