@@ -5,7 +5,7 @@ r"""Time the host's part of a layer's training step on a GPU, without one, besid
         --out benchmarks/results/host-times-cpu.json
 
 A step is a forward and a backward pass under bfloat16 autocast, of tensors so small that computing takes little beside
-the Python around it: one row of 128 tokens, 16 channels. The CPU stands for the card: fused kernels serve it, chosen as
+the Python around it: one row of 48 tokens, 8 channels. The CPU stands for the card: fused kernels serve it, chosen as
 for one, and a launch ends where Triton would call the driver; its launcher in Python runs, if Triton is installed. What
 remains is the host's: modules, checks, autograd, PyTorch's dispatcher and Triton's launcher. The driver's part of about
 5 microseconds a call comes on top.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+from lagwise.ops import fused
 
 
 class _Kernel:
@@ -37,11 +39,10 @@ def test_launches_like_an_earlier_one_skip_the_search_for_a_compiled_form(monkey
     launches: list[tuple[str, Any]] = []
     triton = ModuleType("triton")
     triton.jit = lambda source: _Kernel(launches)  # type: ignore[attr-defined]
-    triton.language = SimpleNamespace(dtype=int)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "triton", triton)
-    monkeypatch.delitem(sys.modules, "lagwise.ops.fused.launcher", raising=False)
-    launcher = importlib.import_module("lagwise.ops.fused.launcher")
-    monkeypatch.delitem(sys.modules, "lagwise.ops.fused.launcher")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "triton", triton)
+        patched.delitem(sys.modules, f"{fused.__name__}.launcher", raising=False)
+        launcher = importlib.import_module(f"{fused.__name__}.launcher")
 
     @launcher.launched
     def kernel(x, count, scale, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[name-defined]  # noqa: F821
