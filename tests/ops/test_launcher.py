@@ -43,6 +43,7 @@ def test_launches_like_an_earlier_one_skip_the_search_for_a_compiled_form(monkey
         patched.setitem(sys.modules, "triton", triton)
         patched.delitem(sys.modules, f"{fused.__name__}.launcher", raising=False)
         launcher = importlib.import_module(f"{fused.__name__}.launcher")
+        del sys.modules[launcher.__name__]
 
     @launcher.launched
     def kernel(x, count, scale, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[name-defined]  # noqa: F821
