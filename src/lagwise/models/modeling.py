@@ -19,7 +19,7 @@ from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
 from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
+from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
     check_piece,
     check_types,
@@ -32,7 +32,7 @@ from lagwise.models.layer import LagwiseLayer, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.models.offload import OffloadProbe
 from lagwise.models.pieces import require_pieces
-from lagwise.models.rates import set_rate
+from lagwise.models.rates import require_times, set_rate
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.pieces import Pieces
@@ -163,6 +163,8 @@ class LagwiseModel(LagwisePreTrainedModel):
     ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given by seq_idx
     ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
     padding-free collators, by cu_seq_lens_q and cu_seq_lens_k, or by position_ids that start again inside a row.
+    token_time ``(batch, length)`` is the time of each token since the one before, for models whose parts are all in
+    continuous time; input_values may have it (`ValueInput`).
     Otherwise position_ids are ignored, but they may leave no token out. A ValueError names what is wrong with an input,
     and refuses pieces of sequences that are split between processes.
 
@@ -178,6 +180,12 @@ class LagwiseModel(LagwisePreTrainedModel):
         inputs = {"name": config.inputs} if isinstance(config.inputs, str) else config.inputs
         self.embed_tokens = build(INPUTS, inputs, config.hidden_size, what="model.inputs", vocab_size=config.vocab_size)
         self.input_type = type(self.embed_tokens)
+        self._by_row = getattr(self.embed_tokens, "by_row", False)
+        if self._by_row and config.causal:
+            raise ValueError(
+                "inputs by_row needs a two-sided model (causal=False): the mean and the deviation of a row depend on "
+                "its later samples"
+            )
         self.embed_types = None
         if config.type_vocab_size:
             self.embed_types = nn.Embedding(config.type_vocab_size, config.hidden_size)
@@ -206,6 +214,8 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._number = _Number()
         if config.rate != 1:
             set_rate(self, config)
+        if isinstance(self.embed_tokens, ValueInput) and self.embed_tokens.timed:
+            require_times(self, config)
         limits = [config.length_limit]
         axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
         apart = {kernel for mixer in axes for kernel in mixer.modules()}  # their limits apply to a row or a column
@@ -250,6 +260,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
         position_ids: Tensor | None = None,
+        token_time: Tensor | None = None,
         **kwargs: Any,
     ) -> LagwiseModelOutput:
         for name in kwargs:
@@ -265,8 +276,13 @@ class LagwiseModel(LagwisePreTrainedModel):
             use_cache = False
         if group is not None:
             check_piece(past_key_values, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
-        h, grid = self._embed(inputs_embeds, input_ids=input_ids, input_values=input_values, pixel_values=pixel_values)
+        given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
+        h, grid = self._embed(inputs_embeds, attention_mask, given)
         batch, length, _ = h.shape
+        if token_time is not None:
+            require_times(self, self.config)
+        elif input_values is not None and isinstance(self.embed_tokens, ValueInput):
+            token_time = self.embed_tokens.token_time(input_values)
         seq_idx = document_numbers(
             batch,
             length,
@@ -277,6 +293,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             position_ids=position_ids if past_key_values is None else None,
             attention_mask=attention_mask,
         )
+        if self._by_row and seq_idx is not None:
+            raise ValueError("inputs by_row needs one series in each row, got packed rows (seq_idx, cu_seqlens)")
         cache = self._cache(past_key_values, use_cache, seq_idx)
         if token_type_ids is not None and self.embed_types is not None:
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
@@ -289,7 +307,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             self._check_length(batch, pieces.length, pieces.whole.mask, None, pieces.whole.seq_idx)
         if cache is not None:
             mask = self._begin(cache, batch, mask, seq_idx)
-        layout = Layout(mask, seq_idx, grid=grid, pieces=pieces)
+        layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, pieces=pieces)
         h = self._with_positions(h, layout, cache)
         h = self._with_context(h, input_ids, layout, cache)
         h = self.dropout(self._with_types(h, token_type_ids))
@@ -345,7 +363,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         apart = [h.new_zeros(batch * length, channels).index_copy(0, kept, h[0]) for h in states]
         return [h.unflatten(0, (batch, length)) for h in apart]
 
-    def _embed(self, embeds: Tensor | None, **given: Tensor | None) -> tuple[Tensor, tuple[int, int] | None]:
+    def _embed(
+        self, embeds: Tensor | None, mask: Tensor | None, given: dict[str, Tensor | None]
+    ) -> tuple[Tensor, tuple[int, int] | None]:
         """One vector for each token ``(batch, length, hidden_size)``, and the grid for images."""
         expected = self.input_type.argument
         names = [name for name, value in given.items() if value is not None]
@@ -366,7 +386,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         x = given[expected]
         assert x is not None
         self.input_type.check(x, self.embed_tokens)
-        h = self._scaled(self.embed_tokens(x))
+        h = self._scaled(self.embed_tokens(x, mask) if self._by_row else self.embed_tokens(x))
         return h, self.embed_tokens.grid(x) if expected == "pixel_values" else None
 
     def _scaled(self, h: Tensor) -> Tensor:
