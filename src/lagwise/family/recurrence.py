@@ -91,7 +91,6 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
 
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         pieces = layout.pieces
-        assert pieces is not None
         y = documents(lambda x, _: self._run(x, None)[0], x, Layout(layout.mask, layout.seq_idx))
         log_decay, angle, into, outputs, _ = self.recurrence()
         lags = torch.arange(x.shape[1] + 1, dtype=torch.float64, device=x.device)[:, None]
@@ -126,7 +125,6 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         return y.to(x.dtype), after
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         if not self.causal:
             return ()
         log_decay, angle, into, (out, *_), direct = self.recurrence()

@@ -55,7 +55,6 @@ class DiagonalKernel(LagKernel):
         return self.precision(next(self.parameters())).to_complex()
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         if symbolic(length) or torch.compiler.is_exporting():
             sides = [modal_taps_of(*side, length) for side in self.real_sides()]
         else:

@@ -68,7 +68,6 @@ class S4Kernel(LagKernel):
         return self.span
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         n = min(length, self.span)
         with torch.autocast(self.rate.device.type, enabled=False):
             sides = torch.fft.irfft(self._generating(), self.span)[..., :n]

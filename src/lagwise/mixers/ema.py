@@ -97,7 +97,6 @@ class EMAMixer(Derived, Mixer):
 
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         pieces = layout.pieces
-        assert pieces is not None
         if (reach := self.kernel.truncation) is not None:
             return pieces.near(self.mix, x, reach - 1, 0 if self.causal else reach - 1)
         weights, log_decays = self.kernel.exponentials()
@@ -112,7 +111,6 @@ class EMAMixer(Derived, Mixer):
         return F.silu(y + self.omega * x).to(x.dtype)
 
     def require_times(self, layout: Layout | None = None) -> None:
-        """See `Mixer.require_times`."""
         super().require_times(layout)
         if self.kernel.truncation is not None:
             raise ValueError("an average with a truncation counts tokens, which therefore have no times of their own")
@@ -133,7 +131,6 @@ class EMAMixer(Derived, Mixer):
         return F.silu(y).to(x.dtype), None if state is None else EMAState(average)
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         if not self.causal:
             return ()
         weight, log_decay = (part[0].t().contiguous() for part in self.kernel.exponentials())

@@ -125,7 +125,6 @@ class ToeplitzMixer(Derived, Mixer):
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         """By the tokens within the kernel's support if these are fewer than all tokens of a share of the channels."""
         pieces, support = layout.pieces, self.kernel.support
-        assert pieces is not None
         most = 2 * pieces.length * (pieces.count - 1) // pieces.count**2  # tokens that two all-to-alls send and receive
         if self.ski is None and support is not None and support - 1 <= most:
             return pieces.near(self.mix, x, support - 1, 0 if self.causal else support - 1)
@@ -135,7 +134,6 @@ class ToeplitzMixer(Derived, Mixer):
         return pieces.by_channels(share.mix, x)
 
     def require_times(self, layout: Layout | None = None) -> None:
-        """See `Mixer.require_times`."""
         super().require_times(layout)
         kernel = self.kernel
         if self.ski is not None or not (isinstance(kernel, DiagonalKernel) and kernel.any_rate):
@@ -209,7 +207,6 @@ class ToeplitzMixer(Derived, Mixer):
         return self.causal and self.kernel.support is None and not self.kernel.recurrent
 
     def require_fixed(self, *, online: bool = False) -> None:
-        """See `Mixer.require_fixed`."""
         if self.grows and (self.ski is not None or not online):
             raise ValueError(
                 f"kernel {type(self.kernel).__name__} has infinite support, so its streaming state grows with the "
@@ -217,7 +214,6 @@ class ToeplitzMixer(Derived, Mixer):
             )
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         if not self.causal:
             return ()
         if isinstance(self.ski, CausalSKI):

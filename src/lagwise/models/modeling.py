@@ -33,6 +33,7 @@ from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbeddi
 from lagwise.models.offload import OffloadProbe
 from lagwise.models.pieces import require_pieces
 from lagwise.models.rates import require_times, set_rate
+from lagwise.models.remote_code import LoadedSafely
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.pieces import Pieces
@@ -57,7 +58,7 @@ class _Number:
         return _Number()
 
 
-class LagwisePreTrainedModel(PreTrainedModel):
+class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
     config_class = LagwiseConfig
     config: LagwiseConfig
     base_model_prefix = "model"
@@ -89,16 +90,6 @@ class LagwisePreTrainedModel(PreTrainedModel):
         """Collect what the parts keep in float32, as transformers does for models that contain models."""
         self._keep_in_fp32_modules_strict = {n for part in self.modules() for n in getattr(part, "kept_in_float32", ())}
         super().post_init()
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights are only read from safetensors files, because a pickle can run code."""
-        kwargs.setdefault("use_safetensors", True)
-        return super().from_pretrained(*args, **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Does nothing, as `LagwiseConfig.register_for_auto_class`."""
 
     def to_recurrent(self, tolerance: float = 1e-3, **options: Any) -> Self:
         """A copy with kernels as state spaces, which streams in constant memory. See `recurrent_form`, also for
