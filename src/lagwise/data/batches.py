@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import row_arrays
 from lagwise.data.packing import IGNORED, input_tensors, label_tensor
 from lagwise.tables import check_integer
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset as Rows
 
     R = TypeVar("R", Rows, pa.Table)

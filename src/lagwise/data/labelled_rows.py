@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
@@ -22,7 +24,6 @@ from lagwise.data.several_labels import (
     known_several,
     named_columns,
     read_several,
-    separator_of,
     strata,
 )
 from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
@@ -45,6 +46,7 @@ class LabelledRows:
         label: the column of the labels, or those of 0 and 1.
         places: where their rows are in the data: a split that these name, and the numbers of its rows.
         features: number of features per position of a series, None for text.
+        gaps: whether any sample of a series is missing (NaN).
 
     The other fields are as in `LabelledData`.
     """
@@ -57,6 +59,7 @@ class LabelledRows:
     reason: str
     label_names: tuple[str, ...] | None
     features: int | None
+    gaps: bool
     counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
     places: dict[str, tuple[str, list[int]]]
@@ -74,7 +77,9 @@ def read_labelled(
         values: whether the inputs are series, not text.
     """
     wanted = (*columns, *label_columns(label))
-    tables = source.read(wanted if set(wanted) <= set(source.columns) else None)
+    tables = source.read(wanted)
+    if any(not {*wanted} <= {*rows.column_names} for rows in tables.values()):
+        tables = source.read()  # a text may have another name, and messages name the columns
     named = tuple(tables)
     if "train" not in tables:
         raise ValueError(f"{source.name!r} has no rows to train on, only {' and '.join(named)} by the names in it")
@@ -113,7 +118,7 @@ def read_labelled(
             labels = replace(_labels(tables, label, "classification", where), reason=reason)
         else:
             labels = _labels(tables, label, kind, where)
-        features = _check_inputs(tables, columns, values, where)
+        features, gaps = _check_inputs(tables, columns, values, where)
         splits, places, counts, notes = split_labelled(tables, columns, labels)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
@@ -126,6 +131,7 @@ def read_labelled(
         labels.reason,
         labels.names,
         features,
+        gaps,
         counts,
         tuple(notes),
         places,
@@ -298,13 +304,7 @@ def _labels(tables: dict[str, Dataset], label: str | list[str], kind: str, where
         return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
     if kind == MULTI_LABEL or (kind == "auto" and has_lists(cells["train"])):
         return read_several(cells, where, _declared(tables, label)[-1])
-    separator = separator_of(cells["train"]) if kind == "auto" else None
-    hint = f"; several labels a row, between {separator!r}, are read with task.kind={MULTI_LABEL}" if separator else ""
-    try:
-        found = read_labels(cells, kind, where, _declared(tables, label)[-1])
-    except ValueError as error:
-        raise ValueError(f"{error}{hint}") from error
-    return replace(found, reason=f"{found.reason}{hint}")
+    return read_labels(cells, kind, where, _declared(tables, label)[-1])
 
 
 def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -> list[Any]:
@@ -335,15 +335,17 @@ def label_cells(rows: Dataset, label: str) -> list[Any]:
 
 def _check_inputs(
     tables: dict[str, Dataset], columns: Sequence[str], values: bool, where: Callable[[str, int], str]
-) -> int | None:
-    """Refuse empty texts and faulty series; returns the features of series, None for text."""
+) -> tuple[int | None, bool]:
+    """Refuse empty texts and faulty series; returns the features of series, None for text, and whether any sample of
+    theirs is missing."""
     features: int | None = None
+    gaps = False
     for split, rows in tables.items():
         for column in columns:
             if values:
                 table: Any = rows.with_format("arrow")[:]
                 for i, row in enumerate(read_series(table.column(column), column, lambda i, s=split: where(s, i))):
-                    features = features or row.shape[1]
+                    features, gaps = features or row.shape[1], gaps or bool(np.isnan(row).any())
                     if row.shape[1] != features:
                         raise ValueError(
                             f"{column!r} of {where(split, i)} has {row.shape[1]} features, those before it {features}"
@@ -362,4 +364,4 @@ def _check_inputs(
                     f"{len(empty)} of {len(cells)} rows have an empty {column!r}, the first is "
                     f"{where(split, empty[0])}; fill them in or remove them"
                 )
-    return features
+    return features, gaps

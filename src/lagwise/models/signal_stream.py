@@ -43,7 +43,7 @@ class SignalStream:
         inputs = model.config.inputs if isinstance(model.config.inputs, dict) else {}
         self.features: int = inputs.get("features", 1)
         self.stride: int = inputs.get("stride", 1)
-        self.takes_gaps = self.takes_gaps or inputs.get("gaps", False)
+        self.takes_gaps = self.takes_gaps or model.config.takes_gaps
         self.reset()
 
     def reset(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lagwise.forecasting.gaps import scales
 from lagwise.forecasting.tables import read_series, table_columns
 from lagwise.progress import progress_bar
 from lagwise.schema import Count
-from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
+from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
 
 _TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test
 _BATCH = 256  # windows of an evaluation
@@ -113,9 +113,7 @@ class Forecasting(Task):
     def columns(self) -> tuple[str, ...]:
         return ("past_values",)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series on any
         scale, null where missing; only the last ``data.length`` are used."""
         found = []

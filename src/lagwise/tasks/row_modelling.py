@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,13 +18,14 @@ from torch.utils.data import Dataset
 import lagwise.models as models
 from lagwise.data import BucketedExamples, EncodedExamples, Masking, load_tokenizer, with_mask
 from lagwise.data.batches import by_length, length_step, like_lengths, padded_labels
+from lagwise.data.encoding import feature_scale
 from lagwise.data.masking import EVALUATION_SEED, hidden_steps
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tables import build, counted, known
-from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
+from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
 from lagwise.tasks.row_logits import TOKENS_A_BATCH
 from lagwise.tasks.sequence_classification import ClassifiedRows, SequenceClassification
 
@@ -55,7 +56,8 @@ class RowModelling(Task):
     Options:
         rows: options of `SequenceClassification`, which say what the rows are.
         objective: ``masked``, or ``next`` for causal models. Hidden are 15 % of the tokens, in whole words, or 30 % of
-            the steps of a series, in spans of three on average; the mean of all series stands in their place.
+            the steps of a series, in spans of three on average; the mean of all series stands in their place, or that
+            of the series, where each has its own scale (`SequenceClassification`).
 
     Metrics of the held-out rows: the perplexity of a token, or the mean squared error of values that are scaled to mean
     0 and variance 1.
@@ -112,9 +114,7 @@ class RowModelling(Task):
         found.scored = {"test": self.rows.encoder(config, tokenizer)(rows)}
         return found
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``loss`` of each row, the mean over its hidden parts: of tokens in nats, of values squared errors. Rows
         unlike those of the training have high ones."""
         data = ModelledRows(self, ClassifiedRows(self.rows, tokenizer), model.config)
@@ -144,6 +144,7 @@ class ModelledRows(TaskData):
         fields = labelled.fields() if config is None else {"inputs": config.inputs}
         if task.inputs == "values":
             self.mean, self.std = (np.asarray(fields["inputs"][name], dtype=np.float32) for name in ("mean", "std"))
+            self.by_row = fields["inputs"].get("by_row", False) and task.objective == "masked"
             self.loss = squared_error
         elif task.objective == "masked":
             assert self.tokenizer is not None
@@ -208,17 +209,24 @@ class ModelledRows(TaskData):
             ids, labels = self.masking(row["input_ids"].numpy(), random)
             return {**row, "input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         values, stride = row["input_values"].numpy(), self.task.rows.stride
-        steps = self.task.rows.steps(len(values))
+        steps, (mean, std) = self.task.rows.steps(len(values)), self._scale(values)
         scaled = np.full((steps * stride, len(self.mean)), IGNORED, dtype=np.float32)
-        scaled[: len(values)] = (values - self.mean) / self.std
+        scaled[: len(values)] = (values - mean) / std
         labels = scaled.reshape(steps, -1)
         if self.task.objective == "next":
             nothing = np.full_like(labels[:1], IGNORED)
             return {**row, "labels": torch.from_numpy(np.concatenate([labels[1:], nothing]))}
         hidden = hidden_steps(steps, random)
         labels[~hidden] = IGNORED
-        seen = np.where(hidden.repeat(stride)[: len(values), None], self.mean, values)
+        seen = np.where(hidden.repeat(stride)[: len(values), None], mean, values)
         return {**row, "input_values": torch.from_numpy(seen), "labels": torch.from_numpy(labels)}
+
+    def _scale(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation of the features: of a row, where the model reads each on its own scale, or of all."""
+        if not self.by_row:
+            return self.mean, self.std
+        mean, std = feature_scale([values])
+        return np.asarray(mean, dtype=np.float32), np.asarray(std, dtype=np.float32)
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return self._padded(rows, multiple_of=partial(length_step, most=self.longest_example()))

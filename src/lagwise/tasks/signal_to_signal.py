@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -39,11 +39,8 @@ from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.schema import Whole as WholeNumber
 from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.figures import signals_beside
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
+from lagwise.tasks.figures import Figures, Log, signals_beside
 
 LOSSES = {
     "mse": Metric("mse", "mean squared error", greater_is_better=False),
@@ -203,9 +200,7 @@ class SignalToSignal(Task):
     def columns(self) -> tuple[str, ...]:
         return (SERIES,)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``: the outputs ``(samples, outputs)`` of each row's ``input_values``, which may have NaN."""
         given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
         result = []
@@ -289,9 +284,7 @@ class SignalToSignal(Task):
         head = ("", "squared error", "absolute error", "SI-SDR (dB)", "gain")
         return [Table(f"Signals, each given {evaluation['delay']} samples after it at most", head, rows)]
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         found = super().figures(metrics, evaluation)
         if evaluation is not None and "example" in evaluation:
             found["example"] = lambda: signals_beside(evaluation["example"])
