@@ -91,11 +91,11 @@ def packages_of(extra: str) -> set[str]:
                 continue
         for needed in map(Requirement, texts):
             if needed.marker is None or needed.marker.evaluate({"extra": wanted}):
-                todo += [(_plain(needed.name), each) for each in ("", *needed.extras)]
+                todo += [(plain(needed.name), each) for each in ("", *needed.extras)]
     return {name for name, _ in seen}
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -104,7 +104,7 @@ def hide_all_but(packages: set[str]) -> None:
     hidden = {
         module
         for module, owners in importlib.metadata.packages_distributions().items()
-        if not packages & {_plain(owner) for owner in owners}
+        if not packages & {plain(owner) for owner in owners}
     }
     finder = importlib.machinery.PathFinder
 
@@ -116,7 +116,7 @@ def hide_all_but(packages: set[str]) -> None:
         @classmethod
         def find_distributions(cls, *args: object, **options: object) -> Iterator[importlib.metadata.Distribution]:
             for found in finder.find_distributions(*args, **options):
-                if _plain(found.name or "") in packages:
+                if plain(found.name or "") in packages:
                     yield found
 
     sys.meta_path[sys.meta_path.index(finder)] = Visible
