@@ -246,9 +246,11 @@ def main(folder: Path, extra: str, hide: bool) -> int:
         print(f"skipped: {reason}")
         return 0
     if not folder.is_dir():
-        begun = folder.with_name(f"{folder.name}-begun")
-        make_inputs(begun)
-        begun.rename(folder)
+        try:
+            make_inputs(folder)
+        except BaseException:  # the next call makes them anew; runs name the files of their data
+            shutil.rmtree(folder)
+            raise
     failed = 0
     for name, outcome in outcomes(folder).items():
         refuses = re.fullmatch(r"error: [^\n]* install lagwise\[\w+\][^\n]*", outcome) is not None
