@@ -223,15 +223,15 @@ def outcomes(folder: Path) -> dict[str, str]:
         return {name: check() for name, check in checks.items()}
 
 
-def unusable(extra: str) -> str | None:
-    """Why an extra cannot be tried here: its torchvision was compiled for another torch, which nothing of lagwise can
+def unusable_torchvision() -> str | None:
+    """Why the installed torchvision cannot be imported: it was compiled for another torch, which nothing of lagwise can
     help, since transformers imports torchvision wherever it is installed."""
-    if extra != "vision":
-        return None
     import torch
 
     try:
         importlib.import_module("torchvision")
+    except ModuleNotFoundError as error:
+        return None if error.name == "torchvision" else str(error)
     except Exception as error:  # RuntimeError, ImportError or OSError, as the versions differ
         version = importlib.metadata.version("torchvision")
         reason = str(error).strip().splitlines()[0]
@@ -242,9 +242,11 @@ def unusable(extra: str) -> str | None:
 def main(folder: Path, extra: str, hide: bool) -> int:
     if hide:
         hide_all_but(packages_of(extra))
-    if reason := unusable(extra):
+    if reason := unusable_torchvision():
         print(f"skipped: {reason}")
-        return 0
+        if extra == "vision":
+            return 0
+        hide_all_but({plain(each.name) for each in importlib.metadata.distributions()} - {"torchvision"})
     if not folder.is_dir():
         try:
             make_inputs(folder)
