@@ -1,10 +1,11 @@
-"""Time the host's part of a layer's training step on a GPU, without one, beside another version of lagwise.
+r"""Time the host's part of a layer's training step on a GPU, without one, beside another version of lagwise.
 
     make test-triton  # which installs Triton into build/triton
-    PYTHONPATH=build/triton python benchmarks/host_times.py --peer OTHER/src --out benchmarks/results/host-times-cpu.json
+    PYTHONPATH=build/triton python benchmarks/host_times.py --peer OTHER/src \
+        --out benchmarks/results/host-times-cpu.json
 
 A step is a forward and a backward pass under bfloat16 autocast, of tensors so small that computing takes little beside
-the Python around it: one row of 128 tokens, 16 channels. The CPU stands for the card: fused kernels serve it, chosen as
+the Python around it: one row of 48 tokens, 8 channels. The CPU stands for the card: fused kernels serve it, chosen as
 for one, and a launch ends where Triton would call the driver; its launcher in Python runs, if Triton is installed. What
 remains is the host's: modules, checks, autograd, PyTorch's dispatcher and Triton's launcher. The driver's part of about
 5 microseconds a call comes on top.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -59,9 +61,19 @@ def pretend_card() -> None:
         sys.modules |= {"triton": stub, "triton.language": language}  # type: ignore[dict-item]
         return
     from triton.backends.compiler import GPUTarget  # pyrefly: ignore[missing-import]
+    from triton.compiler import CompiledKernel  # pyrefly: ignore[missing-import]
     from triton.runtime import driver, jit  # pyrefly: ignore[missing-import]
 
-    kernel = SimpleNamespace(run=launched, function=0, packed_metadata=(), launch_metadata=lambda *_: None)
+    class Kernel(CompiledKernel):
+        """A compiled kernel that the driver does not get."""
+
+        run, function, packed_metadata, name, src = staticmethod(launched), 0, (), "kernel", None
+
+        def __init__(self) -> None: ...
+
+        def _init_handles(self) -> None: ...
+
+    kernel = Kernel()
 
     def compiled(self: Any, key: Any, _: Any, device: int, *__: Any) -> Any:
         self.device_caches[device][0][key] = kernel
@@ -140,9 +152,10 @@ def main() -> None:
         torch.set_num_threads(1)
         pretend_card()
         if chosen.profile:
-            return profile(chosen.profile, chosen.order)
-        print(json.dumps({name: measure(name) for name in chosen.models.split(",")}))
-        return None
+            profile(chosen.profile, chosen.order)
+        else:
+            print(json.dumps({name: measure(name) for name in chosen.models.split(",")}))
+        return
     sources = {"this": str(Path(__file__).parents[1] / "src"), **({"peer": chosen.peer} if chosen.peer else {})}
     runs: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in sources}
     command = [sys.executable, __file__, "--child", "--models", chosen.models]

@@ -43,7 +43,9 @@ def check_mixer(
     same as alone; chunks and single tokens give the same as the whole sequence; an old state stays valid; states of
     several rows can be picked and joined; unless it grows, a state of fixed shapes gives the same, also in an exported
     graph; bfloat16 under autocast stays close to float64; gradients equal finite
-    differences; another mixer with the same weights gives the same outputs. Called by several processes of
+    differences; another mixer with the same weights gives the same outputs. If tokens may have times of their own
+    (`Mixer.require_times`), equal times of 1 change nothing, and padding, packing, streams and gradients are right with
+    others too. Called by several processes of
     `torch.distributed`, of which every one calls it, also rows that are split between them (`check_pieces`).
 
     Args:
@@ -67,6 +69,8 @@ def check_mixer(
         if gradients:
             check_gradients(factory, channels, causal)
         check_weights(factory, channels, causal)
+        if takes_times(factory(channels, causal)):
+            check_times(factory, channels, causal)
         check_autocast(factory, channels, causal)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             check_pieces(factory, channels, causal)
@@ -74,8 +78,9 @@ def check_mixer(
         check_causality(factory, channels)
         if kind.streams:
             check_streaming(factory, channels)
-            check_padded_stream(factory, channels)
             check_padding_anywhere(factory, channels)
+            if takes_times(factory(channels, True)):
+                check_timed_stream(factory, channels)
             check_old_states(factory, channels)
             check_picked_states(factory, channels)
             check_joined_states(factory, channels)
@@ -295,15 +300,67 @@ def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def check_padded_stream(factory: Factory, channels: int) -> None:
-    """A stream that starts with padding continues as without it."""
+def takes_times(mixer: Mixer) -> bool:
+    """Whether tokens may have times of their own (`Layout.token_time`)."""
+    try:
+        mixer.require_times()
+    except ValueError:
+        return False
+    return True
+
+
+def check_times(factory: Factory, channels: int, causal: bool) -> None:
+    """Times of 1 change no output; with other times, padding and other documents of a row have no effect, and gradients
+    equal finite differences, also those of times."""
+    mixer = factory(channels, causal).double()
+    x, time = _noise(2, 70, channels), _times(2, 70)
+    _same(mixer(x, layout=Layout(token_time=torch.ones_like(time))), mixer(x), 1e-9, "tokens with times of 1")
+    whole = mixer(x, layout=Layout(token_time=time))
+    assert not torch.allclose(whole, mixer(x)), "times of tokens have no effect"
+    for before, after in ((5, 0), (0, 7), (3, 2)):
+        padding = (0, 0, before, after)
+        mask = torch.zeros(2, before + 70 + after, dtype=torch.bool)
+        mask[:, before : before + 70] = True
+        layout = Layout(mask, token_time=F.pad(time, (before, after), value=float("nan")))
+        y = mixer(F.pad(x, padding, value=float("nan")), layout=layout)[:, before : before + 70]
+        _same(y, whole, 1e-9, f"times with {before} and {after} tokens of padding")
+    documents = torch.tensor([[0] * 70 + [1] * 70])
+    packed = Layout(seq_idx=documents, token_time=time.reshape(1, -1))
+    y = mixer(x.reshape(1, -1, channels), layout=packed).unflatten(1, (2, -1))[0]
+    _same(y, whole, 1e-9, "documents with times, packed into a row")
+    some, short = [p for p in mixer.parameters() if p.numel() <= 64][:2], time[:1, :6].clone().requires_grad_()
+    signal = x[:1, :6].clone().requires_grad_()
+    torch.autograd.gradcheck(
+        lambda a, t, *_: mixer(a, layout=Layout(token_time=t)), (signal, short, *some), fast_mode=True
+    )
+
+
+def check_timed_stream(factory: Factory, channels: int) -> None:
+    """Tokens with times of their own give the same in chunks, one by one, and with padding anywhere in a stream."""
     mixer = factory(channels, True).double()
-    x = _noise(1, 40, channels)
-    padded = torch.cat([1e3 * _noise(1, 5, channels), x], dim=1)
-    mask = torch.tensor([[0] * 5 + [1] * 40])
-    y, state = mixer.prefill(padded[:, :25], mixer.init_state(1), mask=mask[:, :25])
-    rest, _ = mixer.prefill(padded[:, 25:], state, mask=mask[:, 25:])
-    _same(torch.cat([y, rest], 1)[:, 5:], mixer(x), 1e-9, "a stream that begins with padding")
+    x, time = _noise(2, 90, channels), _times(2, 90)
+    whole, state, parts, at = mixer(x, layout=Layout(token_time=time)), mixer.init_state(2), [], 0
+    for size in (1, 30, 2, 50):
+        own = slice(at, at + size)
+        y, state = mixer.prefill(x[:, own], state, layout=Layout(token_time=time[:, own]))
+        parts.append(y)
+        at += size
+    for i in range(at, 90):
+        token, state = mixer.step(x[:, i], state, time[:, i])
+        parts.append(token[:, None])
+    _same(torch.cat(parts, 1), whole, 1e-9, "chunks of tokens with times")
+    mask = torch.rand(2, 90, generator=torch.Generator().manual_seed(0), device="cpu").to(x.device) > 0.3
+    outputs, state = [], mixer.init_state(2)
+    for own in (slice(0, 40), slice(40, 90)):
+        y, state = mixer.prefill(x[:, own], state, layout=Layout(mask[:, own], token_time=time[:, own]))
+        outputs.append(y)
+    for row, kept in enumerate(mask):
+        alone = mixer(x[row, kept][None], layout=Layout(token_time=time[row, kept][None]))[0]
+        _same(torch.cat(outputs, 1)[row, kept], alone, 1e-9, "a stream with times and padding")
+
+
+def _times(batch: int, length: int) -> Tensor:
+    return torch.rand(batch, length, dtype=torch.float64) * 3 + 0.1
 
 
 def check_padding_anywhere(factory: Factory, channels: int) -> None:

@@ -41,12 +41,15 @@ class Block(nn.Module):
         """The state before the first token. ValueError for a bidirectional block."""
         raise NotImplementedError
 
-    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def prefill(
+        self, x: Tensor, state: Any, *, mask: Tensor | None = None, layout: Layout | None = None
+    ) -> tuple[Tensor, Any]:
         """Process the next ``length >= 1`` tokens. Returns their outputs and the state after them; the old state stays
         valid. ValueError if a shape is wrong."""
-        return self.run_next(checked(x, Layout(mask), self.width), state, mask)
+        layout = Layout(mask) if layout is None else layout
+        return self.run_next(checked(x, layout, self.width), state, layout)
 
-    def run_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+    def run_next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         """`prefill` for checked arguments, with x zero at padding."""
         raise NotImplementedError
 

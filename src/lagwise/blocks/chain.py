@@ -62,10 +62,10 @@ class ChainBlock(Block):
     def init_state(self, batch_size: int) -> ChainState:
         return ChainState(tuple(block.init_state(batch_size) for block in self._links()))
 
-    def run_next(self, x: Tensor, state: ChainState, mask: Tensor | None) -> tuple[Tensor, ChainState]:
+    def run_next(self, x: Tensor, state: ChainState, layout: Layout) -> tuple[Tensor, ChainState]:
         after = []
         for block, before in zip(self._links(), state.states, strict=True):
-            x, reached = block.prefill(x, before, mask=mask)
+            x, reached = block.prefill(x, before, layout=layout)
             after.append(reached)
         return x, ChainState(tuple(after))
 

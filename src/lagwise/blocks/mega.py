@@ -114,9 +114,10 @@ class MegaBlock(Block):
         attention = self.attention.init_state(batch_size, self.sizes[2], like=self.query_key.scale)
         return MegaState(self.memory.init_state(batch_size), attention)
 
-    def run_next(self, x: Tensor, state: MegaState, mask: Tensor | None) -> tuple[Tensor, MegaState]:
+    def run_next(self, x: Tensor, state: MegaState, layout: Layout) -> tuple[Tensor, MegaState]:
+        mask = layout.mask
         h = normed(self.norm, x, mask)
-        memory, memory_state = self.memory.prefill(h, state.memory, mask=mask)
+        memory, memory_state = self.memory.prefill(h, state.memory, layout=layout)
         update, query, key, reset, candidate = self._project(memory)
         attended, attention_state = self.attention.prefill(query, key, self._value(h), state.attention, mask)
         y = self.channels(self._update(x, attended, update, reset, candidate), mask)

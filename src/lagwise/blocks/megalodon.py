@@ -128,9 +128,10 @@ class MegalodonBlock(Block):
         norm = self.timestep_norm.init_state(batch_size)
         return MegalodonState(norm, self.memory.init_state(batch_size), attention)
 
-    def run_next(self, x: Tensor, state: MegalodonState, mask: Tensor | None) -> tuple[Tensor, MegalodonState]:
-        h, norm = self.timestep_norm.prefill(x, state.norm, mask=mask)
-        found, memory_state = self.memory.prefill(h, state.memory, mask=mask)
+    def run_next(self, x: Tensor, state: MegalodonState, layout: Layout) -> tuple[Tensor, MegalodonState]:
+        mask = layout.mask
+        h, norm = self.timestep_norm.prefill(x, state.norm, layout=layout)
+        found, memory_state = self.memory.prefill(h, state.memory, layout=layout)
         memory = self._memory(found)
         attended, attention = self.attention.prefill(*self._attended_parts(h, memory), state.attention, mask)
         return self._update(x, memory, attended, mask), MegalodonState(norm, memory_state, attention)

@@ -67,6 +67,6 @@ class PreNormBlock(Block):
     def init_state(self, batch_size: int) -> Any:
         return self.token_mixer.init_state(batch_size)
 
-    def run_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        mixed, state = self.token_mixer.prefill(normed(self.token_norm, x, mask), state, mask=mask)
-        return self.channels(x, mask, branch=self.dropout(mixed)), state
+    def run_next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        mixed, state = self.token_mixer.prefill(normed(self.token_norm, x, layout.mask), state, layout=layout)
+        return self.channels(x, layout.mask, branch=self.dropout(mixed)), state

@@ -17,7 +17,7 @@ import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data import listops, pathfinder
-from lagwise.data.arena import ARENA
+from lagwise.data.published import ARENA
 from lagwise.data.sources import open_source
 from lagwise.data.splits import SPLITS, split_sizes
 from lagwise.files import PARTIAL, lock

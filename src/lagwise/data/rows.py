@@ -133,7 +133,8 @@ class RowSource:
             for split in self.split_names
             for path in self.files[split]
         }
-        check_sounds({path: table for path, table in whole.items() if path in sounds}, self.rate)
+        if sounds:
+            check_sounds({path: table for path, table in whole.items() if path in sounds}, self.rate)
         read = {}
         for split in self.split_names:
             tables = [whole[path] for path in self.files[split]]

@@ -64,6 +64,10 @@ class GSSMixer(Mixer):
         mixed, state = self.toeplitz.prefill(F.gelu(self.value(x)), state, mask=mask)
         return self._gated(x, mixed), state
 
+    def mix_timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
+        mixed, state = self.toeplitz.timed(F.gelu(self.value(x)), layout, state)
+        return self._gated(x, mixed), state
+
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.step(F.gelu(self.value(x)), state)
         return self._gated(x, mixed), state

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import held_inputs, modal_taps, modal_taps_of
+from lagwise.ops.recurrence import held_inputs, held_tokens, modal_taps, modal_taps_of
 from lagwise.ops.symbolic import symbolic
 
 
@@ -43,6 +43,16 @@ class DiagonalKernel(LagKernel):
             rate = (-poles.abs().clamp(min=1e-30).log()).log()
             sides.append((rate, poles.angle(), torch.view_as_real(weights), direct))
         return sides
+
+    def held(self, token_time: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Poles of the modes of each of `sides` at tokens of different times, and the factors of their inputs
+        (`held_tokens`): ``(batch, length, channels, modes)``. Needs `any_rate`, which a subclass with another rule than
+        a held input declares only if it overrides this."""
+        exponents = [torch.complex(-rate.double().exp(), angle.double()) for rate, angle, *_ in self.real_sides()]
+        return [held_tokens(e.to(self._weight_type()), token_time) for e in exponents]
+
+    def _weight_type(self) -> torch.dtype:
+        return self.precision(next(self.parameters())).to_complex()
 
     def taps(self, length: int) -> Tensor:
         """See `LagKernel.taps`."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import mean_exponential
+from lagwise.ops.recurrence import held_tokens, mean_exponential
 from lagwise.tables import check_integer, known
 
 STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")
@@ -68,11 +68,27 @@ class S4DKernel(DiagonalKernel):
         their decay."""
         dtype = self.precision(self.rate)
         with torch.autocast(self.rate.device.type, enabled=False):
-            a = torch.complex(-self.rate.double().exp(), self.angle.double())
-            poles, scale = self._sampled(a, self.log_step.double().exp()[:, None] * self.token_time)
+            poles, scale = self._sampled(*self._continuous())
             amplitude = torch.view_as_complex(self.amplitude.to(dtype).contiguous())
             weights = amplitude * scale.to(amplitude.dtype)
         return [Modes(poles, w, self.direct.to(dtype) * (i == 0)) for i, w in enumerate(weights)]
+
+    def _continuous(self) -> tuple[Tensor, Tensor]:
+        """A ``(channels, modes)`` and the time of a token ``(channels, 1)``."""
+        a = torch.complex(-self.rate.double().exp(), self.angle.double())
+        return a, self.log_step.double().exp()[:, None] * self.token_time
+
+    def held(self, token_time: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """See `DiagonalKernel.held`; by the rule of this kernel, whose poles do not tell its angles."""
+        a, step = self._continuous()
+        exponent = (a * step).to(self._weight_type())
+        if self.rule == "zoh":
+            found = held_tokens(exponent, token_time)
+        else:
+            time = token_time[..., None, None].to(exponent.real.dtype)
+            below = 1 - exponent * time / 2
+            found = (1 + exponent * time / 2) / below, time * (1 - exponent / 2) / below
+        return [found] * len(self.amplitude)
 
     def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Poles, and the factor of C: a pair of conjugate poles is one mode with twice the weight."""

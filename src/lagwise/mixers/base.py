@@ -80,24 +80,26 @@ class Mixer(nn.Module):
             x: ``(batch, length, channels)``.
             mask: ``(batch, length)``, true where a token is real.
             seq_idx: ``(batch, length)``, the document of each token of a packed row.
-            layout: mask and seq_idx in one object, which models create once for all layers; replaces both.
+            layout: mask and seq_idx in one object, which models create once for all layers; replaces both. It may
+                also give the time of each token (`Layout.token_time`).
 
         Returns:
             A tensor like x. Outputs at padding are finite and have no meaning.
 
         Raises:
-            ValueError: If a shape is wrong.
+            ValueError: If a shape is wrong, or for times of tokens if the mixer counts tokens.
         """
         layout = Layout(mask, seq_idx) if layout is None else layout
         x = checked(x, layout, self.channels)
         if not symbolic(x.shape[0]) and x.shape[0] == 0:
             return x
-        if layout.pieces is not None:
+        if layout.token_time is not None:
+            self.require_times(layout)
+        elif layout.pieces is not None:
             self.require_pieces()
             return self.mix_pieces(x, layout)
-        if layout.seq_idx is not None:
-            return per_document(self.mix, x, layout)
-        return self.mix(x, layout)
+        mix = self.mix if layout.token_time is None else self._mix_timed
+        return mix(x, layout) if layout.seq_idx is None else per_document(mix, x, layout)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         """`forward` for checked arguments: rows of one document, and x zero at padding."""
@@ -122,6 +124,35 @@ class Mixer(nn.Module):
         for part in mixers_inside(self):
             part.require_pieces()
 
+    def mix_timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
+        """Mix tokens of different times (``layout.token_time``): whole sequences if state is None, in either direction,
+        otherwise the next tokens of a stream. Returns the outputs, and the state after them if there was one before.
+
+        x is zero and the time 0 at padding, where a state must stay as it is. With times of 1 the outputs are those of
+        `mix` and `mix_next`.
+        """
+        raise NotImplementedError
+
+    def _mix_timed(self, x: Tensor, layout: Layout) -> Tensor:
+        return self.mix_timed(x, layout, None)[0]
+
+    def timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
+        """`mix_timed` for any values at padding."""
+        return self.mix_timed(masked(x, layout.mask), layout, state)
+
+    def require_times(self, layout: Layout | None = None) -> None:
+        """ValueError if it, or a mixer inside, counts tokens, so that these have no times of their own; and for times
+        of rows that are split between processes."""
+        if type(self).mix_timed is Mixer.mix_timed:
+            raise ValueError(
+                f"{type(self).__name__} counts tokens, which therefore have no times of their own; use mixers and "
+                "kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
+            )
+        if layout is not None and layout.pieces is not None:
+            raise ValueError("tokens with times of their own cannot be in rows that are split between processes")
+        for part in mixers_inside(self):
+            part.require_times()
+
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`forward` along the columns of a grid stored row by row, in rows of ``width`` tokens.
 
@@ -135,13 +166,19 @@ class Mixer(nn.Module):
         self.require_causal()
         raise NotImplementedError
 
-    def prefill(self, x: Tensor, state: Any, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def prefill(
+        self, x: Tensor, state: Any, *, mask: Tensor | None = None, layout: Layout | None = None
+    ) -> tuple[Tensor, Any]:
         """Mix the next ``length >= 1`` tokens. Returns their outputs and the state after them.
 
         The old state stays valid, so that generation may branch from it. A row with padding, anywhere in it, continues
-        as if it had only its real tokens. Shapes and errors as in `forward`.
+        as if it had only its real tokens. Arguments, shapes and errors as in `forward`, without seq_idx.
         """
-        x = checked(x, Layout(mask), self.channels)
+        layout = Layout(mask) if layout is None else layout
+        x, mask = checked(x, layout, self.channels), layout.mask
+        if layout.token_time is not None:
+            self.require_times(layout)
+            return self._next(x, state, layout)
         if mask is not None:
             return padded_prefill(self._next, x, state, mask.bool())
         if x.shape[1] == 1:
@@ -153,16 +190,19 @@ class Mixer(nn.Module):
         """`prefill` for checked arguments, with x zero at padding, which only comes before the first token of rows."""
         raise NotImplementedError
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, x: Tensor, state: Any, token_time: Tensor | None = None) -> tuple[Tensor, Any]:
         """Mix one token. Returns its output and the state after it.
 
-        Shapes: x and the output ``(batch, channels)``, without a dimension of length; `prefill` takes ``(batch, length,
-        channels)``. ValueError for another shape.
+        Shapes: x and the output ``(batch, channels)``, and token_time ``(batch,)``, as in `Layout`, without a dimension
+        of length; `prefill` takes ``(batch, length, channels)``. ValueError for another shape, and as in `forward`.
         """
         if x.dim() != 2 or x.shape[1] != self.channels:
             raise ValueError(
                 f"step takes one token (batch, {self.channels}), got {tuple(x.shape)}; prefill takes several"
             )
+        if token_time is not None:
+            y, state = self.prefill(x[:, None], state, layout=Layout(token_time=token_time[:, None]))
+            return y[:, 0], state
         try:
             y, after = self.mix_token(x, state)
         except RuntimeError:  # finding the rows of a state takes time, so only where tensors do not fit together
@@ -179,9 +219,13 @@ class Mixer(nn.Module):
         y, state = self.mix_next(x[:, None], state, None)
         return y[:, 0], state
 
-    def _next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+    def _next(self, x: Tensor, state: Any, given: Tensor | Layout | None) -> tuple[Tensor, Any]:
+        """`mix_timed` for a layout with times, otherwise `mix_next` for a mask."""
         try:
-            y, after = self.mix_next(x, state, mask)
+            if isinstance(given, Layout):
+                y, after = self.mix_timed(x, given, state)
+            else:
+                y, after = self.mix_next(x, state, given)
         except RuntimeError:
             require_rows(x, state)
             raise

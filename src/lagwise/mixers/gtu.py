@@ -66,6 +66,10 @@ class GTU(Mixer):
         mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
         return self.out(silu_product(self.gate(x), mixed)), state
 
+    def mix_timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
+        mixed, state = self.toeplitz.timed(F.silu(self.value(x)), layout, state)
+        return self.out(silu_product(self.gate(x), mixed)), state
+
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.step(F.silu(self.value(x)), state)
         return self.out(silu_product(self.gate(x), mixed)), state

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import KERNELS
+from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.remembered import remembered_taps
 from lagwise.kernels.share import some_channels
 from lagwise.mixers.base import Mixer, masked
@@ -19,7 +20,7 @@ from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import reachable_taps
-from lagwise.ops.recurrence import LEAST_RADIUS, modal_graph_prefill, modal_prefill
+from lagwise.ops.recurrence import LEAST_RADIUS, modal_graph_prefill, modal_prefill, varying_scan
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -132,6 +133,35 @@ class ToeplitzMixer(Derived, Mixer):
         if isinstance(self.ski, CausalSKI):  # whose plan depends on all channels
             share.ski = self.ski.planned(self.kernel)
         return pieces.by_channels(share.mix, x)
+
+    def require_times(self, layout: Layout | None = None) -> None:
+        """See `Mixer.require_times`."""
+        super().require_times(layout)
+        kernel = self.kernel
+        if self.ski is not None or not (isinstance(kernel, DiagonalKernel) and kernel.any_rate):
+            name = "engine ski" if self.ski is not None else f"kernel {type(kernel).__name__}"
+            raise ValueError(
+                f"{name} counts tokens, which therefore have no times of their own; use kernels in continuous time, "
+                "such as s4d, dss and cema"
+            )
+
+    def mix_timed(self, x: Tensor, layout: Layout, state: ModalState | None) -> tuple[Tensor, Any]:
+        assert layout.token_time is not None
+        assert isinstance(self.kernel, DiagonalKernel)
+        memory = None if state is None else torch.complex(*state).transpose(1, 2)
+        with torch.autocast(x.device.type, enabled=False):
+            sides = self.kernel.sides()
+            signal = x.to(sides[0].direct.dtype)
+            y = sides[0].direct * signal
+            times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
+            for i, (modes, time) in enumerate(zip(sides, times, strict=True)):
+                poles, factors = (each.flip(1) if i else each for each in self.kernel.held(time)[i])
+                given = signal.flip(1) if i else signal
+                states = varying_scan(factors * given[..., None], poles, memory)
+                found = (states * modes.weights).real.sum(3)
+                y = y + (found.flip(1) if i else found)
+        after = None if state is None else ModalState(*torch.view_as_real(states[:, -1].transpose(1, 2)).unbind(-1))
+        return y.to(x.dtype), after
 
     def _product(self, x: Tensor) -> Tensor:
         spectrum = self._spectrum(x.shape[1])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.models.inputs import check_vocabulary
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import transformed
+from lagwise.ops.bilinear import traced, transformed
 from lagwise.tables import check_integer
 
 _CONSTANT = 1e-6  # a deviation of so much of the mean is rounding
@@ -57,9 +57,14 @@ class ValueInput(nn.Linear):
     step also reads ``log10(s / std)`` and ``asinh(m / s)``. Padding, and zeros that fill the last step, do not count.
     It is for two-sided models, as m and s depend on the whole row.
 
-    Options: features, the values per sample; stride, the samples per step (1); mean and std of each feature (0 and 1:
-    values are used as they are), by which they are standardised; gaps (false); by_row (false). ValueError if a std is
-    not positive, or unless there is one for each feature.
+    With ``time``, the first feature of a sample is the time since the one before, and 0 for the first of a series. It
+    is no input of the map: relative to ``time``, it is what the step lasts for in the mixers (`Layout.token_time`); the
+    first of a series lasts for 1.
+
+    Options: features, the values per sample, its time included; stride, the samples per step (1); mean and std of each
+    feature (0 and 1: values are used as they are), by which they are standardised; gaps (false); by_row (false); time,
+    that of a step of 1 (none: samples are equally spaced). ValueError if a std or the time is not positive, unless
+    there is a std for each feature, and for a time with a stride.
     """
 
     argument: ClassVar[str] = "input_values"
@@ -74,18 +79,41 @@ class ValueInput(nn.Linear):
         std: list[float] | None = None,
         gaps: bool = False,
         by_row: bool = False,
+        time: float | None = None,
     ):
-        samples = check_integer("features", features) * check_integer("stride", stride)
-        super().__init__(samples + 2 * features * by_row, hidden_size)
-        self.features, self.stride, self.by_row = features, stride, by_row
+        self.timed = time is not None
+        if time is not None and not (0 < time < math.inf):
+            raise ValueError(f"time must be a number greater than 0, got {time}")
+        if time is not None and stride != 1:
+            raise ValueError(f"samples with times of their own need a stride of 1, got {stride}")
+        if time is not None and check_integer("features", features) == 1:
+            raise ValueError("features must count the time of a sample and its values, got 1")
+        values = check_integer("features", features) - self.timed
+        samples = values * check_integer("stride", stride)
+        super().__init__(samples + 2 * values * by_row, hidden_size)
+        self.features, self.stride, self.by_row, self.time = features, stride, by_row, time
+        self.samples = samples  # values of a step
         check_scale(features, mean, std, "features")
-        self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
+        # plain lists: buffers would be lost when a model is loaded via the meta device
+        self.mean, self.std = (None if scale is None else scale[self.timed :] for scale in (mean, std))
         self.missing = nn.Linear(samples, hidden_size, bias=False) if gaps else None
 
+    def values(self, input_values: Tensor) -> Tensor:
+        """The values of samples, without their times."""
+        return input_values[..., 1:] if self.timed else input_values
+
+    def token_time(self, input_values: Tensor) -> Tensor | None:
+        """What each step lasts for, ``(batch, length)``, as in `Layout`; None if samples have no times."""
+        if self.time is None:
+            return None
+        since = input_values[..., 0].to(torch.promote_types(input_values.dtype, torch.float32))
+        return torch.where(since == 0, 1, since / self.time)
+
     def standardized(self, input_values: Tensor) -> Tensor:
-        """The samples less their mean, over their deviation; in at least float32: in bfloat16 a signal far from 0 would
-        lose its digits."""
-        x = input_values.to(torch.promote_types(input_values.dtype, torch.float32))
+        """The values of samples less their mean, over their deviation; in at least float32: in bfloat16 a signal far
+        from 0 would lose its digits."""
+        x = self.values(input_values)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.mean is not None:
             x = x - x.new_tensor(self.mean)
         if self.std is not None:
@@ -97,11 +125,11 @@ class ValueInput(nn.Linear):
         return super().forward(self._in_steps(z).to(self.weight.dtype))
 
     def _in_steps(self, z: Tensor) -> Tensor:
-        return z.reshape(z.shape[0], -1, self.features * self.stride)
+        return z.reshape(z.shape[0], -1, self.samples)
 
     def forward(self, input_values: Tensor, mask: Tensor | None = None) -> Tensor:
         """mask: ``(batch, steps)``, true where a step is real; only read by rows."""
-        missing = input_values.isnan()
+        missing = self.values(input_values).isnan()
         h = self._rows(input_values, mask) if self.by_row else self._samples(input_values, missing)
         return h if self.missing is None else h + self.missing(self._in_steps(missing).to(self.missing.weight.dtype))
 
@@ -110,6 +138,7 @@ class ValueInput(nn.Linear):
         return self.steps(z if self.missing is None else z.masked_fill(missing, 0))
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = self.values(x)
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         known = ~x.isnan() & _filled(x, mask, self.stride)[..., None]
         count = known.sum(1, keepdim=True).clamp(min=1)
@@ -117,14 +146,15 @@ class ValueInput(nn.Linear):
         centred = (x - mean).masked_fill(~known, 0)
         std = (centred.square().sum(1, keepdim=True) / count).sqrt()
         std = std + _CONSTANT * mean.abs() + torch.finfo(x.dtype).tiny
-        usual = x.new_ones(self.features) if self.std is None else x.new_tensor(self.std)
+        usual = x.new_ones(x.shape[-1]) if self.std is None else x.new_tensor(self.std)
         size = torch.cat([(std / usual).clamp(min=_SMALLEST).log10(), (mean / std).asinh()], 2)
         z = self._in_steps(centred / std)
         return super().forward(torch.cat([z, size.expand(-1, z.shape[1], -1)], 2).to(self.weight.dtype))
 
     @staticmethod
     def check(input_values: Tensor, embedding: ValueInput) -> None:
-        """ValueError for values of a wrong shape, for infinity, and for NaN without ``gaps``."""
+        """ValueError for values of a wrong shape, for infinity, for NaN without ``gaps``, and for times that are
+        negative or missing."""
         if input_values.dim() != 3 or 0 in input_values.shape or input_values.shape[2] != embedding.features:
             raise ValueError(
                 f"input_values must be (batch >= 1, length >= 1, features={embedding.features}), "
@@ -135,8 +165,14 @@ class ValueInput(nn.Linear):
                 f"the length of input_values must be a multiple of the stride {embedding.stride}, "
                 f"got {input_values.shape[1]}; pad the last step with zeros"
             )
-        filled = input_values if embedding.missing is None else input_values.masked_fill(input_values.isnan(), 0)
-        check_finite("input_values", filled)
+        if embedding.timed:
+            check_finite("the times in input_values", input_values[..., 0])
+            if input_values.device.type == "cpu" and not traced() and bool((input_values[..., 0] < 0).any()):
+                raise ValueError(
+                    "the times in input_values must not be negative: each is the time since the one before"
+                )
+        filled = embedding.values(input_values)
+        check_finite("input_values", filled if embedding.missing is None else filled.masked_fill(filled.isnan(), 0))
 
 
 class PatchInput(nn.Conv2d):

@@ -58,11 +58,11 @@ def _run(part: Block | Mixer, x: Tensor, layout: Layout, cached: StateLayer | No
         return part(x, layout=layout)
     mask = layout.mask
     state = part.init_state(x.shape[0]) if cached.state is None else cached.state
-    if x.shape[1] == 1 and mask is None:
+    if x.shape[1] == 1 and mask is None and layout.token_time is None:
         y, state = part.step(x[:, 0], state)
         y = y[:, None]
     else:
-        y, state = part.prefill(x, state, mask=mask)
+        y, state = part.prefill(x, state, layout=layout)
     cached.advance(state, x.shape[1])
     return y
 

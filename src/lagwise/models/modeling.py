@@ -19,7 +19,7 @@ from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
 from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
+from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
     check_piece,
     check_types,
@@ -32,7 +32,7 @@ from lagwise.models.layer import LagwiseLayer, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.models.offload import OffloadProbe
 from lagwise.models.pieces import require_pieces
-from lagwise.models.rates import set_rate
+from lagwise.models.rates import require_times, set_rate
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.pieces import Pieces
@@ -163,6 +163,8 @@ class LagwiseModel(LagwisePreTrainedModel):
     ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given by seq_idx
     ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
     padding-free collators, by cu_seq_lens_q and cu_seq_lens_k, or by position_ids that start again inside a row.
+    token_time ``(batch, length)`` is the time of each token since the one before, for models whose parts are all in
+    continuous time; input_values may have it (`ValueInput`).
     Otherwise position_ids are ignored, but they may leave no token out. A ValueError names what is wrong with an input,
     and refuses pieces of sequences that are split between processes.
 
@@ -212,6 +214,8 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._number = _Number()
         if config.rate != 1:
             set_rate(self, config)
+        if isinstance(self.embed_tokens, ValueInput) and self.embed_tokens.timed:
+            require_times(self, config)
         limits = [config.length_limit]
         axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
         apart = {kernel for mixer in axes for kernel in mixer.modules()}  # their limits apply to a row or a column
@@ -256,6 +260,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         cu_seq_lens_q: Tensor | None = None,
         cu_seq_lens_k: Tensor | None = None,
         position_ids: Tensor | None = None,
+        token_time: Tensor | None = None,
         **kwargs: Any,
     ) -> LagwiseModelOutput:
         for name in kwargs:
@@ -274,6 +279,10 @@ class LagwiseModel(LagwisePreTrainedModel):
         given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
         h, grid = self._embed(inputs_embeds, attention_mask, given)
         batch, length, _ = h.shape
+        if token_time is not None:
+            require_times(self, self.config)
+        elif input_values is not None and isinstance(self.embed_tokens, ValueInput):
+            token_time = self.embed_tokens.token_time(input_values)
         seq_idx = document_numbers(
             batch,
             length,
@@ -298,7 +307,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             self._check_length(batch, pieces.length, pieces.whole.mask, None, pieces.whole.seq_idx)
         if cache is not None:
             mask = self._begin(cache, batch, mask, seq_idx)
-        layout = Layout(mask, seq_idx, grid=grid, pieces=pieces)
+        layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, pieces=pieces)
         h = self._with_positions(h, layout, cache)
         h = self._with_context(h, input_ids, layout, cache)
         h = self.dropout(self._with_types(h, token_type_ids))

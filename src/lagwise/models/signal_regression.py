@@ -97,8 +97,8 @@ class SignalOutputs(nn.Module):
         self.after = window - self.stride - self.before
         self.analysis = nn.Parameter(torch.empty(2 * self.bands, window))
         self.synthesis = nn.Parameter(torch.empty(2 * self.bands, self.stride))
-        self.gain = nn.Linear(hidden_size, features * inputs.features * self.bands)
-        self.power = nn.Linear(inputs.features * self.bands, hidden_size, bias=False)
+        self.gain = nn.Linear(hidden_size, features * inputs.in_features // self.stride * self.bands)
+        self.power = nn.Linear(inputs.in_features // self.stride * self.bands, hidden_size, bias=False)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -182,7 +182,7 @@ class LagwiseForSignalRegression(Head):
             raise ValueError("inputs by_row is for classes of series, not for signals, whose outputs have a scale")
         if config.scale_embeddings:
             raise ValueError("scale_embeddings is for tokens, not for signals")
-        self.missing = nn.Linear(inputs.features * inputs.stride, config.hidden_size, bias=False)
+        self.missing = nn.Linear(inputs.in_features, config.hidden_size, bias=False)
         self.dropout = nn.Dropout(config.classifier_dropout)
         options = {"name": "signal", **(config.outputs or {})}
         self.outputs = build(
@@ -193,8 +193,9 @@ class LagwiseForSignalRegression(Head):
             inputs=inputs,
             causal=config.causal,
         )
-        if config.rate != 1 and (self.outputs.delay or self.outputs.window):
-            raise ValueError(f"rate {config.rate:g} needs outputs without a delay and a window, which count samples")
+        if (config.rate != 1 or inputs.timed) and (self.outputs.delay or self.outputs.window):
+            what = "samples with times of their own need" if inputs.timed else f"rate {config.rate:g} needs"
+            raise ValueError(f"{what} outputs without a delay and a window, which count samples")
         self.post_init()
 
     @torch.no_grad()
@@ -235,8 +236,9 @@ class LagwiseForSignalRegression(Head):
         as past_key_values.
         """
         inputs: Any = self.model.embed_tokens
-        missing = input_values.isnan()
-        inputs.check(input_values.masked_fill(missing, 0), inputs)
+        missing = inputs.values(input_values).isnan()
+        times, values = input_values[..., : inputs.timed], inputs.values(input_values).masked_fill(missing, 0)
+        inputs.check(torch.cat([times, values], -1), inputs)
         z = inputs.standardized(input_values).masked_fill(missing, 0)
         if attention_mask is not None:
             z = z.masked_fill(~attention_mask.bool().repeat_interleave(inputs.stride, 1)[..., None], 0)
@@ -251,6 +253,8 @@ class LagwiseForSignalRegression(Head):
             h = h + self.outputs.levels(filtered).to(h.dtype)
             before = z[:, z.shape[1] - self.outputs.before :].clone()
         options = {"use_cache": options.get("past_key_values") is not None, **options}
+        if inputs.timed:
+            options["token_time"] = inputs.token_time(input_values)
         out = self.model(inputs_embeds=h, attention_mask=attention_mask, return_dict=True, **options)
         hidden = self.dropout(out.last_hidden_state).to(self.outputs.direct.weight.dtype)
         return self.outputs(hidden, filtered), before, out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +44,7 @@ class SignalStream:
         inputs = model.config.inputs if isinstance(model.config.inputs, dict) else {}
         self.features: int = inputs.get("features", 1)
         self.stride: int = inputs.get("stride", 1)
+        self.timed = inputs.get("time") is not None
         self.takes_gaps = self.takes_gaps or model.config.takes_gaps
         self.reset()
 
@@ -52,6 +54,7 @@ class SignalStream:
         kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
         self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
         self._steps = 0
+        self._time: float | None = None  # of the last sample, if samples have times
 
     @property
     def samples(self) -> int:
@@ -59,28 +62,55 @@ class SignalStream:
         return self._steps * self.stride + len(self._waiting)
 
     @torch.inference_mode()
-    def push(self, samples: Any) -> Tensor:
+    def push(self, samples: Any, times: Any = None) -> Tensor:
         """Process the next samples.
 
         Args:
             samples: ``(n, features)``, or ``(n,)`` or one number for a single feature; n may be 0.
+            times: Those of the samples, ``(n,)`` or one number, in the unit of the training data; only for a model of
+                samples with times.
 
         Returns:
             The outputs of the steps that these samples complete, perhaps none.
 
         Raises:
-            ValueError: For samples of another shape, for infinite ones, and for NaN where samples may not be missing;
-                the stream is then unchanged.
+            ValueError: For samples of another shape, for infinite ones, for NaN where samples may not be missing, and
+                for times that do not increase; the stream is then unchanged.
         """
-        x = torch.as_tensor(samples, dtype=self._waiting.dtype, device=self._waiting.device)
-        if self.features == 1 and x.dim() < 2:
+        x, features = self._values(samples), self.features - self.timed
+        if features == 1 and x.dim() < 2:
             x = x.reshape(-1, 1)
-        if x.dim() != 2 or x.shape[1] != self.features:
-            raise ValueError(f"samples must be (n, features={self.features}), got {tuple(x.shape)}")
+        if x.dim() != 2 or x.shape[1] != features:
+            raise ValueError(f"samples must be (n, features={features}), got {tuple(x.shape)}")
         if self.takes_gaps and x.isinf().any():
             raise ValueError("samples have infinite values; push NaN where a sample is missing")
         if not self.takes_gaps and not x.isfinite().all():
             raise ValueError("samples have NaN or infinite values; fill the gap, or reset the stream after it")
+        if self.timed or times is not None:
+            since = self._since(times, len(x))
+            x = torch.cat([self._values(since)[:, None], x], 1)
+            self._time = self._time if not len(since) else float(np.reshape(times, -1)[-1])
+        return self._through(x)
+
+    def _values(self, numbers: Any) -> Tensor:
+        return torch.as_tensor(numbers, dtype=self._waiting.dtype, device=self._waiting.device)
+
+    def _since(self, times: Any, count: int) -> np.ndarray:
+        """The time of each sample since the one before, 0 for the first of the signal."""
+        if not self.timed:
+            raise ValueError("times are for a model of samples with times of their own, which this one is not")
+        if times is None:
+            raise ValueError("the model reads samples with times; give those of these samples, as push(samples, times)")
+        given = np.asarray(times, dtype=np.float64).reshape(-1)
+        if len(given) != count:
+            raise ValueError(f"times must be those of {count} samples, got {len(given)}")
+        first = given[:1] if self._time is None else [self._time]
+        since = np.diff(given, prepend=first if count else given)
+        if not np.isfinite(given).all() or (since[self._time is None :] <= 0).any():
+            raise ValueError("times must be finite and increase from sample to sample")
+        return since
+
+    def _through(self, x: Tensor) -> Tensor:
         x = torch.cat([self._waiting, x])
         whole = len(x) - len(x) % self.stride
         self._waiting = x[whole:].clone()

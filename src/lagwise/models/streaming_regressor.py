@@ -63,7 +63,7 @@ class StreamingRegressor(SignalStream):
             return self._nothing()
         given = self._steps * self.stride - self.delay + self._early  # outputs so far
         steps = -(-(count + self.delay) // self.stride)
-        made = self.push(last.expand(steps * self.stride - count, -1))[: count - given]
+        made = self._through(last.expand(steps * self.stride - count, -1))[: count - given]
         self.reset()
         return made
 

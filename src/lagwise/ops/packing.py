@@ -29,6 +29,8 @@ class Layout:
         mask: ``(batch, length)``, true (or nonzero) where a token is real; None if all are.
         seq_idx: ``(batch, length)`` of integers, constant over a document of a packed row; None if every row is one
             document.
+        token_time: ``(batch, length)``, the time of each token since the one before, relative to that for which a
+            model's parameters are; None if it is 1 everywhere. 0 at padding, whatever is given there.
         grid: The (height, width) of rows that are images, stored row by row.
         pieces: A `lagwise.ops.pieces.Pieces`, where these positions are in rows that are split between processes; None
             if rows are whole.
@@ -46,6 +48,7 @@ class Layout:
         mask: Tensor | None = None,
         seq_idx: Tensor | None = None,
         *,
+        token_time: Tensor | None = None,
         grid: tuple[int, int] | None = None,
         pieces: Any = None,
     ):
@@ -55,13 +58,17 @@ class Layout:
         if self.mask is mask and mask is not None and mask.device.type != "cpu":
             self.mask = mask.view(mask.shape)  # an object of its own, whose values the host may know (`on_host`)
         self.seq_idx = seq_idx
+        self.token_time = token_time
+        if token_time is not None and self.mask is not None:
+            self.token_time = token_time.masked_fill(~self.mask, 0)
         self.grid = grid
         self.pieces = pieces
         self._found: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
-        """ValueError unless mask and seq_idx are ``(batch, length)`` and the grid has that many positions."""
-        for name, value in (("mask", self.mask), ("seq_idx", self.seq_idx)):
+        """ValueError unless mask, seq_idx and token_time are ``(batch, length)`` and the grid has that many
+        positions."""
+        for name, value in (("mask", self.mask), ("seq_idx", self.seq_idx), ("token_time", self.token_time)):
             if value is not None and value.shape != (batch, length):
                 raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, got {tuple(value.shape)}")
         if self.grid is not None and self.grid[0] * self.grid[1] != length:
@@ -143,7 +150,7 @@ class Layout:
             moved = self._moved(*(t for bucket in there for t in bucket[:3]), *masks)
             rows, masks = moved[: 3 * len(there)], moved[3 * len(there) :]
             return tuple(
-                Bucket(*rows[3 * n : 3 * n + 3], Layout(masks[n]).known(bucket.layout))  # type: ignore[arg-type]
+                self._bucket(*rows[3 * n : 3 * n + 3], masks[n], bucket.layout)  # type: ignore[arg-type]
                 for n, bucket in enumerate(there)
             )
         assert self.seq_idx is not None
@@ -163,8 +170,16 @@ class Layout:
             inside = offset < count[:, None]
             source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
             mask = inside if real is None else inside & real[source]
-            found.append(Bucket(source, source[inside], inside.flatten().nonzero()[:, 0], Layout(_unless_full(mask))))
+            where = inside.flatten().nonzero()[:, 0]
+            found.append(self._bucket(source, source[inside], where, _unless_full(mask)))
         return tuple(found)
+
+    def _bucket(
+        self, source: Tensor, tokens: Tensor, where: Tensor, mask: Tensor | None, host: Layout | None = None
+    ) -> Bucket:
+        time = None if self.token_time is None else self.token_time.flatten()[source]
+        layout = Layout(mask, token_time=time)
+        return Bucket(source, tokens, where, layout if host is None else layout.known(host))
 
     def known(self, host: Layout) -> Layout:
         """This layout, whose values the host knows."""
@@ -200,7 +215,7 @@ class Layout:
             if found is None:
                 return None
             kept, mask, seq_idx = self._moved(found[0], found[1].mask, found[1].seq_idx)
-            return kept, Layout(mask, seq_idx).known(found[1])  # type: ignore[return-value]
+            return kept, Layout(mask, seq_idx, token_time=self._kept_time(kept)).known(found[1])  # type: ignore
         if self.mask is None or self.grid is not None or self.pieces is not None or not self.mask.any(1).all():
             return None
         mask = self.mask
@@ -214,7 +229,21 @@ class Layout:
             numbers = self.seq_idx.flatten()[kept]
             changed = (document.diff() != 0) | (numbers.diff() != 0)
             document = torch.nn.functional.pad(changed.cumsum(0), (1, 0))
-        return kept, Layout(_unless_full(mask.flatten()[kept][None]), document[None])
+        own = _unless_full(mask.flatten()[kept][None])
+        return kept, Layout(own, document[None], token_time=self._kept_time(kept))
+
+    def _kept_time(self, kept: Any) -> Tensor | None:
+        return None if self.token_time is None else self.token_time.flatten()[kept][None]
+
+    @property
+    def time_after(self) -> Tensor:
+        """The time from each token to the one after it, for recurrences from the end; 1 for the last of a row."""
+        assert self.token_time is not None
+        after = torch.cat([self.token_time[:, 1:], torch.ones_like(self.token_time[:, :1])], 1)
+        if self.mask is None:
+            return after
+        followed = torch.cat([self.mask[:, 1:], torch.ones_like(self.mask[:, :1])], 1)
+        return after.masked_fill(~followed, 1).masked_fill(~self.mask, 0)
 
 
 class Bucket(NamedTuple):

@@ -158,8 +158,8 @@ class Task:
         which `predict` is for."""
         return None
 
-    def check_output(self, out: Path) -> None:
-        """ValueError for a file or folder that `save_predictions` does not write."""
+    def check_output(self, out: Path, source: str | None = None) -> None:
+        """ValueError for a file or folder that `save_predictions` does not write for the rows of a source."""
         if out.suffix != ".csv" or not out.parent.is_dir():
             raise ValueError(f"`out` must be a .csv file in an existing folder, got {str(out)!r}")
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.examples import epoch_order
 from lagwise.data.options import DataOptions
 from lagwise.data.splits import split_sizes
 from lagwise.files import expanded
@@ -219,7 +220,6 @@ class Windows(Dataset):
         self.count = self.starts * x.shape[1]
         self.size = self.count if drawn is None else drawn if seed is not None else min(drawn, self.count)
         self.seed = seed
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self.size
@@ -229,9 +229,7 @@ class Windows(Dataset):
             place = index * self.count // self.size
         else:
             epoch, place = divmod(index, self.count)
-            if epoch != self._epoch:
-                self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.count)
-            place = int(self._order[place])
+            place = int(epoch_order(self.count, self.seed, epoch)[place])
         series, start = divmod(place, self.starts)
         window = torch.from_numpy(self.x[start : start + self.length + self.horizon, series, None])
         return {"past_values": window[: self.length], "future_values": window[self.length :]}

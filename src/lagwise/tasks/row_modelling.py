@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,6 +19,7 @@ import lagwise.models as models
 from lagwise.data import BucketedExamples, EncodedExamples, Masking, load_tokenizer, with_mask
 from lagwise.data.batches import by_length, length_step, like_lengths, padded_labels
 from lagwise.data.encoding import feature_scale
+from lagwise.data.examples import ChangedExamples
 from lagwise.data.masking import EVALUATION_SEED, hidden_steps
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
@@ -188,10 +189,13 @@ class ModelledRows(TaskData):
         return -(-len(self.train) // batch_size)
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return HiddenRows(BucketedExamples(self.train, batch_size, steps=steps, seed=seed), self.hidden, seed)
+        return self._hidden(BucketedExamples(self.train, batch_size, steps=steps, seed=seed), seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return HiddenRows(EncodedExamples(by_length(self.scored["valid"])[0]), self.hidden, EVALUATION_SEED)
+        return self._hidden(EncodedExamples(by_length(self.scored["valid"])[0]), EVALUATION_SEED)
+
+    def _hidden(self, examples: Any, seed: int) -> Dataset:
+        return ChangedExamples(examples, self.hidden, seed, 2)
 
     def tokens_per_example(self) -> float:
         return float(np.mean(self.train["length"][:])) / self.task.rows.stride
@@ -263,7 +267,7 @@ class ModelledRows(TaskData):
     def losses(self, model: Any, rows: Rows, progress: bool) -> tuple[np.ndarray, np.ndarray]:
         """The sum of the losses of each row's hidden parts ``(rows,)``, and their number."""
         ordered, order = by_length(rows)
-        examples = HiddenRows(EncodedExamples(ordered), self.hidden, EVALUATION_SEED)
+        examples = self._hidden(EncodedExamples(ordered), EVALUATION_SEED)
         found = np.zeros((2, len(order)))
         with progress_bar(desc="scoring", total=len(order), unit="row", show=progress) as bar:
             for places in like_lengths(ordered["length"][:], _TOKENS_SCORED):
@@ -282,20 +286,6 @@ class ModelledRows(TaskData):
                 found[:, order[places.start : places.stop]] = sums.double().cpu().numpy()
                 bar.update(len(places))
         return finite(found[0], "losses"), found[1]
-
-
-class HiddenRows(Dataset):
-    """Encoded rows with hidden parts (`ModelledRows.hidden`). Example i hides the same ones whenever it is read: it
-    depends only on (examples, seed, i)."""
-
-    def __init__(self, examples: Any, hide: Callable[..., dict[str, Tensor]], seed: int):
-        self.examples, self.hide, self.seed = examples, hide, seed
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.hide(self.examples[index], np.random.default_rng((self.seed, 2, index)))
 
 
 def squared_error(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:

@@ -32,8 +32,9 @@ from lagwise.data import (
     rows_to_score,
     with_pairs,
 )
-from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
+from lagwise.data.batches import by_length, either_strand, length_step, like_lengths, series, with_all_labels
 from lagwise.data.encoding import feature_scale, sizes_differ
+from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
@@ -377,7 +378,8 @@ class ClassifiedRows(LabelledRows):
         if not self.task.reverse_complement:
             return examples
         assert self.tokenizer is not None
-        return BothStrands(examples, complements(self.tokenizer), seed)
+        other = torch.from_numpy(complements(self.tokenizer))
+        return ChangedExamples(examples, partial(either_strand, complements=other), seed, 1)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return EncodedExamples(by_length(self.rows.splits["valid"])[0])

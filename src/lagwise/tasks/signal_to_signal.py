@@ -19,6 +19,7 @@ from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
 from lagwise.data.reading import inner_suffix
+from lagwise.data.row_files import file_kind
 from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.series_files import SERIES
 from lagwise.data.series_windows import WindowCollator, even_windows
@@ -214,7 +215,7 @@ class SignalToSignal(Task):
             result.append({"predicted": self.output(model, x)})
         return result
 
-    def check_output(self, out: Path) -> None:
+    def check_output(self, out: Path, source: str | None = None) -> None:
         if out.suffix == ".csv":
             super().check_output(out)
         elif out.suffix or out.is_file() or not out.parent.is_dir():
@@ -223,6 +224,11 @@ class SignalToSignal(Task):
             )
         elif found := next((path for path in files_below(out) if inner_suffix(path) in SOUNDS), None):
             raise ValueError(f"`out` {str(out)!r} has sounds, such as {found}; give a new folder, so that none is lost")
+        elif not (kinds := {file_kind(path) for path in _files(source)}) or not kinds <= {*SOUNDS}:
+            raise ValueError(
+                f"`out` {str(out)!r} has no .csv at its end, but only sounds are written to a folder, and {source!r} "
+                "has others"
+            )
 
     def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """A line for each sample: the file or row if there are several, the inputs, and the outputs."""
@@ -246,8 +252,6 @@ class SignalToSignal(Task):
         if out.suffix:
             super().save_predictions(rows, out)
             return
-        if any("sampling_rate" not in row for row in rows):
-            raise ValueError(f"`out` {str(out)!r} has no .csv at its end, but only sounds are written to a folder")
         write_sounds({row["file"]: (row["predicted"], row["sampling_rate"]) for row in rows}, out)
 
     @staticmethod
@@ -296,6 +300,11 @@ def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
     if given is not None and len(given) == count:
         return list(given)
     return [word] if count == 1 else [f"{word}_{i + 1}" for i in range(count)]
+
+
+def _files(source: str | None) -> list[Path]:
+    """The files that `predict` reads of a source."""
+    return [] if source is None else [path for paths in inputs_of(source).files.values() for path in paths]
 
 
 class _Inputs:

@@ -26,6 +26,7 @@ from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
 from lagwise.ops.recurrence.timestep_norm import Moments, moments_so_far, normalised, timestep_norm, token_moments
 from lagwise.ops.recurrence.transfer import largest_difference
+from lagwise.ops.recurrence.varying_scan import held_tokens, varying_scan
 
 __all__ = [
     "LEAST_RADIUS",
@@ -43,6 +44,7 @@ __all__ = [
     "ema_scan",
     "ema_taps",
     "held_inputs",
+    "held_tokens",
     "largest_difference",
     "mean_exponential",
     "modal_graph_prefill",
@@ -56,4 +58,5 @@ __all__ = [
     "reduce_taps",
     "timestep_norm",
     "token_moments",
+    "varying_scan",
 ]

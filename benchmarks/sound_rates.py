@@ -1,0 +1,122 @@
+"""A model of sounds in continuous time at other sampling rates than that of its training: the language of a prompt.
+
+    python benchmarks/sound_rates.py prepare root/ work/    # needs `pip install av`, which reads G.722
+    python benchmarks/sound_rates.py train work/ [KEY=VALUE ...]
+    python benchmarks/sound_rates.py score work/ --out benchmarks/results/sound-rates-cpu.json
+
+root/ has the unpacked Debian packages asterisk-core-sounds-{en,es,fr,it}-g722: prompts at 16 kHz. Half a second of each,
+where it is loudest, is English, Spanish, French or Italian. The model, of S4D's kernels, is trained on files of 16 kHz.
+The same test files are then resampled (polyphase) to other rates, and evaluated in three ways: as files of their rate,
+for which `lagwise evaluate` scales the steps of the kernels; with a header that says 16 kHz, so that nothing is scaled;
+and resampled back to 16 kHz.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from scipy.io import wavfile
+from scipy.signal import resample_poly
+
+RATE = 16000
+CLIP = RATE // 2  # samples
+COUNTS = {"train": 200, "valid": 40, "test": 100}  # prompts of each language
+RATES = {24000: (3, 2), 16000: (1, 1), 12000: (3, 4), 8000: (1, 2)}  # Hz, and the ratio to that of training
+OPTIONS = [
+    *("task.stride=1", "model.hidden_size=32", "model.num_hidden_layers=2", "model.norm=batch"),
+    "model.block={name: prenorm, norm: batch, token_mixer: {name: gtu, expansion: 1, kernel: {name: s4d, modes: 16}}, "
+    "channel_mixer: {name: mlp, expansion: 2}}",
+    *("training.steps=400", "training.batch_size=16", "training.first_answer=none", "training.select=best"),
+    *("training.evaluate_every=100", "data.length=8000"),
+]
+
+
+def prepare(root: Path, work: Path) -> None:
+    """Write the clips of each split and language as .wav files of 16 kHz, and those of the test at other rates."""
+    random = np.random.default_rng(0)
+    for voice in sorted(each for each in root.rglob("sounds/*") if each.is_dir()):
+        paths = sorted(voice.rglob("*.g722"))
+        clips = [clip for i in random.permutation(len(paths)) if (clip := loudest(read_prompt(paths[i]))) is not None]
+        start = 0
+        for split, count in COUNTS.items():
+            for number, clip in enumerate(clips[start : start + count]):
+                place = Path(voice.name[:2]) / f"{number:03d}.wav"
+                write(work / "sounds" / split / place, clip, RATE)
+                for hertz, (up, down) in RATES.items() if split == "test" else ():
+                    own = resample_poly(clip, up, down)
+                    write(work / f"{hertz}-as-it-is" / place, own, hertz)
+                    write(work / f"{hertz}-unscaled" / place, own, RATE)
+                    write(work / f"{hertz}-resampled" / place, resample_poly(own, down, up)[:CLIP], RATE)
+            start += count
+
+
+def read_prompt(path: Path) -> np.ndarray:
+    """The samples of a file of G.722 at 16 kHz, within -1 and 1."""
+    import av
+
+    with av.open(str(path), format="g722") as file:
+        frames = [frame.to_ndarray().reshape(-1) for frame in file.decode(audio=0)]
+    return np.concatenate(frames).astype(np.float64) / 32768
+
+
+def loudest(samples: np.ndarray) -> np.ndarray | None:
+    """The loudest half second, at a deviation of 0.1; None if there is none."""
+    power = np.cumsum(np.pad(samples**2, (1, 0)))
+    if len(samples) < CLIP or power[-1] == 0:
+        return None
+    start = int(np.argmax(power[CLIP:] - power[:-CLIP]))
+    clip = samples[start : start + CLIP]
+    return 0.1 * clip / clip.std()
+
+
+def write(path: Path, samples: np.ndarray, hertz: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wavfile.write(path, hertz, samples.astype(np.float32))
+
+
+def score(work: Path, out: Path) -> None:
+    from lagwise.analysis.timing import save_results
+    from lagwise.runs import evaluate
+
+    results = []
+    for hertz in RATES:
+        scores = {}
+        for way in ("as-it-is", "unscaled", "resampled"):
+            found = evaluate(work / "run", source=str(work / f"{hertz}-{way}"), progress=False)["test"]
+            scores[way.replace("-", "_")] = found["accuracy"]
+        results.append({"hertz": hertz, "sounds": found["rows"], **scores})
+        print(json.dumps(results[-1]), flush=True)
+    save_results(out, f"python benchmarks/sound_rates.py {' '.join(sys.argv[1:])}", results)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("prepare", "train", "score"):
+        own = commands.add_parser(name)
+        if name == "prepare":
+            own.add_argument("root", type=Path)
+        own.add_argument("work", type=Path)
+        if name == "train":
+            own.add_argument("overrides", nargs="*")
+        if name == "score":
+            own.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if options.command == "prepare":
+        prepare(options.root, options.work)
+    elif options.command == "train":
+        from lagwise.training import load_recipe, train
+
+        recipe = load_recipe("signal", [*OPTIONS, *options.overrides])
+        recipe.data.source = str(options.work / "sounds")
+        train(recipe, options.work / "run")
+    else:
+        score(options.work, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Mixers of tokens that last for different times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lagwise.mixers import MIXERS, Mixer
+from lagwise.ops import Layout
+from lagwise.tables import build
+from lagwise.testing import check_timed_stream, check_times, takes_times
+
+CONTINUOUS: dict[str, dict[str, Any]] = {
+    "s4d": {"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3}},
+    "bilinear": {"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3, "rule": "bilinear"}},
+    "dss": {"name": "toeplitz", "kernel": {"name": "dss", "modes": 3}},
+    "cema": {"name": "toeplitz", "kernel": {"name": "cema", "dimension": 3}},
+    "modal": {"name": "toeplitz", "kernel": {"name": "modal", "modes": 3}},
+    "gtu": {"name": "gtu", "expansion": 1, "kernel": {"name": "s4d", "modes": 3}},
+    "gss": {"name": "gss"},
+    "ema": {"name": "ema", "dimension": 3},
+    "lru": {"name": "lru"},
+    "s5": {"name": "s5"},
+}
+COUNTING: dict[str, tuple[dict[str, Any], str]] = {
+    "rpe": ({"name": "toeplitz"}, "RPEKernel counts tokens"),
+    "softmax": ({"name": "gtu", "kernel": {"name": "dss", "normalization": "softmax"}}, "DSSKernel counts tokens"),
+    "ski": ({"name": "toeplitz", "kernel": {"name": "warped"}, "engine": "ski"}, "engine ski counts tokens"),
+    "truncation": ({"name": "ema", "truncation": 5}, "truncation counts tokens"),
+    "tcn": ({"name": "tcn"}, "TCNMixer counts tokens"),
+    "hyena": ({"name": "hyena"}, "counts tokens"),
+}
+
+
+def make(name: str, channels: int = 6, causal: bool = True) -> Mixer:
+    return build(MIXERS, dict(CONTINUOUS[name]), channels, what="mixer", causal=causal)
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_times_obey_the_contract(name: str) -> None:
+    torch.manual_seed(0)
+    for causal in (True, False):
+        check_times(lambda channels, causal: make(name, channels, causal), 6, causal)
+    check_timed_stream(lambda channels, _: make(name, channels), 6)
+
+
+@pytest.mark.parametrize("name", sorted({*CONTINUOUS} - {"bilinear", "ema"}))
+def test_a_token_of_several_times_is_a_signal_that_is_held(name: str) -> None:
+    """As is one that is repeated so often: exactly, as poles have the angles of their parameters, also beyond pi."""
+    torch.manual_seed(0)
+    mixer = make(name).double()
+    x, counts = torch.randn(1, 20, 6, dtype=torch.float64), torch.randint(1, 5, (20,))
+    found = mixer(x, layout=Layout(token_time=counts.double()[None]))
+    repeated = mixer(x.repeat_interleave(counts, 1))
+    torch.testing.assert_close(found, repeated[:, counts.cumsum(0) - 1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["s4d", "cema", "lru", "s5"])
+def test_halves_of_a_token_are_the_token(name: str) -> None:
+    """Only continuous parameters tell the power of a half of a pole whose angle is beyond pi."""
+    torch.manual_seed(0)
+    mixer = make(name).double()
+    if name == "s4d":
+        mixer.kernel.log_step.data.fill_(0.5)  # type: ignore[union-attr, operator]  # angles beyond pi
+    x = torch.randn(1, 20, 6, dtype=torch.float64)
+    halves = mixer(x.repeat_interleave(2, 1), layout=Layout(token_time=torch.full((1, 40), 0.5, dtype=torch.float64)))
+    torch.testing.assert_close(halves[:, 1::2], mixer(x), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["s4d", "lru", "ema"])
+def test_float32_is_close_to_float64(name: str) -> None:
+    torch.manual_seed(0)
+    mixer = make(name, 8)
+    x, layout = torch.randn(2, 500, 8), Layout(token_time=torch.rand(2, 500) * 2 + 0.1)
+    single = mixer(x, layout=layout)
+    assert single.dtype == torch.float32
+    double = mixer.double()(x.double(), layout=layout)
+    torch.testing.assert_close(single.double(), double, rtol=0, atol=2e-4 * float(double.detach().abs().max()))
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_mixers_that_count_tokens_are_refused_by_name(name: str) -> None:
+    spec, message = COUNTING[name]
+    mixer = build(MIXERS, dict(spec), 6, what="mixer", causal=True)
+    x, layout = torch.randn(1, 4, 6), Layout(token_time=torch.ones(1, 4))
+    assert not takes_times(mixer)
+    with pytest.raises(ValueError, match=message):
+        mixer(x, layout=layout)
+    with pytest.raises(ValueError, match=message):
+        mixer.prefill(x, mixer.init_state(1), layout=layout)
+    with pytest.raises(ValueError, match=message):
+        mixer.step(x[:, 0], mixer.init_state(1), torch.ones(1))
+
+
+def test_times_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="token_time must be"):
+        make("lru")(torch.randn(1, 4, 6), layout=Layout(token_time=torch.ones(1, 3)))
