@@ -43,7 +43,11 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 def test_a_first_answer_is_compared_on_all_rows(tmp_path: Path) -> None:
-    compare("classes of text", tmp_path, "training.first_answer=compare", shard=False)
+    texts = [f"{word} film {i}" for i in range(20) for word in ("good", "bad", "seen")]
+    rows = [f"{text},{'no' if i % 7 < 2 else 'yes'}\n" for i, text in enumerate(texts)]  # which none answers perfectly
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(rows))
+    source = f"data.source={tmp_path / 'rows.csv'}"
+    compare("classes of text", tmp_path, source, "training.first_answer=compare", shard=False)
     one, two = (read_first_answer(tmp_path / name) or {} for name in ("one", "two"))
     assert two["trained"]["accuracy"] == one["trained"]["accuracy"]
     assert two["kept"] == one["kept"]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from lagwise._version import __version__
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.sources import Source, open_source
 from lagwise.data.splits import SPLITS
@@ -149,9 +150,9 @@ def copy_tokenizer(folder: Path, target: Path) -> None:
 
 
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:
+    done = _begun(folder)
     tokenizer = _made_tokenizer(source, name, vocab_size, folder)
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-    done = _read_done(folder)
     for split in SPLITS:
         begun = done.setdefault(split, {"pieces": 0, "file": 0, "text": 0})
         with (
@@ -196,9 +197,16 @@ def _made_tokenizer(source: Source, name: str, vocab_size: int, folder: Path) ->
     return load_tokenizer(str(folder / "tokenizer"))
 
 
-def _read_done(folder: Path) -> dict[str, dict[str, int]]:
-    """How far a killed process came: of each split the pieces, and the bytes of the file and of the text."""
-    return json.loads((folder / _DONE).read_text(encoding="utf-8")) if (folder / _DONE).is_file() else {}
+def _begun(folder: Path) -> dict[str, Any]:
+    """How far a killed process came: of each split the pieces, and the bytes of the file and of the text. What another
+    version has begun, which may cut text into other pieces, is removed."""
+    done = json.loads((folder / _DONE).read_text(encoding="utf-8")) if (folder / _DONE).is_file() else {}
+    if done.get("version") != __version__:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        done = {"version": __version__}
+        write_whole(folder / _DONE, json.dumps(done))
+    return done
 
 
 def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:
