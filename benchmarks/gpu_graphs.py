@@ -5,10 +5,10 @@
 
 Beside the calls of the eager step, which `gpu_counts.py` counts, those of the graphs that inductor schedules for an
 H100 (`lagwise_bench.compiled_counts`), and of the graphs with its option ``combo_kernels``. Also waits of the host, and
-why a graph could not be a CUDA graph (``mode="reduce-overhead"``). A layer's are the difference between models of two layers
-and of one; the chain of best-lm counts as four layers. Needs a C++ compiler, a build of PyTorch without CUDA, and
-Triton's package, of which nothing runs (`make test-triton` puts it into build/triton). The file is written after each
-row.
+why a graph could not be a CUDA graph (``mode="reduce-overhead"``). A layer's are the difference between models of two
+layers and of one; the chain of best-lm counts as four layers. Needs a C++ compiler, a build of PyTorch without CUDA,
+and Triton's package, of which nothing runs (`make test-triton` puts it into build/triton). The file is written after
+each row.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gpu_counts  # first: it makes the device
 import torch
+
+import gpu_counts  # first: it makes the device
+from lagwise.analysis.timing import save_results
 from lagwise_bench.compiled_counts import GraphCount, count_compiled
 from lagwise_bench.step_models import MODELS, build, cases, layers_between
-
-from lagwise.analysis.timing import save_results
 
 MODELS_AND_PEERS = (*MODELS, "torch.fft", "GPT-2")
 
@@ -53,8 +53,8 @@ def main(given: argparse.Namespace) -> None:
         save_results(given.out, " ".join(["python", *sys.argv]), {"rows": rows})
         compiled, combined = row["compiled"], row["combined"]
         print(
-            f"{name:22} {row['eager']:6.1f} calls, compiled {compiled['calls']:6.1f}, combined {combined['calls']:6.1f};"
-            f" {compiled['waits']} waits, CUDA graph: {compiled['refused'] or 'yes'}",
+            f"{name:22} {row['eager']:6.1f} calls, compiled {compiled['calls']:6.1f}, combined"
+            f" {combined['calls']:6.1f}; {compiled['waits']} waits, CUDA graph: {compiled['refused'] or 'yes'}",
             flush=True,
         )
 
