@@ -216,16 +216,16 @@ def _numbers_rows(name: str, cells: Sequence[str], samples: bool) -> bool:
     return count_up(cells) or (called and not samples and len(set(map(int, cells))) == len(cells))
 
 
-def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None) -> None:
-    """ValueError if sounds, read by `wav_table`, have different sampling rates or numbers of channels, or others than
-    ``rate``, in Hz."""
+def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None, *, any_rate: bool = False) -> None:
+    """ValueError if sounds, read by `wav_table`, have different numbers of channels, or, unless they may have any_rate,
+    different sampling rates or others than ``rate``, in Hz."""
     wanted, by = rate, "the model was trained at"
     channels: tuple[int, Path] | None = None
     for path, table in tables.items():
         own, vectors = table.column("sampling_rate")[0].as_py(), table.schema.field(SERIES).type.value_type
         if wanted is None:
             wanted, by = own, f"{path} has"
-        if own != wanted:
+        if own != wanted and not any_rate:
             raise ValueError(
                 f"{path} has a sampling rate of {own} Hz, {by} {wanted} Hz; resample the sounds to one rate"
             )

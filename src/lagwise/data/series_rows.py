@@ -187,6 +187,7 @@ def open_series(
     features: Sequence[str] | None = None,
     lines: bool | None = None,
     rate: int | None = None,
+    any_rate: bool = False,
 ) -> SeriesSource:
     """Find series by name, as `open_rows` finds rows.
 
@@ -199,6 +200,7 @@ def open_series(
         lines: whether every line is a series, if the column ``label`` does not say so: a recording may have a column of
             its one label, and series may have none.
         rate: the sampling rate that sound files must have, in Hz.
+        any_rate: whether each may have another one.
 
     Errors as `open_rows`.
     """
@@ -216,4 +218,5 @@ def open_series(
         features=features,
         lines=lines,
         rate=rate,
+        any_rate=any_rate,
     )

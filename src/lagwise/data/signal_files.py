@@ -52,6 +52,7 @@ class SignalSource:
     Attributes:
         rows: the files; of pairs, those of the inputs.
         partners: the target of each input of a pair.
+        any_rate: whether sounds may have different sampling rates.
     """
 
     rows: RowSource
@@ -59,6 +60,7 @@ class SignalSource:
     features: Sequence[str] | None = None
     targets: Sequence[str] | None = None
     rate: int | None = None
+    any_rate: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,7 +120,7 @@ class SignalSource:
                 yield Signal(str(path), x, x if targets is inputs else self._numbers(table, targets))
             elif file_kind(path) in SOUNDS:
                 signal = self._sound(path)
-                if rate is not None and signal.rate != rate:
+                if rate is not None and signal.rate != rate and not self.any_rate:
                     raise ValueError(_other_rate(path, signal.rate, f"{by} {rate}"))
                 rate, by = (signal.rate, f"{path} has") if rate is None else (rate, by)
                 yield signal

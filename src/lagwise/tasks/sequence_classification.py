@@ -41,6 +41,7 @@ from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
+from lagwise.models.loading import by_rate
 from lagwise.schema import Count, Number, Share
 from lagwise.tables import counted, known
 from lagwise.tasks.base import Metric, require_none
@@ -177,8 +178,18 @@ class SequenceClassification(Labelled):
 
     def open_rows(self, source: str) -> RowSource:
         if self.inputs == "values":
-            return open_series(source, self.label, features=self.features, lines=self.lines, rate=self.rate)
+            return self._series(source, any_rate=self.rate is not None)
         return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
+
+    @property
+    def source(self) -> RowSource:
+        """The rows of the data, not yet read; sounds have one sampling rate."""
+        assert self.data.source is not None
+        return self._series(self.data.source) if self.inputs == "values" else self.open_rows(self.data.source)
+
+    def _series(self, source: str, *, any_rate: bool = False) -> SeriesSource:
+        options: dict[str, Any] = {"features": self.features, "lines": self.lines, "rate": self.rate}
+        return open_series(source, self.label, **options, any_rate=any_rate)
 
     def write_split(self, folder: Path) -> None:
         if self.data.format is not None:
@@ -252,6 +263,8 @@ class SequenceClassification(Labelled):
         opened = self.open_rows(source)
         rows, labels = rows_to_score(opened, self.columns(), self.label, found.label_names, several=found.several)
         found.scored = {"test": (self.encoder(config, found.tokenizer)(rows), labels)}
+        if self.rate is not None and "sampling_rate" in rows.column_names:
+            found.hertz = rows["sampling_rate"][:]
         return found
 
     def columns(self) -> tuple[str, ...]:
@@ -306,6 +319,7 @@ class ClassifiedRows(LabelledRows):
     """Texts, pairs of texts or series with a label each. rows: None for other data than the task's own."""
 
     task: SequenceClassification
+    hertz: Sequence[int] | None = None  #: sampling rates of the rows of other data
 
     def __init__(self, task: SequenceClassification, tokenizer: Any, rows: LabelledData | None = None):
         super().__init__(task, tokenizer)
@@ -394,7 +408,13 @@ class ClassifiedRows(LabelledRows):
         return self.task.padded(self.tokenizer, rows)
 
     def logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
-        return self.task.logits(model, self.tokenizer, rows, progress)
+        if self.hertz is None:
+            return self.task.logits(model, self.tokenizer, rows, progress)
+        assert self.task.rate is not None
+        found = np.empty((len(rows), model.config.num_labels), dtype=np.float32)
+        for own, places in by_rate(model, self.hertz, self.task.rate):
+            found[places] = self.task.logits(own, self.tokenizer, rows.select(places), progress)
+        return found
 
     def shown(self, rows: Rows, i: int) -> dict[str, Any]:
         """Its number, and the start of its text."""

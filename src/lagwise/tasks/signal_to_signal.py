@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +36,7 @@ from lagwise.data.signal_windows import (
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores
+from lagwise.models.loading import by_rate
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.schema import Whole as WholeNumber
@@ -164,7 +166,10 @@ class SignalToSignal(Task):
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SignalData:
         if source is not None:
             assert run is not None
-            return SignalData(self, scored={"test": self._other(source, run)})
+            signals, hertz = self._other(source, run)
+            found = SignalData(self, scored={"test": signals})
+            found.hertz = hertz if self.rate is not None else None
+            return found
         pairs = prepare_signals(self.source, progress=progress)
         noises = None if self.noises is None else prepare_signals(self.noises, progress=progress)
         if noises is not None and noises.inputs not in (1, pairs.inputs):
@@ -177,16 +182,17 @@ class SignalToSignal(Task):
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
         return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage) for split in SPLITS})
 
-    def _other(self, name: str, run: Path) -> Sequence[Whole]:
-        """The signals of other data (their test split, or all), which must have targets, for the model of a run."""
+    def _other(self, name: str, run: Path) -> tuple[Sequence[Whole], list[int | None]]:
+        """The signals of other data (their test split, or all), which must have targets, for the model of a run; and
+        the sampling rates of sounds."""
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
         wanted = config.inputs["features"], config.outputs["features"]
         source = open_signals(name, features=self.features, targets=self.targets, rate=self.rate)
         split = "test" if "test" in source.split_names else source.split_names[0]
-        found = []
-        for signal in source.signals(split):
+        found, hertz = [], []
+        for signal in replace(source, any_rate=self.rate is not None).signals(split):
             checked_signal(signal, None)
             shapes = signal.inputs.shape[1], signal.targets.shape[1]
             if shapes != wanted:
@@ -195,7 +201,8 @@ class SignalToSignal(Task):
                     f"{wanted[1]}"
                 )
             found.append(Whole(signal.inputs, signal.targets, None))
-        return found
+            hertz.append(signal.rate)
+        return found, hertz
 
     def open_rows(self, source: str) -> Any:
         return _Inputs(self, source)
@@ -312,7 +319,7 @@ class _Inputs:
         self.task, self.name = task, name
 
     def read(self) -> dict[str, Any]:
-        source = SignalSource(inputs_of(self.name), features=self.task.features, rate=self.task.rate)
+        source = SignalSource(inputs_of(self.name), features=self.task.features, any_rate=True)
         return {split: list(source.input_rows(split)) for split in source.split_names}
 
 
@@ -325,6 +332,7 @@ class SignalData(TaskData):
     """
 
     task: SignalToSignal
+    hertz: Any = None  #: sampling rates of the signals of other data
 
     def __init__(self, task: SignalToSignal, pairs: SignalPairs | None = None, scored: dict[str, Any] | None = None):
         super().__init__(task)
@@ -411,10 +419,13 @@ class SignalData(TaskData):
         result: dict[str, Any] = {"kind": "signals", "delay": self.task.delay + self.task.stride - 1}
         for split, signals in self.scored.items():
             rows: list[dict[str, Any]] = []
-            for whole in progress_bar(
-                signals, desc=f"scoring {split}", unit="signal", total=len(signals), show=progress
-            ):
-                made = self.task.output(model, whole.inputs)
+            models = [model] * len(signals)
+            for own, places in by_rate(model, self.hertz, self.task.rate or 0) if self.hertz else ():
+                for place in places:
+                    models[place] = own
+            bar = progress_bar(signals, desc=f"scoring {split}", unit="signal", total=len(signals), show=progress)
+            for own, whole in zip(models, bar, strict=True):
+                made = self.task.output(own, whole.inputs)
                 rows.append(self._row(whole, made))
                 if split == "test" and "example" not in result:
                     result["example"] = _example(whole, made)
