@@ -17,6 +17,7 @@ from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.numbers import count_up
 from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.data.sample_times import read_times, with_times
 from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
 from lagwise.data.text_tables import TextTable, read_head
 from lagwise.tables import known
@@ -122,6 +123,7 @@ def recording_table(
     *,
     per_sample: bool,
     labelled: bool,
+    time: str | None = None,
 ) -> pa.Table:
     """One row: the recording in a .csv or .tsv file, with a line for each sample and a column for each feature.
 
@@ -129,6 +131,7 @@ def recording_table(
         features: their columns, in order.
         wanted: the columns that are returned, None for all.
         per_sample: the column ``label`` has a label for each sample; otherwise it has one label, that of the recording.
+        time: the column of the samples' times (`with_times`); None if it has none.
 
     Without that column, the name of its ``folder`` is the recording's label, unless other recordings have the column
     (``labelled``).
@@ -139,6 +142,8 @@ def recording_table(
     """
     path, found = table.path, folder
     values: Any = _samples(table, label, features)
+    if time is not None:
+        values = with_times(values, read_times(table, time), str(path))
     own: Any = found
     if label in table.columns:
         own = table.cells(label)

@@ -39,6 +39,7 @@ from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
+from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.models.loading import by_rate
@@ -90,6 +91,9 @@ class SequenceClassification(Labelled):
         lines: whether every line of .csv and .tsv files is a series, not a sample; found in the data: it is where there
             is a column of labels.
         rate: sampling rate of sound files in Hz; found in the data.
+        time: column of the times of samples, numbers or dates, where these are not equally far apart: kernels in
+            continuous time then step from sample to sample by it. Of .csv and .tsv files that are a recording each, or
+            lists of records; needs a stride of 1.
         class_weights: ``balanced`` weights each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
         separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
@@ -123,6 +127,7 @@ class SequenceClassification(Labelled):
         features: list[str] | None = None,
         lines: bool | None = None,
         rate: Count | None = None,
+        time: str | None = None,
         class_weights: str = "none",
         label_smoothing: Share = 0.0,
         separate: bool = False,
@@ -143,14 +148,18 @@ class SequenceClassification(Labelled):
         if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
             raise ValueError("task.reverse_complement is for sequences in one column of text")
         self.reverse_complement = reverse_complement
-        self.finds_stride = stride is None
+        if time is not None and stride is None:
+            stride = 1
+        if time is not None and stride != 1:
+            raise ValueError(f"task.time, of samples with times of their own, needs task.stride=1, got {stride}")
+        self.finds_stride, self.time = stride is None, time
         self.stride, self.unlabelled = _MOST_STRIDE if stride is None else stride, unlabelled
         self.features, self.lines, self.rate = features, lines, rate
         if (stride is None or stride > 1) and (inputs == "tokens" or packing):
             raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
         if inputs == "tokens":
             what = "sequence_classification with task.inputs=tokens"
-            require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate})
+            require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate, "task.time": time})
 
     @property
     def headline(self) -> Metric:  # type: ignore[override]
@@ -167,8 +176,8 @@ class SequenceClassification(Labelled):
         return "text" if self.inputs == "tokens" and len(self.columns()) == 1 else "data"
 
     def fixed_fields(self) -> dict[str, Any]:
-        inputs = {"inputs": {"name": "values", "stride": self.stride}} if self.inputs == "values" else {}
-        return {"causal": False} | inputs
+        inputs = {"name": "values", "stride": self.stride, **timed_fields(self.time)}
+        return {"causal": False} | ({"inputs": inputs} if self.inputs == "values" else {})
 
     def lengths(self) -> dict[str, int]:
         return {"data.length": self.steps(self.data.length)}
@@ -188,7 +197,7 @@ class SequenceClassification(Labelled):
         return self._series(self.data.source) if self.inputs == "values" else self.open_rows(self.data.source)
 
     def _series(self, source: str, *, any_rate: bool = False) -> SeriesSource:
-        options: dict[str, Any] = {"features": self.features, "lines": self.lines, "rate": self.rate}
+        options: dict[str, Any] = {"features": self.features, "lines": self.lines, "rate": self.rate, "time": self.time}
         return open_series(source, self.label, **options, any_rate=any_rate)
 
     def write_split(self, folder: Path) -> None:
@@ -346,6 +355,8 @@ class ClassifiedRows(LabelledRows):
             scale = {"stride": self.task.stride, "mean": mean, "std": std}
             if any(has_gaps(series(rows)) for rows in self.rows.splits.values()):
                 scale["gaps"] = True
+            if self.task.time is not None:
+                scale["time"] = typical_time(series(self.rows.splits["train"]))
             fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
         if isinstance(self.task.text, list) and len(self.task.text) == 2:
             fields["type_vocab_size"] = 2
@@ -360,6 +371,7 @@ class ClassifiedRows(LabelledRows):
         fields = self.fields()
         if self.task.inputs == "values":
             fields["inputs"] = {**fields["inputs"], "stride": 1}
+            fields["inputs"].pop("time", None)  # one more feature
         else:
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
         return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
