@@ -34,7 +34,7 @@ OPTIONS = [
     "model.block={name: prenorm, norm: batch, token_mixer: {name: gtu, expansion: 1, kernel: {name: s4d, modes: 8}}, "
     "channel_mixer: {name: mlp, expansion: 2}}",
     *("training.steps=250", "training.evaluate_every=250", "training.save_every=250", "training.batch_size=16"),
-    *("training.learning_rate=0.005", "training.least_steps=null"),
+    "training.learning_rate=0.005",
 ]
 
 
