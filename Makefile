@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check
-EXTRAS := train plot forecast sktime vision signals export serve bench clients peers
+EXTRAS := train plot forecast sktime vision signals sounds export serve bench clients peers
 
 # The lowest versions that pyproject.toml promises, and the part of the tests that uses every package. pip has no CPU
 # build of old versions of torch for Linux: LOWEST_TORCH names another.
@@ -88,7 +88,7 @@ docs-serve: $(INSTALLED)  ## show the site at http://127.0.0.1:8000, and again a
 # Each extra has an environment of its own, which sees the packages of the one without extras.
 wheel-check:  ## build sdist and wheel, install each alone and the wheel with each extra, and use every command there
 	rm -rf dist build/wheel* build/sdist && $(PYTHON) -m venv build/wheel
-	build/wheel/bin/python -m pip install $(QUIETLY) build twine $$(grep '^torch==' constraints.txt)
+	build/wheel/bin/python -m pip install $(QUIETLY) build twine $$(grep -E '^(torch|pytest.*)==' constraints.txt)
 	build/wheel/bin/python -m build --outdir dist .
 	build/wheel/bin/python -m twine check --strict dist/*
 	build/wheel/bin/python scripts/check_wheel.py dist/*.whl
@@ -108,8 +108,9 @@ wheel-check:  ## build sdist and wheel, install each alone and the wheel with ea
 release-check: lint test test-device test-slow wheel-check  ## all that a release must pass
 	$(BIN)/python scripts/release.py tested
 
+# The first release names the repository, too: REPOSITORY=https://github.com/OWNER/NAME
 release: $(INSTALLED)  ## commit and tag VERSION=0.3.0, of a committed tree that has passed `make release-check`
-	$(BIN)/python scripts/release.py release "$(VERSION)"
+	$(BIN)/python scripts/release.py release "$(VERSION)" "$(REPOSITORY)"
 
 clean:
 	rm -rf $(VENV) build dist runs

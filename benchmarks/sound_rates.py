@@ -56,7 +56,7 @@ def prepare(root: Path, work: Path) -> None:
 
 def read_prompt(path: Path) -> np.ndarray:
     """The samples of a file of G.722 at 16 kHz, within -1 and 1."""
-    import av
+    import av  # pyrefly: ignore[missing-import]  # only for this part
 
     with av.open(str(path), format="g722") as file:
         frames = [frame.to_ndarray().reshape(-1) for frame in file.decode(audio=0)]

@@ -30,8 +30,9 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_config(config: Any) -> Any:
-    """Link to the repository, if pyproject.toml says where it is."""
-    config.repo_url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"].get("Repository")
+    """Link to the repository, if pyproject.toml says where it is, and say where the site is."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    config.repo_url, config.site_url = urls.get("Repository"), urls.get("Documentation", config.site_url)
     return config
 
 

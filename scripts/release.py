@@ -2,8 +2,10 @@
 
     python scripts/release.py tested            note that the committed tree passes `make release-check`, which calls it
     python scripts/release.py release 0.3.0     `make release VERSION=0.3.0`
+    python scripts/release.py release 0.3.0 https://github.com/OWNER/NAME     the same with REPOSITORY=, at first
 
-A release is refused unless the tree is committed, was tested as it is, and has the version's heading in the changelog.
+A release is refused unless the tree is committed, was tested as it is, has the version's heading in the changelog, and
+says where its repository is.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ PLACES = {
     "src/lagwise/_version.py": r'^__version__ = "([^"]+)"$',
     "CITATION.cff": r"^version: (\S+)$",
     "README.md": r"\bdist/lagwise-([^-\s]+)-py3-none-any\.whl",
+}
+#: what holds the repository's address, and the text that is replaced by it
+ADDRESSED = {
+    "pyproject.toml": r"^\[project\.urls\]\n(?:\w+ = .*\n)*",
+    "CITATION.cff": r"^license: .*\n(?:repository-code: .*\n)?",
+    "README.md": r"\A# lagwise\n(?:\n\[!\[.*\n)?",
 }
 TESTED = Path("build/tested")  # the tree that passed, by git's name for it
 
@@ -50,9 +58,9 @@ def note_tested(root: Path) -> str:
     return f"the tree {tree[:12]} has passed"
 
 
-def release(root: Path, text: str) -> str:
-    """Write the version where it stands, commit, and tag the commit. ValueError, before anything is written, if the
-    version is none or not the next one, or the tree is not ready."""
+def release(root: Path, text: str, repository: str = "") -> str:
+    """Write the version, and the repository's address if one is given, where they stand, commit, and tag the commit.
+    ValueError, before anything is written, if the version is none or not the next one, or the tree is not ready."""
     version = _next_version(root, text)
     tree = committed_tree(root)
     tested = (root / TESTED).read_text().strip() if (root / TESTED).is_file() else None
@@ -60,16 +68,17 @@ def release(root: Path, text: str) -> str:
         what = "has not been tested" if tested is None else "has changed since it was tested"
         raise ValueError(f"the tree {what}: run `make release-check` first, on what is committed")
     changes = _dated_changes((root / "CHANGELOG.md").read_text(), version)
-    written = {name: _with_version(root / name, pattern, version) for name, pattern in PLACES.items()}
+    written = {name: (root / name).read_text() for name in {**PLACES, **ADDRESSED}}
+    for name, content in _addresses(written["pyproject.toml"], repository).items():
+        written[name] = _replaced(written, name, ADDRESSED[name], content, 0)
+    for name, pattern in PLACES.items():
+        written[name] = _replaced(written, name, pattern, version, 1)
     for name, content in {**written, "CHANGELOG.md": changes}.items():
         (root / name).write_text(content)
     git(root, "add", *written, "CHANGELOG.md")
     git(root, "commit", "--quiet", "--allow-empty", "--message", f"Release {version}")
     git(root, "tag", "--annotate", f"v{version}", "--message", f"lagwise {version}")
-    said = [f"committed and tagged v{version}; publish it with: git push --follow-tags"]
-    if not tomllib.loads((root / "pyproject.toml").read_text())["project"].get("urls"):
-        said.append("note: [project.urls] of pyproject.toml is empty; the package says nowhere where its source is")
-    return "\n".join(said)
+    return f"committed and tagged v{version}; publish it with: git push --follow-tags"
 
 
 def _next_version(root: Path, text: str) -> str:
@@ -100,12 +109,33 @@ def _dated_changes(text: str, version: str) -> str:
     return f"{text[: first.start()]}## {version} ({today}){text[first.end() :]}"
 
 
-def _with_version(path: Path, pattern: str, version: str) -> str:
-    text = path.read_text()
+def _addresses(pyproject: str, repository: str) -> dict[str, str]:
+    """What the files of ADDRESSED say of a repository; nothing if none is given and they have one already."""
+    if not repository:
+        if not tomllib.loads(pyproject)["project"]["urls"]:
+            raise ValueError("the package has no address yet: give its repository's, REPOSITORY=https://github.com/...")
+        return {}
+    found = re.fullmatch(r"https://github\.com/([A-Za-z0-9-]+)/([\w.-]+?)(?:\.git)?/?", repository)
+    if found is None:
+        raise ValueError(f"REPOSITORY={repository!r} must be https://github.com/OWNER/NAME, whose workflow publishes")
+    owner, name = found.groups()
+    source, site = f"https://github.com/{owner}/{name}", f"https://{owner.lower()}.github.io/{name}/"
+    urls = {"Homepage": source, "Documentation": site, "Repository": source, "Issues": f"{source}/issues"}
+    urls["Changelog"] = f"{source}/blob/main/CHANGELOG.md"
+    checks, license = (f"{source}/actions/workflows/checks.yml", tomllib.loads(pyproject)["project"]["license"])
+    return {
+        "pyproject.toml": "[project.urls]\n" + "".join(f'{key} = "{url}"\n' for key, url in urls.items()),
+        "CITATION.cff": f'license: {license}\nrepository-code: "{source}"\n',
+        "README.md": f"# lagwise\n\n[![checks]({checks}/badge.svg)]({checks}) [documentation]({site})\n",
+    }
+
+
+def _replaced(texts: dict[str, str], name: str, pattern: str, content: str, group: int) -> str:
+    text = texts[name]
     found = re.search(pattern, text, re.MULTILINE)
     if found is None:
-        raise ValueError(f"{path.name} has no version that looks like {pattern}")
-    return text[: found.start(1)] + version + text[found.end(1) :]
+        raise ValueError(f"{Path(name).name} has nothing that looks like {pattern}")
+    return text[: found.start(group)] + content + text[found.end(group) :]
 
 
 def main(arguments: Sequence[str], root: Path) -> int:
@@ -113,8 +143,8 @@ def main(arguments: Sequence[str], root: Path) -> int:
         match arguments:
             case ["tested"]:
                 print(note_tested(root))
-            case ["release", text] if text:
-                print(release(root, text))
+            case ["release", text, *repository] if text and len(repository) < 2:
+                print(release(root, text, *repository))
             case _:
                 raise ValueError("give a version: make release VERSION=0.3.0")
     except (ValueError, RuntimeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -82,6 +83,14 @@ def uninitialised_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_new_objects_are_garbage() -> None:
+    """Every training collects garbage. Without this it looks each time at the half million objects of imported modules
+    and collected tests, which takes longer than the training."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@ everything, so that they start at once."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -31,4 +32,5 @@ def _begin(rank: int, count: int, port: int, work: Callable[..., None], args: tu
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in places.items()})
     torch.set_num_threads(1)
+    gc.freeze()  # as in conftest.py
     work(*args)

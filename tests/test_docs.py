@@ -277,8 +277,7 @@ def test_the_results_of_noise_in_signals_equal_the_results_files() -> None:
         assert f"| {name} | {row['si_sdr_gain']:+.2f} | {row['si_sdr']:.2f} | {by} |" in page
     prose = " ".join(page.split())
     assert f"{hearts['parameters']:,} parameters, at most {hearts['delay_seconds']:.2f} s late" in prose
-    assert f"of step {hearts['steps']:,}, the best" in prose
-    assert f"({hearts['cpu_seconds']:.0f} s of one core)" in prose
+    assert f"Trained for {hearts['steps']:,} steps ({hearts['cpu_seconds']:.0f} s of one core)" in prose
     assert f"{speech['parameters']:,} parameters, at most {1e3 * speech['delay_seconds']:.1f} ms late" in prose
     assert f"the model's gain is {speech['valid']['si_sdr_gain']:.2f} dB" in prose
     for speed in json.loads((results / "denoise-stream-cpu.json").read_text())["results"]:
@@ -370,3 +369,10 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
     for row in json.loads((results / "forecast-peers-cpu.json").read_text())["results"]["rows"]:
         figures = f"{row['seconds']:.1f} | {row['bytes'] / 2**20:,.0f} | {row['mse']:.4f}"
         assert f"| {row['method']} | {row['data']} | {figures} |" in page
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "index.md"], ids=lambda page: page.stem)
+def test_the_torch_to_install_first_is_the_tested_one(page: Path) -> None:
+    """With another, pip would replace a CPU build by the one of constraints.txt, with CUDA."""
+    (tested,) = re.findall(r"^torch==.*", (ROOT / "constraints.txt").read_text(), re.M)
+    assert re.findall(r"pip\s+install\s+(torch\S*)", page.read_text()) == [tested]

@@ -94,10 +94,13 @@ def test_a_wheel_has_the_files_of_the_source_and_no_others(built: tuple[Path, Pa
     ]
 
 
+ADDRESS, MOVED = "https://github.com/some-one/lagwise", "https://github.com/others/lag.wise"
+
+
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with what has a version, as it stands here, and an unreleased 9.1.0 in its changelog."""
-    for name in (*release.PLACES, "pyproject.toml"):
+    for name in {**release.PLACES, **release.ADDRESSED}:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 9.1.0 (unreleased)\n\n- New.\n\n## 0.2.0\n")
@@ -112,7 +115,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_tested_tree_is_released(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert release.main(["tested"], clone) == 0
-    assert release.main(["release", "9.1.0"], clone) == 0
+    assert release.main(["release", "9.1.0", f"{ADDRESS}.git"], clone) == 0
     assert "tagged v9.1.0" in capsys.readouterr().out
     for name, pattern in release.PLACES.items():
         assert re.findall(pattern, (clone / name).read_text(), re.MULTILINE) == ["9.1.0"]
@@ -123,6 +126,32 @@ def test_a_tested_tree_is_released(clone: Path, capsys: pytest.CaptureFixture[st
     for earlier in ("9.1.0", "9.0.5"):
         assert release.main(["release", earlier], clone) == 1
         assert f"VERSION={earlier} does not follow 9.1.0" in capsys.readouterr().err
+
+
+def test_the_first_release_says_where_the_repository_is(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Later ones keep the address, unless they give another."""
+    for version, address, expected in [("9.1.0", ADDRESS, ADDRESS), ("9.2.0", "", ADDRESS), ("9.3.0", MOVED, MOVED)]:
+        changes = clone / "CHANGELOG.md"
+        changes.write_text(re.sub(r"## 9\S* .*", f"## {version} (unreleased)", changes.read_text()))
+        release.git(clone, "commit", "--quiet", "--all", "--allow-empty", "--message", "More")
+        assert release.main(["tested"], clone) == 0
+        if version == "9.1.0":
+            assert release.main(["release", version, ""], clone) == 1
+            assert "has no address yet: give its repository's, REPOSITORY=" in capsys.readouterr().err
+            for wrong in ("github.com/someone/lagwise", "https://example.com/lagwise", f"{ADDRESS}/tree/main"):
+                assert release.main(["release", version, wrong], clone) == 1
+                assert f"REPOSITORY={wrong!r} must be https://github.com/OWNER/NAME" in capsys.readouterr().err
+            assert release.git(clone, "status", "--porcelain") == release.git(clone, "tag") == ""
+        assert release.main(["release", version, address], clone) == 0
+        project = tomllib.loads((clone / "pyproject.toml").read_text())["project"]
+        assert project["urls"]["Repository"] == project["urls"]["Homepage"] == expected
+        assert project["urls"].keys() == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
+        assert project["scripts"]
+        assert yaml.safe_load((clone / "CITATION.cff").read_text())["repository-code"] == expected
+        readme = (clone / "README.md").read_text()
+        assert readme.startswith(f"# lagwise\n\n[![checks]({expected}/")
+        assert readme.count("badge.svg") == 1
+        assert "\n\nlagwise is a PyTorch library" in readme
 
 
 @pytest.mark.parametrize("name", ["new.txt", "README.md"])

@@ -60,8 +60,14 @@ ENOUGH = {
     "forecast": ("plot", "plot theory", "forecast", "LagForecaster"),
     "sktime": ("forecast", "LagForecaster", "SktimeLagForecaster"),
     "vision": ("data lra-pathfinder",),
+    "sounds": ("sounds",),
     "export": ("export",),
     "serve": ("serve",),
+}
+#: tests of what an extra serves beside lagwise's own commands: programs, benchmarks and comparisons
+TESTS = {
+    "clients": ("tests/models/test_clients.py", "tests/models/test_replaced_layers.py"),
+    "peers": ("tests/mixers/test_against_packages.py",),
 }
 
 
@@ -170,6 +176,32 @@ def imported(statement: str) -> str:
     return "works"
 
 
+def read_sound() -> str:
+    """The same of a compressed sound."""
+    from lagwise.data.sound_files import read_compressed
+
+    path = Path("new/sound.flac")
+    try:
+        import soundfile
+
+        soundfile.write(path, [0.0, 0.5, -0.5] * 100, 8000)
+    except ImportError:
+        path.write_bytes(b"fLaC")
+    try:
+        rate, samples = read_compressed(path.read_bytes(), path)
+    except ImportError as error:
+        return f"error: {error}"
+    return "works" if (rate, samples.shape) == (8000, (300, 1)) else f"{rate} Hz, {samples.shape}"
+
+
+def tested(extra: str) -> int:
+    """Run the tests of what an extra serves, and say which were skipped and why. 0 if none failed."""
+    import pytest
+
+    files = [str(PYPROJECT.parent / name) for name in TESTS[extra]]
+    return int(pytest.main([*files, "-m", "slow or not slow", "-rs", "--timeout=900"]))
+
+
 def outcomes(folder: Path) -> dict[str, str]:
     """What each command does in a folder of inputs."""
     import lagwise
@@ -181,6 +213,7 @@ def outcomes(folder: Path) -> dict[str, str]:
     checks: dict[str, Callable[[], str]] = {
         name: lambda arguments=arguments: run_command(arguments) for name, arguments in COMMANDS.items()
     }
+    checks["sounds"] = read_sound
     checks["LagForecaster"] = lambda: imported("from lagwise import LagForecaster")
     checks["SktimeLagForecaster"] = lambda: imported("import lagwise.forecasting.sktime")
     print(f"lagwise {lagwise.__version__} in {Path(lagwise.__file__).parent}")
@@ -213,7 +246,9 @@ def main(folder: Path, extra: str, hide: bool) -> int:
         print(f"skipped: {reason}")
         return 0
     if not folder.is_dir():
-        make_inputs(folder)
+        begun = folder.with_name(f"{folder.name}-begun")
+        make_inputs(begun)
+        begun.rename(folder)
     failed = 0
     for name, outcome in outcomes(folder).items():
         refuses = re.fullmatch(r"error: [^\n]* install lagwise\[\w+\][^\n]*", outcome) is not None
@@ -221,7 +256,7 @@ def main(folder: Path, extra: str, hide: bool) -> int:
         fine = outcome == "works" or (refuses and not enough)
         failed += not fine
         print(f"{'' if fine else 'WRONG '}{name}: {outcome}")
-    return failed
+    return failed + (tested(extra) if extra in TESTS and not hide else 0)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lagwise._lazy import lazy
+from lagwise._lazy import lazy_package
 from lagwise._registration import register
 from lagwise._version import __version__
-from lagwise.models.classes import CLASSES
 
 if TYPE_CHECKING:
     from lagwise.forecasting import LagForecaster
@@ -31,10 +30,7 @@ if TYPE_CHECKING:
     from lagwise.ops import toeplitz_product
     from lagwise.training import LagClassifier
 
-_HOMES = dict.fromkeys([*CLASSES, "StreamingCache"], "lagwise.models")
-_HOMES |= {"LagClassifier": "lagwise.training", "LagForecaster": "lagwise.forecasting"}
-_HOMES |= {"toeplitz_product": "lagwise.ops"}
-__all__ = sorted([*_HOMES, "__version__"])
-__getattr__, __dir__ = lazy(__name__, __all__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_package(__name__)
+__all__ += ["__version__"]
 
 register()

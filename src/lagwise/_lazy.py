@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 from lagwise.extras import explained
 
 
-def lazy(
-    module: str, names: Sequence[str], homes: Mapping[str, str], extra: str | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A module-level ``__getattr__`` (PEP 562) that imports each name from the module given in ``homes``, and a
-    ``__dir__`` of all public ``names``.
+def lazy_package(
+    package: str, *, extra: str | None = None
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` (PEP 562), which imports each name from its module, and ``__dir__`` of a package.
 
-    ImportError if an optional package is missing; it says which extra has it, if possible ``extra``."""
+    The names, and their modules, are those that the package's ``__init__`` imports from lagwise for type checkers. From
+    ``__getattr__`` ImportError if an optional package is missing; it says which extra has it, if possible ``extra``.
+    """
+    source = pkgutil.get_data(package, "__init__.py")
+    assert source is not None
+    checked = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def __getattr__(name: str) -> Any:
         if name in homes:
@@ -23,15 +31,7 @@ def lazy(
                 return getattr(importlib.import_module(homes[name]), name)
             except ModuleNotFoundError as error:
                 raise explained(error, extra) from error
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return __getattr__, lambda: sorted(names)
-
-
-def lazy_package(
-    package: str, *, extra: str | None = None, **names: str
-) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, and `lazy`, of a package: from the public names of each of its modules, separated by spaces."""
-    homes = {name: f"{package}.{module}" for module, own in names.items() for name in own.split()}
-    public = sorted(homes)
-    return public, *lazy(package, public, homes, extra)
+    names = sorted(homes)
+    return names, __getattr__, lambda: names

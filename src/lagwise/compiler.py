@@ -9,6 +9,8 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -42,6 +44,18 @@ def find_compiler() -> list[str] | None:
     if path is None and wanted:
         raise FileNotFoundError(f"there is no compiler {name!r} (from CC={wanted!r})")
     return None if path is None else [path, *arguments]
+
+
+def find_cxx() -> str | None:
+    """The C++ compiler that `torch.compile` calls on the CPU: ``$CXX``, or the system's usual one. None if there is
+    none."""
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    return shutil.which(os.environ.get("CXX") or usual)
+
+
+def has_python_headers() -> bool:
+    """Whether C and C++ code that calls Python can be compiled."""
+    return Path(sysconfig.get_paths()["include"], "Python.h").is_file()
 
 
 def load_compiled(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
 import reprlib
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -90,16 +91,9 @@ def nearest(name: str, names: Sequence[str]) -> str | None:
     """The name that was probably meant: a close one, or one that begins as it does. None is better than one that
     misleads."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    begun = [
-        each
-        for each in names
-        if len(name) > 2 and _common_start(each, name) >= max(2, 2 / 3 * min(len(each), len(name)))
-    ]
+    same = {each: len(os.path.commonprefix((each, name))) for each in names if len(name) > 2}  # noqa: RUF071
+    begun = [each for each, count in same.items() if count >= max(2, 2 / 3 * min(len(each), len(name)))]
     return next(iter([*close, *begun]), None)
-
-
-def _common_start(a: str, b: str) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def counted(count: int, what: str) -> str:

@@ -80,7 +80,6 @@ def check_mixer(
         check_causality(factory, channels)
         if kind.streams:
             check_streaming(factory, channels)
-            check_padded_stream(factory, channels)
             check_padding_anywhere(factory, channels)
             if takes_times(factory(channels, True)):
                 check_timed_stream(factory, channels)
@@ -364,17 +363,6 @@ def check_timed_stream(factory: Factory, channels: int) -> None:
 
 def _times(batch: int, length: int) -> Tensor:
     return torch.rand(batch, length, dtype=torch.float64) * 3 + 0.1
-
-
-def check_padded_stream(factory: Factory, channels: int) -> None:
-    """A stream that starts with padding continues as without it."""
-    mixer = factory(channels, True).double()
-    x = _noise(1, 40, channels)
-    padded = torch.cat([1e3 * _noise(1, 5, channels), x], dim=1)
-    mask = torch.tensor([[0] * 5 + [1] * 40])
-    y, state = mixer.prefill(padded[:, :25], mixer.init_state(1), mask=mask[:, :25])
-    rest, _ = mixer.prefill(padded[:, 25:], state, mask=mask[:, 25:])
-    _same(torch.cat([y, rest], 1)[:, 5:], mixer(x), 1e-9, "a stream that begins with padding")
 
 
 def check_padding_anywhere(factory: Factory, channels: int) -> None:

@@ -35,6 +35,23 @@ def test_every_test_window_is_scored_once() -> None:
     assert forecaster.mean_ == pytest.approx(mean)
 
 
+def test_logarithms_are_scored_as_values() -> None:
+    x, options = np.exp(series(600) / 20), {"look_back": 48, "logs": True}
+    cell = bench.run_benchmark(x, bench.Benchmark("made", PARTS), 10, options)
+    forecaster = LagForecaster(10, validation=100, refit=False, **options).fit(x[:400])
+    errors = [forecaster.predict(X=x[s - 48 : s]) - x[s : s + 10] for s in range(400, 507 - 10 + 1)]
+    assert cell["mse"] == pytest.approx(np.mean(np.square(errors / x[:300].std(0))))
+    assert cell["mae"] == pytest.approx(np.mean(np.abs(errors / x[:300].std(0))))
+
+
+def test_tables_of_one_model_that_validation_does_not_choose() -> None:
+    """Several folds and logarithms have errors of other windows or values, so such a table has no chosen row."""
+    row = {"data": "illness", "horizon": 24, "mse": 0.1, "validation_mse": 0.1, "parameters": 20_000, "crps": None}
+    for more in ({"model": "folds", "folds": 4}, {"model": bench.LOGS}):
+        assert bench.table_rows([row | more])[1][0] == [more["model"], "0.100", "20,000"]
+        assert bench.coverage_rows([row | more], "crps")[1] == []
+
+
 def test_models_do_not_use_the_test_part() -> None:
     x = series(600)
     changed = x.copy()

@@ -14,8 +14,8 @@ import pytest
 from datasets import Dataset
 
 from lagwise.data import generated, listops, open_format, prepare_labelled
-from lagwise.data.arena import without_brackets
 from lagwise.data.generated import generate, generated_source
+from lagwise.data.published import without_brackets
 from lagwise.files import lock
 from lagwise.runs import predict_run
 from lagwise.training import load_recipe, train

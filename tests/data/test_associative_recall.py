@@ -8,10 +8,10 @@ import torch
 
 from lagwise.data import AssociativeRecall, ScheduledExamples, TokenData, TrainingWindows
 from lagwise.data import associative_recall as module
-from lagwise.data.associative_recall import RecallExamples, answers, draw_sequences, split_of
+from lagwise.data.associative_recall import DrawnExamples, answers, draw_sequences, split_of
 
 
-def rows(examples: RecallExamples, count: int) -> np.ndarray:
+def rows(examples: DrawnExamples, count: int) -> np.ndarray:
     return np.stack([examples[i]["input_ids"].numpy() for i in range(count)])
 
 
@@ -43,7 +43,7 @@ def test_splits_share_no_sequence() -> None:
     """For short sequences, where each split covers nearly all of its own, and for long ones."""
     for length, vocab_size, count in ((6, 6, 1000), (8, 10, 3000), (64, 10, 1000)):
         found = [
-            {row.tobytes() for row in rows(RecallExamples(split, length, vocab_size, count, 0), count)}
+            {row.tobytes() for row in rows(AssociativeRecall(vocab_size).examples(split, length, count), count)}
             for split in ("train", "valid", "test")
         ]
         assert not found[0] & found[1]
@@ -60,7 +60,9 @@ def test_one_sequence_in_ten_is_in_valid_and_in_test() -> None:
 
 def test_examples_depend_only_on_split_length_vocabulary_seed_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLOCK", 640)  # blocks of ten
-    one, same, other = (RecallExamples("train", 64, 10, count, seed) for count, seed in ((1000, 1), (50, 1), (50, 2)))
+    one, same, other = (
+        AssociativeRecall(10).examples("train", 64, count, seed) for count, seed in ((1000, 1), (50, 1), (50, 2))
+    )
     order = (33, 5, 34, 0, 19)
     first = {i: one[i]["input_ids"] for i in order}
     assert all(torch.equal(first[i], same[i]["input_ids"]) for i in sorted(order))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gzip
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from lagwise.data import load_tokenizer, open_rows, open_source, prepare_labelled
-from lagwise.data.batches import BothStrands, BucketedExamples
+from lagwise.data.batches import BucketedExamples, either_strand
+from lagwise.data.examples import ChangedExamples
 from lagwise.data.letters import complements
 from lagwise.data.row_files import read_table
 
@@ -118,7 +121,8 @@ def test_half_of_the_examples_are_reverse_complements(tmp_path: Path) -> None:
         (data / f"{name}.fa").write_text(records("ACGT", count=40) if name == "a" else records("GA", count=40))
     rows = prepare_labelled(str(data), tokenizer="dna", cache=tmp_path / "cache", progress=False)
     examples = BucketedExamples(rows.splits["train"], 8, steps=10, seed=1)
-    both = BothStrands(examples, complements(load_tokenizer("dna")), seed=1)
+    other = torch.from_numpy(complements(load_tokenizer("dna")))
+    both = ChangedExamples(examples, partial(either_strand, complements=other), 1, 1)
     turned = 0
     for index in range(len(examples)):
         plain, read = examples[index], both[index]

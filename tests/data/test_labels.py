@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lagwise.data.labels import _several, known_labels, read_labels
+from lagwise.data.labels import known_labels, read_labels, several_hint
 
 
 class TestLabels:
@@ -68,7 +68,7 @@ def test_classes_that_look_like_several_labels_are_noted() -> None:
     found = read_labels({"train": ["sun", "rain; sun", "rain"]}, "auto", str)
     assert found.reason.endswith("; task.kind=multi_label reads 'rain; sun' as several labels")
     assert read_labels({"train": ["sun", "Paris, France"]}, "auto", str).reason == "the labels are text"
-    assert "multi_label" not in _several(["1,5", "1", "5"])
+    assert "multi_label" not in several_hint(["1,5", "1", "5"])
 
 
 def test_zeros_of_a_fraction_do_not_make_another_class() -> None:

@@ -43,6 +43,19 @@ def drawn() -> Drawn:
     return {side: several(side, 1)[0] for side in (32, 128)}
 
 
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pathfinder") / "data"
+    generate("lra-pathfinder", folder, rows=20, seed=0, texts=None, progress=False)
+    return folder
+
+
+@pytest.fixture
+def published(generated: Path, tmp_path: Path) -> Path:
+    """A folder in the published format, to be changed."""
+    return shutil.copytree(generated, tmp_path / "data")
+
+
 def by_grey_values(images: np.ndarray, labels: np.ndarray) -> float:
     """Accuracy of a linear model on the sorted grey values."""
     values = np.sort(images.reshape(len(images), -1).astype(float) / 255, axis=1)[:, ::-1][:, :2048]
@@ -128,11 +141,10 @@ def test_simple_statistics_of_many_images_do_not_reveal_the_label(side: int, gre
     assert by_distance(marks, labels) < distance
 
 
-def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, drawn: Drawn) -> None:
-    generate("lra-pathfinder", tmp_path / "data", rows=20, seed=0, texts=None, progress=False)
-    root = tmp_path / "data" / "curv_contour_length_14"
+def test_pathfinder_is_written_and_read_in_the_published_format(published: Path, tmp_path: Path, drawn: Drawn) -> None:
+    root = published / "curv_contour_length_14"
     assert (root / "metadata" / "0.npy").read_text().splitlines()[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
-    data = prepare_images(open_images(str(tmp_path / "data")), channels=1, cache=tmp_path / "c", progress=False)
+    data = prepare_images(open_images(str(published)), channels=1, cache=tmp_path / "c", progress=False)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 16, "valid": 2, "test": 2}
     assert (data.label_names, data.size) == (("apart", "joined"), (32, 32))
     images, labels, *_ = drawn[32]  # an image depends only on the seed, the part and its index
@@ -142,31 +154,30 @@ def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, 
     assert data.splits["test"][1]["image"] == pathfinder.encoded(last)
     (root / "imgs" / "0" / "sample_5.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"sample_5\.png is not a readable image"):
-        prepare_images(open_images(str(tmp_path / "data")), cache=tmp_path / "c", progress=False)
+        prepare_images(open_images(str(published)), cache=tmp_path / "c", progress=False)
     (root / "imgs" / "0" / "sample_5.png").unlink()
     with pytest.raises(FileNotFoundError, match=r"0\.npy, line 6: no image"):
-        open_images(str(tmp_path / "data"))
+        open_images(str(published))
     (root / "metadata" / "0.npy").write_text("imgs/0 sample_0.png\n")
     with pytest.raises(ValueError, match="a folder, a file, a number and a label"):
-        open_images(str(tmp_path / "data"))
+        open_images(str(published))
 
 
-def test_incomplete_metadata_are_refused(tmp_path: Path) -> None:
-    generate("lra-pathfinder", tmp_path / "data", rows=20, seed=0, texts=None, progress=False)
-    table = tmp_path / "data" / "curv_contour_length_14" / "metadata" / "0.npy"
+def test_incomplete_metadata_are_refused(published: Path) -> None:
+    table = published / "curv_contour_length_14" / "metadata" / "0.npy"
     lines = table.read_text().splitlines(keepends=True)
     table.write_text("".join(lines[:5]))
     with pytest.raises(ValueError, match=r"11 images of .* are not in its metadata, first .*\.png"):
-        open_images(str(tmp_path / "data"))
+        open_images(str(published))
     table.write_text("".join([*lines, lines[0]]))
     with pytest.raises(ValueError, match=r"0\.npy, line 17: .*sample_0\.png' is listed twice"):
-        open_images(str(tmp_path / "data"))
+        open_images(str(published))
     table.write_text("")
     with pytest.raises(ValueError, match=r"0\.npy is empty"):
-        open_images(str(tmp_path / "data"))
+        open_images(str(published))
     shutil.rmtree(table.parent)
     with pytest.raises(ValueError, match="Pathfinder's folder imgs, but not its folder metadata"):
-        open_images(str(tmp_path / "data"))
+        open_images(str(published))
 
 
 def test_of_the_published_difficulties_the_hard_one_is_read(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
 from lagwise.data import open_rows, open_series
 from lagwise.data.labelled_rows import read_labelled, rows_to_score
+from lagwise.data.labels import several_hint
 from lagwise.data.rows import RowSource
 from lagwise.data.several_labels import (
     has_lists,
@@ -19,7 +20,6 @@ from lagwise.data.several_labels import (
     known_several,
     named_columns,
     read_several,
-    separator_of,
     strata,
 )
 
@@ -105,13 +105,11 @@ def test_rows_without_labels_are_not_scored() -> None:
 
 def test_names_between_separators_that_are_taken_for_classes_are_pointed_out(tmp_path: Path) -> None:
     name, _ = written(tmp_path, "|")
-    with pytest.raises(
-        ValueError, match=r"have no label.*; several labels a row, between '\|', are read with task\.kind"
-    ):
+    with pytest.raises(ValueError, match=r"have no label.*; task\.kind=multi_label reads '.*\|.*' as several labels"):
         read_labelled(open_rows(name), ("text",), "label")
-    assert separator_of(["a", "b", "c"]) is None
-    assert separator_of(["a|b", "c"]) is None
-    assert separator_of([1, 2.5, None]) is None
+    assert several_hint(["a", "b", "c"]) == ""
+    assert several_hint(["a|b", "c"]) == ""
+    assert several_hint([1, 2.5, None]) == ""
 
 
 def test_lists_in_text_are_lists(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, loa
 from lagwise.runs import evaluate_run
 from lagwise.runs.evaluate import with_earlier
 from lagwise.tasks import LanguageModelling
-from lagwise.tasks.recall_score import recall
+from lagwise.tasks.associative_recall import recall
 from lagwise.training import Recipe, load_recipe, train
 
 
@@ -272,14 +272,13 @@ def test_recall_accuracy_counts_only_the_answer() -> None:
     """TCNCA table 3: the model reads all tokens except the last."""
     task = AssociativeRecall(10)
     memory = Memory(12, wrong=30)
-    score = recall(memory, task, 64, 300)
-    assert (score.length, score.sequences, score.correct, score.accuracy) == (64, 300, 270, 0.9)
+    assert recall(memory, task.test_examples(64, 300)) == (270, 300)
     assert memory.shapes == [(256, 63), (44, 63)]
     broken = Memory(12)
     damaged = SimpleNamespace(logits=torch.full((1, 1, 12), math.nan))
     broken.forward = lambda input_ids, use_cache=False, logits_to_keep=0: damaged
     with pytest.raises(FloatingPointError, match="damaged"):
-        recall(broken, task, 8, 1)
+        recall(broken, task.test_examples(8, 1))
 
 
 def test_evaluating_a_run_of_a_task(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:

@@ -154,11 +154,6 @@ def test_padding_anywhere_while_streaming(name: str, options: dict) -> None:
 
 
 @every_stream
-def test_left_padding_while_streaming(name: str, options: dict) -> None:
-    testing.check_padded_stream(factory(name, options), CHANNELS)
-
-
-@every_stream
 def test_a_step_takes_one_token(name: str, options: dict) -> None:
     mixer = make(name, options)
     state = mixer.init_state(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from tiny_models import tiny
 
-from lagwise.models import LagwiseForCausalLM, cuda_graph
+from lagwise.models import LagwiseForCausalLM, StreamingSession, cuda_graph
 from lagwise.models.in_place import InPlaceStream
 from lagwise.models.step import StreamingStep
 
@@ -30,7 +31,8 @@ def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: A
         result = run()
         results[0].copy_(result)
 
-    results.append(torch.full((2, 258), float("nan"), dtype=torch.double))
+    rows = len(inspect.getclosurevars(run).nonlocals["token"])
+    results.append(torch.full((rows, 258), float("nan"), dtype=torch.double))
     return replay, results[0]
 
 
@@ -55,6 +57,48 @@ def test_streams_on_fixed_tensors_give_the_models_logits(
     torch.testing.assert_close(torch.stack(found, 1), expected[:, 20:], rtol=0, atol=1e-9)
     again = model.next_logits(ids[:, 150:151], other)
     torch.testing.assert_close(again, expected[:, 150], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["mega-lm", "tnn-lm", "converted"])
+def test_batches_whose_rows_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sequence gets its own logits, and a graph is captured only for rows that stay."""
+    captured: list[int] = []
+
+    def counting(warm: Any, run: Any, device: Any) -> Any:
+        captured.append(len(inspect.getclosurevars(run).nonlocals["token"]))
+        return replayed(warm, run, device)
+
+    monkeypatch.setattr(cuda_graph, "capture", counting)
+    model, texts = model_of(kind), torch.randint(6, (4, 80))
+    with torch.no_grad():
+        expected = model(texts).logits
+    model._steps[None] = cuda_graph.GraphStep(model, None, StreamingStep(model, online=True))
+    session, places = StreamingSession(model), dict[int, list[int]]()
+
+    def add(row: int, length: int) -> None:
+        places[session.add(texts[row, :length])] = [row, length]
+
+    def step(times: int) -> None:
+        for _ in range(times):
+            tokens = {handle: int(texts[row, place]) for handle, (row, place) in places.items()}
+            logits = session.step(tokens)
+            for each, (handle, (row, place)) in enumerate(places.items()):
+                torch.testing.assert_close(logits[each], expected[row, place], rtol=0, atol=1e-9)
+                places[handle][1] += 1
+
+    add(0, 10)
+    add(1, 23)
+    step(8)
+    assert captured == [2]
+    add(2, 5)
+    step(cuda_graph._CAPTURE)  # these rows do not stay
+    session.drop(0)
+    del places[0]
+    assert captured == [2]
+    step(12)
+    add(3, 30)
+    step(20)
+    assert captured == [2, 2, 3]
 
 
 @torch.no_grad()

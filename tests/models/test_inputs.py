@@ -211,3 +211,57 @@ def test_wrong_types_and_embeddings_are_named(given: dict[str, Any], message: st
     with pytest.raises(ValueError, match=message):
         model.model(**{**example("tokens"), **given}, past_key_values=cache)
     model.model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)  # an error leaves the cache as it was
+
+
+def by_row(**options: Any) -> LagwiseForSequenceClassification:
+    """A model that reads each series on its own scale."""
+    torch.manual_seed(0)
+    inputs = {"name": "values", "features": 2, "stride": 4, "by_row": True, **options}
+    return LagwiseForSequenceClassification(
+        LagwiseConfig(hidden_size=16, num_hidden_layers=1, causal=False, num_labels=3, inputs=inputs)
+    ).eval()
+
+
+def own_scale(embedding: Any, row: torch.Tensor) -> torch.Tensor:
+    """The whole steps of a series by the formula, in float64."""
+    row = row.double()
+    mean, std = row.mean(0), row.std(0, correction=0)
+    size = torch.cat([(std / torch.tensor(embedding.std)).log10(), (mean / std).asinh()])
+    whole = ((row - mean) / std)[: len(row) // 4 * 4]
+    steps = torch.stack([torch.cat([step.flatten(), size]) for step in whole.split(4)])
+    return steps @ embedding.weight.double().T + embedding.bias.double()
+
+
+def test_series_on_their_own_scale_have_the_steps_of_the_formula() -> None:
+    torch.manual_seed(1)
+    embedding, x = by_row(std=[2.0, 3.0]).model.embed_tokens, 1e-3 * torch.randn(3, 12, 2) + 5e-3
+    for row, own in zip(x, embedding(x), strict=True):
+        torch.testing.assert_close(own.double(), own_scale(embedding, row), rtol=1e-3, atol=1e-4)
+    filled = torch.cat([x[:1, :10], torch.zeros(1, 2, 2)], 1)  # ends within its third step
+    torch.testing.assert_close(embedding(filled)[0, :2].double(), own_scale(embedding, x[0, :10]), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_the_own_scale_of_a_series_depends_on_no_padding(gaps: bool) -> None:
+    model = by_row(gaps=gaps)
+    torch.manual_seed(1)
+    x = torch.randn(2, 16, 2) * torch.tensor([[[1e-4]], [[1e4]]]) + 7
+    if gaps:
+        x[0, 3, 1] = torch.nan
+    x[0, 10:] = 0
+    alone = model(input_values=x[:1, :12]).logits
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    torch.testing.assert_close(model(input_values=x, attention_mask=mask).logits[:1], alone)
+    shifted = torch.cat([torch.full((1, 8, 2), 9.0), x[:1, :12]], 1)
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    torch.testing.assert_close(model(input_values=shifted, attention_mask=mask).logits, alone)
+
+
+def test_constant_series_and_causal_models_on_their_own_scale() -> None:
+    model = by_row()
+    for value in (0.0, 1e-6, 1e6):
+        assert torch.isfinite(model(input_values=torch.full((1, 8, 2), value)).logits).all()
+    with pytest.raises(ValueError, match="by_row needs a two-sided model"):
+        LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs={"name": "values", "by_row": True}))
+    with pytest.raises(ValueError, match="by_row needs one series in each row"):
+        model(input_values=torch.randn(1, 8, 2), seq_idx=torch.tensor([[0, 1]]))

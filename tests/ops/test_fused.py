@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from lagwise.blocks import MegaBlock
 from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
 from lagwise.family.short_conv import ShortConvMixer
+from lagwise.kernels.network import KernelNetwork
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused.convolution import residual_convolution
-from lagwise.ops.fused.norm import normed_relu
+from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.ops.toeplitz import spectral_product
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.tokens import apply_linear, linears, silu_product
@@ -228,9 +229,31 @@ def test_blocks_of_mega(half: bool) -> None:
     compare(lambda block, x: block(x), block, numbers(2, 37, 24), half=half, tolerance=0.1 if half else 2e-4)
 
 
-def test_norms_of_kernel_networks() -> None:
-    compare(lambda _, x: normed_relu(x, 1e-6) if x.dtype == torch.float32 else F.relu(F.rms_norm(x, (20,), eps=1e-6)),
-            nn.Identity(), numbers(9, 20))  # fmt: skip
+@pytest.mark.parametrize("layers", [0, 3])
+def test_kernel_networks_as_one_node(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[int] = []
+
+    def serve(x: Tensor, weights: list[Tensor], *others: Any) -> Tensor:
+        served.append(len(weights))
+        return normed_relu_layers(x, weights, *others)
+
+    monkeypatch.setattr("lagwise.kernels.network.normed_relu_layers", serve)
+    torch.manual_seed(0)
+    network = KernelNetwork(2, 5, hidden=20, layers=layers, activation="relu")
+    compare(lambda network, x: network(x), network, numbers(9, 2))
+    assert served == [layers + 1]  # once: not in float64
+
+
+def test_second_derivatives_of_kernel_networks() -> None:
+    torch.manual_seed(0)
+    network = KernelNetwork(1, 3, hidden=16, layers=1, activation="relu")
+    x = numbers(5, 1).requires_grad_()
+    found = []
+    for made, given in ((network, x), (copy.deepcopy(network).double(), x.detach().double().requires_grad_())):
+        (grad,) = torch.autograd.grad(made(given).square().sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), [given, made.first.weight, made.hidden[0].weight]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])

@@ -293,7 +293,7 @@ def test_probabilities_of_tokens(
 
 
 def test_parts_of_characters_keep_their_probabilities() -> None:
-    """They have no text, but different names."""
+    """They have no text, but different names, and their bytes."""
     from lagwise.data import load_tokenizer
 
     torch.manual_seed(0)
@@ -308,7 +308,9 @@ def test_parts_of_characters_keep_their_probabilities() -> None:
     for each in content:
         names = [best["token"] for best in each["top_logprobs"]]
         assert len(set(names)) == 20
-        assert any(best["bytes"] is None for best in each["top_logprobs"])
+        known = [bytes(best["bytes"] or ()) for best in each["top_logprobs"]]
+        assert any(not text.isascii() for text in known)
+        assert all(len(text) == (not name.startswith("<|")) for text, name in zip(known, names, strict=True))
     assert [len(each) for each in likely["top_logprobs"]] == [20] * 6
 
 

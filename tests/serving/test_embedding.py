@@ -170,14 +170,16 @@ def test_metrics_count_requests_and_tokens(tokenizer: PreTrainedTokenizerBase) -
         used = client.post("/v1/completions", json=body).json()["usage"]
         client.post("/v1/embeddings", json={"model": "small", "input": TEXTS})
         client.post("/v1/embeddings", json={"model": "other", "input": TEXTS})
-        client.get("/nowhere/at/all")
+        for path in ("/v1/models/small", "/v1/models/other", "/nowhere/at/all"):
+            client.get(path)
         lines = client.get("/metrics").text.splitlines()
     for line in (
         'lagwise_requests_total{path="/v1/completions",status="200"} 1.0',
         'lagwise_requests_total{path="/v1/embeddings",status="200"} 1.0',
         'lagwise_requests_total{path="/v1/embeddings",status="404"} 1.0',
         'lagwise_requests_total{path="/metrics",status="401"} 1.0',
-        'lagwise_requests_total{path="other",status="404"} 1.0',
+        'lagwise_requests_total{path="/v1/models/small",status="200"} 1.0',
+        'lagwise_requests_total{path="other",status="404"} 2.0',
         'lagwise_request_seconds_count{path="/v1/completions"} 1.0',
         'lagwise_tokens_total{kind="prompt"} 3.0',
         f'lagwise_tokens_total{{kind="completion"}} {used["completion_tokens"]}.0',

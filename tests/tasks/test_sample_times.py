@@ -60,8 +60,7 @@ def test_recordings_with_a_column_of_times(tmp_path: Path) -> None:
     pd.DataFrame({"clock": pd.to_datetime(times, unit="s"), "x": x}).to_csv(path, index=False)
     (row,) = predict_run(run, source=str(path), progress=False)
     stream = StreamingClassifier(model)
-    for at in range(0, 60, 7):
-        shares = stream.push(x[at : at + 7], times[at : at + 7])
+    shares = torch.cat([stream.push(x[at : at + 7], times[at : at + 7]) for at in range(0, 60, 7)])
     np.testing.assert_allclose(shares[-1], [row[f"p({model.config.id2label[i]})"] for i in range(2)], atol=1e-3)
     pd.DataFrame({"x": x}).to_csv(path, index=False)
     with pytest.raises(ValueError, match=r"no 'clock'|'clock'"):
@@ -126,6 +125,7 @@ def test_labels_of_samples_with_times(tmp_path: Path) -> None:
     ("recipe", "options", "message"),
     [
         ("series", ["task.time=t", "task.stride=2"], "needs task.stride=1, got 2"),
+        ("series", ["task.time=t", "training.pretrain=2"], "does not read times"),
         ("series", ["task.time=x"], "'x' is 'a', not a number"),
         ("series", ["task.time=label"], "must be a column of its own"),
         ("series", ["task.time=t", "task.features=[t]"], "must be a column of its own"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks.scores import classification_scores, regression_scores
 from lagwise.tasks.sequence_classification import ClassifiedRows
 from lagwise.training import check_recipe, load_recipe, make_task, read_metrics, train
-from lagwise.training.model import build_model
+from lagwise.training.model import build_model, config_for_data
 
 
 def opened(folder: Path, *overrides: str, name: str = "classes of text") -> ClassifiedRows:
@@ -333,3 +334,45 @@ def test_classes_of_dna_from_fasta(tmp_path: Path) -> None:
     words = make_task(load_recipe("dna", [f"data.source={data}", "data.tokenizer=words"]))
     with pytest.raises(ValueError, match="reverse complements need a tokenizer with the letters A and T"):
         words.open(progress=False)
+
+
+def loud_and_quiet(path: Path) -> Path:
+    """Slow and fast waves whose amplitudes differ by six orders of magnitude, of several lengths."""
+    random = np.random.default_rng(0)
+    lines = []
+    for number in range(150):
+        wave = np.sin(np.arange(random.integers(60, 90)) * (0.2 + 0.5 * (number % 2)) + random.uniform(0, 6))
+        wave = (wave + 0.1 * random.normal(size=len(wave))) * 10.0 ** random.uniform(-5, 1)
+        lines.append(json.dumps({"input_values": wave[:, None].tolist(), "label": "sf"[number % 2]}))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_series_of_very_different_sizes_have_a_scale_each(tmp_path: Path) -> None:
+    wanted = load_recipe("series", ["training.epochs=8", "training.first_answer=none", "task.stride=4"])
+    wanted.data.source = str(loud_and_quiet(tmp_path / "waves.jsonl"))
+    run = train(wanted, tmp_path / "run", progress=False)
+    assert load_model(run)[0].config.inputs["by_row"]
+    assert evaluate_run(run, progress=False)["test"]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    "own", ["model.causal=true", "model.inputs={name: values, by_row: false}", "model.causal=false"]
+)
+def test_only_two_sided_models_have_a_scale_for_each_series(own: str, tmp_path: Path) -> None:
+    wanted = load_recipe("series", [own])
+    wanted.data.source = str(loud_and_quiet(tmp_path / "waves.jsonl"))
+    data = make_task(wanted).open(progress=False)
+    assert config_for_data(wanted, data).inputs.get("by_row", False) == (own == "model.causal=false")
+    assert "by_row" not in data.linear_fields()["inputs"]
+
+
+@pytest.mark.slow
+def test_series_of_very_different_sizes_are_learned_before_their_labels(tmp_path: Path) -> None:
+    steps = ["training.epochs=1", "training.pretrain=100", "training.first_answer=none", "model.hidden_size=16"]
+    wanted = load_recipe("series", steps)
+    wanted.data.source = str(loud_and_quiet(tmp_path / "waves.jsonl"))
+    run = train(wanted, tmp_path / "run", progress=False)
+    assert load_model(run / "pretrained")[0].config.inputs["by_row"]
+    errors = [line["eval_mean_squared_error"] for line in read_metrics(run / "pretrained") if "eval_loss" in line]
+    assert errors[-1] < 0.7  # on the scale of each, so 1 at first

@@ -83,7 +83,7 @@ def test_validation_scores_are_those_of_windows(tmp_path: Path) -> None:
     assert found["si_sdr"] == pytest.approx(np.mean(ratios), rel=1e-4)
 
 
-def test_columns_are_learned_and_written(tmp_path: Path) -> None:
+def test_columns_are_learned_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear filter of two sensors, of which some samples are missing, from a delay on."""
     options = [
         "training.steps=60",
@@ -118,8 +118,9 @@ def test_columns_are_learned_and_written(tmp_path: Path) -> None:
     for wrong in ("out.txt", "nowhere/out.csv"):
         failed = CliRunner().invoke(app, ["predict", str(run), "--data", str(source), "--out", str(tmp_path / wrong)])
         assert failed.exit_code != 0
+    monkeypatch.setattr("lagwise.runs.predict_run", lambda *a, **k: pytest.fail("refused only after the work"))
     failed = CliRunner().invoke(app, ["predict", str(run), "--data", str(source), "--out", str(tmp_path / "folder")])
-    assert failed.exit_code != 0
+    assert "only sounds are written to a folder" in str(failed.exception)
     both = predict_run(run, source=str(tmp_path / "data"), progress=False)
     assert len(make_task(load_recipe(str(run / "recipe.yaml"))).as_csv(both).splitlines()) == 1 + 6 * 120
 

@@ -59,8 +59,9 @@ def train_quietly(recipe: Recipe, out: Path) -> None:
     train(recipe, out, progress=False)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("workers", "masked"), [(0, False), (0, True), (2, False), pytest.param(2, True, marks=pytest.mark.slow)]
+)
 def test_a_stopped_training_goes_on_exactly(streamed: Recipe, tmp_path: Path, masked: bool, workers: int) -> None:
     streamed.training.workers, streamed.training.accumulate = workers, 2
     if masked:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from lagwise.analysis.timing import Timing
 from lagwise.models import LagwiseForCausalLM
@@ -78,7 +77,8 @@ def time_drafts(
         methods["lookup", size] = {"prompt_lookup_num_tokens": size}
     greedy = {"do_sample": False, "max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
     generate: Any = model.generate
-    forwards, handle = _counter(model)
+    forwards: list[int] = []  # one entry for each forward pass
+    handle = model.model.register_forward_pre_hook(lambda *_: forwards.append(1))
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in methods}
     counts = dict.fromkeys(methods, 0)
     equal = dict.fromkeys(methods, 0)
@@ -104,12 +104,6 @@ def time_drafts(
     return [
         Row(*key, Timing.of(seconds[key]), counts[key] / tokens, equal[key] / len(prompts), tokens) for key in methods
     ]
-
-
-def _counter(model: LagwiseForCausalLM) -> tuple[list[int], RemovableHandle]:
-    """A list that grows by one entry per forward pass of the model, and the hook's handle."""
-    forwards: list[int] = []
-    return forwards, model.model.register_forward_pre_hook(lambda *_: forwards.append(1))
 
 
 def _check(model: LagwiseForCausalLM, expected: Tensor, text: Tensor, key: tuple[str, int]) -> bool:

@@ -77,13 +77,11 @@ def ski_error_bound(
 
 
 @torch.no_grad()
-def random_responses(
-    activation: str, inputs: str, *, channels: int = 8, grid: int = 2048, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Frequency response and taps, each ``(channels, grid + 1)``, of a kernel at its initialisation (SKI-TNN app. E.3
+def random_responses(activation: str, inputs: str, *, grid: int = 2048) -> tuple[np.ndarray, np.ndarray]:
+    """Frequency response and taps, each ``(8, grid + 1)``, of a kernel at its initialisation (SKI-TNN app. E.3
     and fig. 4, 5 and 6), in float64."""
-    torch.manual_seed(seed)
-    kernel = FrequencyKernel(channels, activation=activation, inputs=inputs, grid=grid).double()
+    torch.manual_seed(0)
+    kernel = FrequencyKernel(8, activation=activation, inputs=inputs, grid=grid).double()
     taps = kernel.taps(grid + 1)
     return torch.fft.rfft(taps, 2 * grid).real.numpy(), taps.numpy()
 
@@ -102,15 +100,15 @@ def decay_order(taps: np.ndarray, first: int = 8, last: int = 64) -> float:
 
 
 @torch.no_grad()
-def curved_share(*, normalize: bool, points: int = 4096, hidden: int = 32, layers: int = 3, seed: int = 0) -> float:
+def curved_share(*, normalize: bool, points: int = 4096) -> float:
     """Share of an interval in which a random ReLU network of one number is not a straight line (SKI-TNN prop. 1).
 
     Computed from second differences on a fine grid: those of a piecewise linear function are nonzero only at its kinks,
     a vanishing share. The proposition holds without the norm. With it, it does not: a norm divides by the size of its
     input, which is never affine in the features (lemma 2 treats the scale as a constant).
     """
-    torch.manual_seed(seed)
-    network = KernelNetwork(1, 8, hidden=hidden, layers=layers, activation="relu", normalize=normalize).double()
+    torch.manual_seed(0)
+    network = KernelNetwork(1, 8, hidden=32, layers=3, activation="relu", normalize=normalize).double()
     x = torch.linspace(-3, 3, points, dtype=torch.float64)[:, None]
     bend = network(x).diff(n=2, dim=0).abs()
     return float((bend > 1e-12 * network(x).abs().max()).double().mean())

@@ -105,7 +105,6 @@ def stream_signal(
     import torch
 
     from lagwise.analysis.signal_speed import table_rows, time_signal
-    from lagwise.analysis.timing import save_results
     from lagwise.cli.terminal import print_table
     from lagwise.models import load_model
 
@@ -115,9 +114,7 @@ def stream_signal(
     results = time_signal(model, rate, seconds, wanted)
     head = ("samples", "seconds", "push ms", "99% ms", "worst ms", "with a step", "x real time", "of one core")
     print_table(f"Pushes at {rate:g} samples per second, {threads} thread(s)", head, table_rows(results, rate))
-    if out:
-        save_results(out, "lagwise " + " ".join(sys.argv[1:]), [asdict(each) for each in results])
-        typer.echo(f"written: {out}")
+    _save(out, [asdict(each) for each in results])
 
 
 @bench.command()
@@ -140,7 +137,6 @@ def drafts(
 
     from lagwise.analysis.drafts import table_rows, time_drafts
     from lagwise.analysis.prompts import run_prompts
-    from lagwise.analysis.timing import save_results
     from lagwise.cli.terminal import print_table
     from lagwise.models.loading import default_device, load_language_model
 
@@ -151,8 +147,13 @@ def drafts(
     head = ("draft", "tokens", "tokens/s", "/none", "forwards/token", "same text")
     sizes_of = [sum(p.numel() for p in each.parameters()) for each in (model, assistant)]
     print_table(f"Model of {sizes_of[0]:,} parameters, draft of {sizes_of[1]:,}", head, table_rows(rows))
-    if out:
-        parameters = dict(zip(("model", "draft"), sizes_of, strict=True))
-        results = {"parameters": parameters, "rows": [asdict(row) for row in rows]}
+    parameters = dict(zip(("model", "draft"), sizes_of, strict=True))
+    _save(out, {"parameters": parameters, "rows": [asdict(row) for row in rows]})
+
+
+def _save(out: Path | None, results: Any) -> None:
+    from lagwise.analysis.timing import save_results
+
+    if out is not None:
         save_results(out, "lagwise " + " ".join(sys.argv[1:]), results)
         typer.echo(f"written: {out}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lagwise.cli.parsing import at_least, number_option, run_argument, text_option, within
-from lagwise.cli.terminal import write
+from lagwise.cli.terminal import read, write
 from lagwise.process import quick_imports
 
 
@@ -55,7 +55,7 @@ def generate(
 
     if prompt and prompt_file is not None:
         raise typer.BadParameter("give --prompt or --prompt-file, not both")
-    text = prompt if prompt_file is None else _read_text(prompt_file)
+    text = prompt if prompt_file is None else read(prompt_file)
     model, tokenizer = load_language_model(run, device="cpu" if compile else default_device())
     with nullcontext() if compile else suppress(ValueError, RuntimeError, OSError):  # what is there already is used
         model.compile_step(cached=not compile, report=lambda line: typer.echo(line, err=True))
@@ -81,12 +81,3 @@ def generate(
         if lines:
             typer.echo()
             typer.echo(lines[0], err=True)
-
-
-def _read_text(file: typer.FileText) -> str:
-    try:
-        return file.read()
-    except UnicodeDecodeError as error:
-        from lagwise.data.reading import not_utf8
-
-        raise ValueError(not_utf8(error, None if file.name == "<stdin>" else file.name)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lagwise.cli.parsing import path_option, run_argument, text_option
-from lagwise.cli.terminal import plain, write
+from lagwise.cli.terminal import plain, read, write
 from lagwise.process import quick_imports
 from lagwise.tables import counted
 
@@ -59,38 +60,21 @@ def predict(
         raise typer.BadParameter("give --data or --text, not both")
     task = open_run(run)[1]
     if out is not None:
-        task.check_output(out)
+        task.check_output(out, source)
     if out is not None and source is not None and out.exists() and Path(source).exists() and out.samefile(source):
         raise typer.BadParameter(f"--out would overwrite the rows of --data, {source!r}")
     if source is not None:
         rows = predict_run(run, source=source)
     else:
+        columns = task.columns()
+        if len(columns) != 1 or task.inputs != "tokens":
+            raise ValueError(f"this run reads rows with {' and '.join(columns)}; give them with --data")
         if not text and sys.stdin.isatty():
             typer.echo("Reading one text per line from standard input; end with Ctrl-D.", err=True)
-        lines = text or _stdin()
-        rows = predict_run(run, texts(run, lines), progress=False)
+        lines = text or [line.rstrip("\n") for line in io.StringIO(read(sys.stdin))]
+        rows = predict_run(run, [{columns[0]: line} for line in lines], progress=False)
     if out is None:
         write(task.as_csv(rows))
         return
     task.save_predictions(rows, out)
     typer.echo(f"{counted(len(rows), 'row')}: {plain(str(out))}", err=True)
-
-
-def _stdin() -> list[str]:
-    try:
-        return [line.rstrip("\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        from lagwise.data.reading import not_utf8
-
-        raise ValueError(not_utf8(error, None)) from error
-
-
-def texts(run: Path, lines: list[str]) -> list[dict[str, str]]:
-    """Lines as rows for a run that reads one column of text. ValueError for a run that reads other rows."""
-    from lagwise.runs.evaluate import open_run
-
-    task = open_run(run)[1]
-    columns = task.columns()
-    if len(columns) != 1 or task.inputs != "tokens":
-        raise ValueError(f"this run reads rows with {' and '.join(columns)}; give them with --data")
-    return [{columns[0]: line} for line in lines]

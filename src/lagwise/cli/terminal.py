@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 import typer
 
@@ -34,6 +34,16 @@ def write(text: str) -> None:
     """Write a piece of streamed text at once: as it is into files and pipes, `plain` to a terminal."""
     sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def read(file: IO[str]) -> str:
+    """The text of a file. ValueError, with advice, if it is not UTF-8."""
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        from lagwise.data.reading import not_utf8
+
+        raise ValueError(not_utf8(error, None if file.name == "<stdin>" else file.name)) from error
 
 
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples
     from lagwise.data.formats import FORMATS, open_format
-    from lagwise.data.glue import LAYOUTS, open_glue
     from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of, masked_example
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
+    from lagwise.data.published import LAYOUTS, open_glue
     from lagwise.data.rows import RowSource, open_rows
     from lagwise.data.series_rows import SeriesSource, open_series
     from lagwise.data.sources import Source, open_source, read_documents
@@ -26,23 +26,4 @@ if TYPE_CHECKING:
     from lagwise.data.tokenizers import load_tokenizer, spellings, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 
-__all__, __getattr__, __dir__ = lazy_package(
-    __name__,
-    associative_recall="AssociativeRecall",
-    batches="BucketedExamples EncodedExamples PaddingCollator",
-    encoding="RowEncoder",
-    examples="ScheduledExamples",
-    formats="FORMATS open_format",
-    glue="LAYOUTS open_glue",
-    labelled="LabelledData labelled_key prepare_labelled",
-    labelled_rows="label_cells read_labelled rows_to_score",
-    masking="MaskedExamples Masking collate_documents document_of masked_example",
-    packing="DocumentPackingCollator PackingCollator",
-    rows="RowSource open_rows",
-    series_rows="SeriesSource open_series",
-    sources="Source open_source read_documents",
-    splits="SPLITS split_rows",
-    streams="StreamLoader StreamedText TextStream open_stream stream_key",
-    tokenizers="load_tokenizer spellings token_bytes with_mask with_pairs",
-    tokens="TokenData TrainingWindows content_key prepare",
-)
+__all__, __getattr__, __dir__ = lazy_package(__name__)

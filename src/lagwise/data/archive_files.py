@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column
 from lagwise.data.reading import decoded
 from lagwise.data.series_files import FOLDER_LABEL, SERIES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # quoted dimensions, and the class
 
@@ -63,8 +60,6 @@ def _table(
     header: Callable[[str, str], None],
     row: Callable[[str], tuple[list[str], str | None]],
 ) -> pa.Table:
-    import pyarrow as pa
-
     rows: list[np.ndarray] = []
     labels: list[str | None] = []
     begun = False

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import lagwise.data.arrow as pa
 
 _ELEMENTS = 1 << 28  # most elements in a chunk, which Arrow counts in 32 bits
 
 
 def array_column(array: np.ndarray) -> pa.ChunkedArray:
     """A column of an array ``(rows, ...)``; the size of the second axis may differ in other parts of the column."""
-    import pyarrow as pa
-
     if array.ndim == 1:
         return pa.chunked_array([pa.array(array.tolist() if array.dtype.kind in "US" else array)])
     chunks = []
@@ -36,8 +33,6 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
 
     TypeError for a column of other types, ValueError for a row whose lists are of different lengths.
     """
-    import pyarrow as pa
-
     if isinstance(column, pa.ChunkedArray):
         for chunk in column.chunks:
             yield from row_arrays(chunk)
@@ -65,21 +60,15 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    import pyarrow.types as t
-
-    return t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind)
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _is_fixed(kind: pa.DataType) -> bool:
-    import pyarrow.types as t
-
-    return t.is_fixed_size_list(kind)
+    return pa.types.is_fixed_size_list(kind)
 
 
 def list_column(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:
     """A column of lists, of numbers or of vectors of one size."""
-    import pyarrow as pa
-
     offsets = pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())
     inner = kind.value_type
     flat = np.concatenate(rows).reshape(-1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from torch.utils.data import Dataset
@@ -17,6 +20,8 @@ _BLOCK = 1 << 16  # tokens drawn at a time
 _TRIES = 200  # draws in which a split that has any sequences at all shows one
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HALF_A_WORD = np.uint64(32)
+
+Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
 class AssociativeRecall:
@@ -51,37 +56,55 @@ class AssociativeRecall:
     def key(self) -> str:
         return f"associative-recall-{self.vocab_size}"
 
-    def training_examples(self, length: int, count: int, seed: int) -> RecallExamples:
+    def kinds(self, length: int) -> list[dict[str, int]]:
+        """The kinds of test sequences of a length, as options of `test_examples`: one. ValueError as `examples`."""
+        _check_length(length)
+        return [{}]
+
+    def training_examples(self, length: int, count: int, seed: int) -> DrawnExamples:
         """``count`` sequences of the train split."""
-        return RecallExamples("train", length, self.vocab_size, count, seed, loss=self.loss)
+        return self.examples("train", length, count, seed, every=self.loss == "every")
 
-    def validation_examples(self, length: int, tokens: int) -> RecallExamples:
+    def validation_examples(self, length: int, tokens: int) -> DrawnExamples:
         """As many sequences of the valid split as the tokens allow, and at least one."""
-        return RecallExamples("valid", length, self.vocab_size, max(1, tokens // length), 0)
+        return self.examples("valid", length, max(1, tokens // length))
 
-    def test_examples(self, length: int, count: int) -> RecallExamples:
+    def test_examples(self, length: int, count: int) -> DrawnExamples:
         """``count`` sequences of the test split."""
-        return RecallExamples("test", length, self.vocab_size, count, 0)
+        return self.examples("test", length, count)
+
+    def examples(self, split: str, length: int, count: int, seed: int = 0, *, every: bool = False) -> DrawnExamples:
+        """``count`` sequences of a split, of ``length`` tokens with the answer. ValueError if the length is odd or
+        below 4."""
+        _check_length(length)
+        return DrawnExamples(partial(self._draw, length, every), split, length, self.vocab_size, count, seed)
+
+    def _draw(self, length: int, every: bool, random: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        ids = draw_sequences(random, rows, length, self.vocab_size)
+        return ids, answers(ids, self.vocab_size, every=every)
+
+
+def _check_length(length: int) -> None:
+    if length < 4 or length % 2:
+        raise ValueError(
+            f"a length of {_NAME} must be even and at least 4 (pairs, then the query and its answer), got {length}"
+        )
 
 
 class DrawnExamples(Dataset):
-    """``count`` sequences of one split, as input_ids and labels ``(length,)``, drawn in blocks. Abstract: subclasses
-    implement `draw`.
+    """``count`` sequences of one split, as input_ids and labels ``(length,)``, drawn in blocks.
 
-    Example i depends only on (split, length, vocab_size, options, seed, i), so a resumed run and any number of
+    draw: gives sequences of any split and their labels, each ``(rows, length)``, from a random generator and the number
+    of rows. Example i depends only on (draw, split, length, vocab_size, seed, i), so a resumed run and any number of
     processes see the same examples. ValueError if there are so few sequences of this length that none is in the split.
     """
 
-    def __init__(self, split: str, length: int, vocab_size: int, count: int, seed: int):
-        self.split, self.length, self.vocab_size = split, length, vocab_size
+    def __init__(self, draw: Draw, split: str, length: int, vocab_size: int, count: int, seed: int):
+        self.draw, self.split, self.length, self.vocab_size = draw, split, length, vocab_size
         self.count, self.seed = count, seed
         self.per_block = max(1, _BLOCK // max(length, vocab_size))
         self._block, self._ids, self._labels = -1, np.empty(0), np.empty(0)
         self._load(0)  # now rather than in the first step: the split may be empty
-
-    def draw(self, random: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequences of any split and their labels, each ``(rows, length)``."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return self.count
@@ -110,24 +133,6 @@ class DrawnExamples(Dataset):
                 )
         ids, labels = (np.concatenate(parts)[: self.per_block] for parts in zip(*kept, strict=True))
         self._block, self._ids, self._labels = block, ids, labels
-
-
-class RecallExamples(DrawnExamples):
-    """Sequences of associative recall, ``length`` tokens with the answer. ValueError if the length is odd or below
-    4."""
-
-    def __init__(self, split: str, length: int, vocab_size: int, count: int, seed: int, *, loss: str = "last"):
-        if length < 4 or length % 2:
-            raise ValueError(
-                f"a length of {_NAME} must be even and at least 4 (pairs, then the query and its answer), got {length}"
-            )
-        self.loss = loss
-        super().__init__(split, length, vocab_size, count, seed)
-
-    def draw(self, random: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `DrawnExamples.draw`."""
-        ids = draw_sequences(random, rows, self.length, self.vocab_size)
-        return ids, answers(ids, self.vocab_size, every=self.loss == "every")
 
 
 def draw_sequences(random: np.random.Generator, rows: int, length: int, vocab_size: int) -> np.ndarray:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import row_arrays
 from lagwise.data.packing import IGNORED, input_tensors, label_tensor
 from lagwise.tables import check_integer
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset as Rows
 
     R = TypeVar("R", Rows, pa.Table)
@@ -180,18 +180,6 @@ def by_length(rows: R) -> tuple[R, np.ndarray]:
     return cast("Any", rows.select if hasattr(rows, "with_format") else rows.take)(order), order
 
 
-class BothStrands(Dataset):
-    """Examples of DNA, of which a random half is read as the reverse complement. Example i depends only on (examples,
-    seed, i). complements: the id of the complement of every token."""
-
-    def __init__(self, examples: BucketedExamples, complements: np.ndarray, seed: int):
-        self.examples, self.complements, self.seed = examples, torch.from_numpy(complements), seed
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        row = self.examples[index]
-        if np.random.default_rng((self.seed, 1, index)).random() < 0.5:
-            return row
-        return {**row, "input_ids": self.complements[row["input_ids"].flip(0)]}
+def either_strand(row: dict[str, Tensor], random: np.random.Generator, *, complements: Tensor) -> dict[str, Tensor]:
+    """A row of DNA, or with probability a half its reverse complement. complements: of every token's id."""
+    return row if random.random() < 0.5 else {**row, "input_ids": complements[row["input_ids"].flip(0)]}

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.tokenizers import encode_texts
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 _ROWS = 1000  # most rows in a batch
+_MOST_RATIO = 100.0  # of deviations of rows that have one scale
 _ELEMENTS = 1 << 24  # most elements in a batch of full length
 
 
@@ -55,8 +56,6 @@ class RowEncoder:
 
     def table(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> pa.Table:
         """The same as a table of Arrow, without importing datasets, which takes half a second."""
-        import pyarrow as pa
-
         source: Any = rows
         table: Any = source.with_format("arrow")[:] if hasattr(rows, "with_format") else self._table(source)
         texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
@@ -73,8 +72,6 @@ class RowEncoder:
 
     def _table(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
         """The columns that are read, of rows as mappings."""
-        import pyarrow as pa
-
         rows = list(rows)
         for number, row in enumerate(rows, 1):
             for column in self.columns:
@@ -87,8 +84,6 @@ class RowEncoder:
 
     def schema(self) -> pa.Schema:
         """The columns that `batches` returns."""
-        import pyarrow as pa
-
         if self.tokenizer is None:
             assert self.features is not None
             fields = {"input_values": pa.list_(pa.list_(pa.float32(), self.features))}
@@ -124,8 +119,6 @@ class RowEncoder:
             raise ValueError(f"row {number}: {column!r} is not a series of numbers: {error}") from error
 
     def _texts(self, texts: Sequence[Sequence[str | None]]) -> tuple[pa.RecordBatch, int]:
-        import pyarrow as pa
-
         assert self.tokenizer is not None
         end: Any = self.tokenizer.eos_token_id
         encoded = [self.ids([text or "" for text in column]) for column in texts]
@@ -166,8 +159,6 @@ class RowEncoder:
         return encode_texts(texts, self.tokenizer, self.is_bytes)
 
     def _series(self, part: pa.Table, where: Any) -> tuple[pa.RecordBatch, int]:
-        import pyarrow as pa
-
         rows = list(read_series(part.column(self.columns[0]), self.columns[0], where, gaps=self.gaps))
         for i, row in enumerate(rows):
             if row.shape[1] != self.features:
@@ -232,6 +223,13 @@ def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float
     return mean.tolist(), np.where(std > 1e-7 * (abs(mean) + 1e-30), std, 1.0).tolist()
 
 
-def has_gaps(series: Iterable[np.ndarray]) -> bool:
-    """Whether any sample of series is missing (NaN)."""
-    return any(np.isnan(each).any() for each in series)
+def sizes_differ(series: Iterable[np.ndarray]) -> bool:
+    """Whether the deviations of a feature within rows differ so much that the mean and the deviation over all samples
+    leave many rows almost constant: between a twentieth of the rows at either end, a hundredfold. Rows in which it is
+    constant do not count."""
+    found = np.array([np.nanstd(each, axis=0, dtype=np.float64) for each in series if not np.isnan(each).all(0).any()])
+    for each in found.T:
+        varied = each[each > 0]
+        if len(varied) > 1 and np.quantile(varied, 0.95) > _MOST_RATIO * np.quantile(varied, 0.05):
+            return True
+    return False

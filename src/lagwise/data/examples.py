@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,30 @@ class Sequences(Protocol):
 def drawn_lengths(lengths: Sequence[int], steps: int, seed: int) -> np.ndarray:
     """One of the lengths for every step, at random."""
     return np.asarray(lengths)[np.random.default_rng((seed, len(lengths))).integers(0, len(lengths), steps)]
+
+
+@lru_cache(maxsize=4)
+def epoch_order(count: int, *seed: int) -> np.ndarray:
+    """A random order of so many things, which is kept for the rest of an epoch."""
+    return np.random.default_rng(seed).permutation(count)
+
+
+class ChangedExamples(Dataset):
+    """Examples, each changed at random: example i depends only on (examples, seed, i), whenever it is read.
+
+    change: a function of an example and a random generator.
+    """
+
+    def __init__(
+        self, examples: Any, change: Callable[[Any, np.random.Generator], dict[str, torch.Tensor]], *seed: int
+    ):
+        self.examples, self.change, self.seed = examples, change, seed
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.change(self.examples[index], np.random.default_rng((*self.seed, index)))
 
 
 class ScheduledExamples(Dataset):

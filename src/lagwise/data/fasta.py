@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import lagwise.data.arrow as pa
 from lagwise.data.reading import decoded
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FASTA = (".fasta", ".fa", ".fna", ".ffn", ".faa")
 FASTQ = (".fastq", ".fq")
@@ -24,8 +21,6 @@ def read_sequences(data: bytes, path: Path, columns: Sequence[str] | None, label
     Lines of a sequence are joined. Qualities of FASTQ are checked for their length and left out. ValueError names the
     line that is wrong.
     """
-    import pyarrow as pa
-
     own = path.name[: path.name.rindex(_suffix(path))]
     rows: dict[str, list[str | None]] = {"text": [], "id": [], "description": [], label: []}
     for number, (header, sequence) in enumerate(sequence_records(data, path)):

@@ -45,14 +45,11 @@ def files_below(root: Path) -> list[Path]:
     for folder, folders, names in os.walk(root, followlinks=True):
         here = Path(folder)
         whole = here.resolve()
+        links = {name: (here / name).resolve() for name in folders if (here / name).is_symlink()}
         # a link to a folder above would be followed without end
-        folders[:] = [name for name in folders if not (here / name).is_symlink() or _leads_down(here / name, whole)]
+        folders[:] = [name for name in folders if name not in links or not whole.is_relative_to(links[name])]
         found += [here / name for name in names]
     return sorted(path for path in found if not is_hidden(path, root) and path.is_file())
-
-
-def _leads_down(link: Path, folder: Path) -> bool:
-    return not folder.is_relative_to(link.resolve())
 
 
 def folder_name(path: Path) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lagwise.data.arena import ARENA
 from lagwise.data.generated import RETRIEVAL, generated_source
-from lagwise.data.glue import LAYOUTS, open_glue
+from lagwise.data.published import ARENA, LAYOUTS
 from lagwise.data.row_formats import FormatSource, open_row_format
 from lagwise.tables import known
 
@@ -20,5 +19,4 @@ def open_format(name: str, format: str) -> FormatSource:
             f"{RETRIEVAL} is made of your own texts: write it with lagwise.data.generated.generate, or 'lagwise data "
             f"{RETRIEVAL}', and give the folder"
         )
-    name = str(generated_source(name) or name)
-    return open_glue(name, format) if format in LAYOUTS else open_row_format(name, found)
+    return open_row_format(str(generated_source(name) or name), found)

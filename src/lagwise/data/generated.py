@@ -17,7 +17,7 @@ import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data import listops, pathfinder
-from lagwise.data.arena import ARENA
+from lagwise.data.published import ARENA
 from lagwise.data.sources import open_source
 from lagwise.data.splits import SPLITS, split_sizes
 from lagwise.files import PARTIAL, lock
@@ -25,7 +25,7 @@ from lagwise.progress import progress_bar
 from lagwise.tables import known
 
 _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # default sizes for ListOps
-_IMAGES, _SIDES = 200_000, {"lra-pathfinder": 32, "lra-path-x": 128}
+_IMAGES = 200_000
 _PAIRS, _PASSAGE = 20_000, 4_000  # pairs of passages, and characters in each passage
 RETRIEVAL = "lra-retrieval"
 _MOST_PROCESSES = 61  # that Windows can wait for
@@ -91,11 +91,6 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
     return {"images": count, "side": side, "seed": seed}
 
 
-def write_path_x(out: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
-    """Path-X: `write_pathfinder` with images of 128 x 128."""
-    return write_pathfinder(out, rows=rows, seed=seed, progress=progress, side=_SIDES["lra-path-x"])
-
-
 def write_passages(out: Path, texts: Path, *, rows: int | None, seed: int, progress: bool) -> dict[str, Any]:
     """Pairs of passages, from the same text or not, in the layout of Long Range Arena's retrieval task.
 
@@ -155,7 +150,7 @@ def _pair(books: list[str], random: np.random.Generator, number: int) -> str:
 GENERATED: dict[str, Callable[..., dict[str, Any]]] = {
     "lra-listops": write_listops,
     "lra-pathfinder": write_pathfinder,
-    "lra-path-x": write_path_x,
+    "lra-path-x": partial(write_pathfinder, side=128),
 }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.folders import (
     by_split,
     check_classes,
@@ -146,7 +147,6 @@ class ImageSource:
 def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: Path | None) -> Dataset:
     """Image files as rows with their classes, if any has one, in memory, or in an Arrow file ``copy`` to be read
     from."""
-    import pyarrow as pa
     from datasets import Dataset
 
     schema = pa.schema({"image": pa.large_binary(), "label": pa.string(), "file": pa.string()})

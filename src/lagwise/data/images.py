@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.examples import epoch_order
 from lagwise.extras import explained
 from lagwise.files import one_line
 from lagwise.tables import known
@@ -247,17 +248,13 @@ class ShuffledImages(Dataset):
 
     def __init__(self, images: ImageExamples, count: int, seed: int):
         self.images, self.count, self.seed = images, count, seed
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         epoch, place = divmod(index, len(self.images))
-        if epoch != self._epoch:
-            self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.images))
-            self._epoch = epoch
-        return self.images.example(int(self._order[place]), index)
+        return self.images.example(int(epoch_order(len(self.images), self.seed, epoch)[place]), index)
 
 
 def collate_images(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
 from lagwise.data.labelled_rows import LABEL, LabelledRows, label_columns, read_labelled
@@ -39,6 +40,7 @@ class LabelledData:
         label: the column of the labels, or those of 0 and 1.
         label_names: names of the classes, by id; None in regression.
         reason: why it is of this kind.
+        gaps: whether any sample of a series is missing (NaN).
         cut: number of rows of each split that were longer than the limit.
         counts: rows of each class in each split; empty in regression.
         notes: further facts for the reader, one line each.
@@ -52,6 +54,7 @@ class LabelledData:
     kind: str
     reason: str
     label_names: tuple[str, ...] | None
+    gaps: bool
     cut: dict[str, int]
     counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
@@ -157,6 +160,7 @@ def prepare_labelled(
         kind=meta["kind"],
         reason=meta["reason"],
         label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
+        gaps=meta.get("gaps", False),  # earlier versions refused them
         cut=meta["cut"],
         counts=meta["counts"],
         notes=(*source.notes, *meta["notes"]),  # those on files that are not read do not change with the rows
@@ -216,8 +220,6 @@ def input_columns(
 def _write(
     rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, separate: bool, folder: Path, progress: bool
 ) -> dict[str, Any]:
-    import pyarrow as pa
-
     if rows.features is None:
         train = rows.splits["train"]
         texts = (text for column in rows.columns for text in train[column])
@@ -249,6 +251,7 @@ def _write(
         "label": rows.label,
         "length": length,
         "features": rows.features,
+        "gaps": rows.gaps,
         "is_bytes": encoder.is_bytes,
         "separate": separate,
         "kind": rows.kind,

@@ -125,22 +125,22 @@ def _write(
     sizes, moving, total = Counter(), [], sum(map(len, tables.values()))
     with progress_bar(desc="checking images", total=total, unit="image", show=progress) as bar:
         for split, rows in tables.items():
-            found: Any = rows
-            for row, value in zip(found, labels.values[split], strict=True):
+            some: Any = rows
+            for row, value in zip(some, labels.values[split], strict=True):
                 if value is not None:
                     sizes[decode(row["image"], channels, row["file"]).size[::-1]] += 1
                     moving += [row["file"]] * (frames(row["image"]) > 1)
                 bar.update()
     size = size or next(iter(sizes))
-    splits, _, counts, notes = split_labelled(tables, ["image"], labels, label="label", what="image")
-    for split, rows in splits.items():
+    found = split_labelled(tables, ["image"], labels, label="label", what="image")
+    for split, rows in found.splits.items():
         batches: Any = rows.with_format("arrow").iter(_TOGETHER)
         with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:
             for batch in batches:
                 writer.write_table(batch)
-    mean, std = _statistics(splits["train"], size, channels)
+    mean, std = _statistics(found.splits["train"], size, channels)
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
-    total = sizes.total()
+    total, notes = sizes.total(), [*found.notes]
     if other := total - sizes[size]:
         notes.append(f"{other:,} of {total:,} images are of another size and are resized to {size[0]} x {size[1]}")
     if moving:
@@ -152,7 +152,7 @@ def _write(
         "size": size,
         "mean": mean,
         "std": std,
-        "counts": counts,
+        "counts": found.counts,
         "notes": notes,
     }
 

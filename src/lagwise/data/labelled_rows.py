@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
@@ -22,7 +24,6 @@ from lagwise.data.several_labels import (
     known_several,
     named_columns,
     read_several,
-    separator_of,
     strata,
 )
 from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
@@ -42,24 +43,26 @@ class LabelledRows:
 
     Attributes:
         splits: the columns of the inputs, and LABEL.
-        label: the column of the labels, or those of 0 and 1.
         places: where their rows are in the data: a split that these name, and the numbers of its rows.
+        label: the column of the labels, or those of 0 and 1.
         features: number of features per position of a series, None for text.
+        gaps: whether any sample of a series is missing (NaN).
 
     The other fields are as in `LabelledData`.
     """
 
-    name: str
-    columns: tuple[str, ...]
-    label: str | list[str]
     splits: dict[str, Dataset]
+    places: dict[str, tuple[str, list[int]]]
+    counts: dict[str, dict[str, int]]
+    notes: tuple[str, ...]
     kind: str
     reason: str
     label_names: tuple[str, ...] | None
-    features: int | None
-    counts: dict[str, dict[str, int]]
-    notes: tuple[str, ...]
-    places: dict[str, tuple[str, list[int]]]
+    name: str = ""
+    columns: tuple[str, ...] = ()
+    label: str | list[str] = LABEL
+    features: int | None = None
+    gaps: bool = False
 
 
 def read_labelled(
@@ -74,7 +77,9 @@ def read_labelled(
         values: whether the inputs are series, not text.
     """
     wanted = (*columns, *label_columns(label))
-    tables = source.read(wanted if set(wanted) <= set(source.columns) else None)
+    tables = source.read(wanted)
+    if any(not {*wanted} <= {*rows.column_names} for rows in tables.values()):
+        tables = source.read()  # a text may have another name, and messages name the columns
     named = tuple(tables)
     if "train" not in tables:
         raise ValueError(f"{source.name!r} has no rows to train on, only {' and '.join(named)} by the names in it")
@@ -103,41 +108,23 @@ def read_labelled(
     try:
         in_folders = isinstance(label, str) and source.has_classes_of_folders(label)
         if in_folders:
-            check_names((name for rows in tables.values() for name in rows[label][:]), "files")
-        if in_folders and len({name for rows in tables.values() for name in rows[label][:]}) == 1:
-            raise ValueError(_one_folder(tables, label, source))
-        lists = isinstance(label, str) and any(hasattr(rows.features[label], "feature") for rows in tables.values())
-        declared = isinstance(label, str) and not lists and any(_declared(tables, label))
-        if kind == "auto" and (declared or in_folders):  # even if the names of the classes are numbers
-            reason = "the data declare the classes" if declared else "the folders are the classes"
-            labels = replace(_labels(tables, label, "classification", where), reason=reason)
-        else:
-            labels = _labels(tables, label, kind, where)
-        features = _check_inputs(tables, columns, values, where)
-        splits, places, counts, notes = split_labelled(tables, columns, labels)
+            classes = {name for rows in tables.values() for name in rows[label][:]}
+            check_names(classes, "files")
+            if len(classes) == 1:
+                raise ValueError(_one_folder(tables, label, source))
+        labels = _labels(tables, label, kind, where, in_folders)
+        features, gaps = _check_inputs(tables, columns, values, where)
+        found = split_labelled(tables, columns, labels)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
-    return LabelledRows(
-        source.name,
-        columns,
-        label,
-        splits,
-        labels.kind,
-        labels.reason,
-        labels.names,
-        features,
-        counts,
-        tuple(notes),
-        places,
-    )
+    return replace(found, name=source.name, columns=columns, label=label, features=features, gaps=gaps)
 
 
 def split_labelled(
     tables: Mapping[str, Dataset], columns: Sequence[str], labels: Labels, *, label: str = LABEL, what: str = "row"
-) -> tuple[dict[str, Dataset], dict[str, tuple[str, list[int]]], dict[str, dict[str, int]], list[str]]:
+) -> LabelledRows:
     """The rows that have a label, in the three splits: their columns of inputs and ``label``, ids of classes or
-    numbers; where they are in the tables; the number of rows of each class in each split, nothing for numbers; and
-    notes, in which ``what`` names a row."""
+    numbers, with notes in which ``what`` names a row."""
     kept, numbers, notes, names = {}, {}, [], labels.names
     for split, rows in tables.items():
         values = labels.values[split]
@@ -171,7 +158,7 @@ def split_labelled(
     for split, found in counts.items():
         if absent := [name for name, count in found.items() if not count]:
             notes.append(f"{split} has no {what} of {', '.join(map(repr, absent))}")
-    return splits, places, counts, notes
+    return LabelledRows(splits, places, counts, tuple(notes), labels.kind, labels.reason, names)
 
 
 def rows_to_score(
@@ -189,10 +176,8 @@ def rows_to_score(
     rows = rows_to_evaluate(source.read(), source.name)
     for column in (*columns, *label_columns(label)):
         if column not in rows.column_names:
-            raise ValueError(
-                f"{source.name!r} has no column {column!r} (it has {_list_names(rows.column_names)})"
-                f"{_first_line(source.has_headers)}"
-            )
+            has = f"it has {_list_names(rows.column_names)}"
+            raise ValueError(f"{source.name!r} has no column {column!r} ({has}){_first_line(source.has_headers)}")
 
     def where(i: int) -> str:
         return f"row {i + 1} of {source.name!r}"
@@ -261,11 +246,8 @@ def _list_names(columns: Sequence[str]) -> str:
 
 
 def _first_line(headers: bool) -> str:
-    if not headers:
-        return ""
-    return (
-        "; the first line of the file is taken for the header: if it is a row, put one above it; if a title, remove it"
-    )
+    advice = "if it is a row, put one above it; if a title, remove it"
+    return f"; the first line of the file is taken for the header: {advice}" if headers else ""
 
 
 def _input_columns(rows: Dataset, columns: tuple[str, ...], labels: Sequence[str], values: bool) -> tuple[str, ...]:
@@ -288,7 +270,13 @@ def _is_text(rows: Dataset, column: str) -> bool:
     return not all(is_number(value or "0") for value in rows[column][:_SAMPLE])
 
 
-def _labels(tables: dict[str, Dataset], label: str | list[str], kind: str, where: Callable[[str, int], str]) -> Labels:
+def _labels(
+    tables: dict[str, Dataset],
+    label: str | list[str],
+    kind: str,
+    where: Callable[[str, int], str],
+    in_folders: bool,
+) -> Labels:
     cells = {split: _cells(rows, label, lambda i, s=split: where(s, i)) for split, rows in tables.items()}
     if isinstance(label, list):
         if kind not in ("auto", MULTI_LABEL):
@@ -296,15 +284,15 @@ def _labels(tables: dict[str, Dataset], label: str | list[str], kind: str, where
                 f"task.label has {len(label)} columns, which are several labels per row, but task.kind={kind}"
             )
         return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
+    features = [rows.features[label] for rows in tables.values()]
+    lists = any(hasattr(each, "feature") for each in features)
+    declared = [getattr(getattr(each, "feature", each), "names", None) or () for each in features]  # also of lists
+    if kind == "auto" and (in_folders or (any(declared) and not lists)):  # even if the names of the classes are numbers
+        reason = "the folders are the classes" if in_folders else "the data declare the classes"
+        return replace(read_labels(cells, "classification", where, declared[-1]), reason=reason)
     if kind == MULTI_LABEL or (kind == "auto" and has_lists(cells["train"])):
-        return read_several(cells, where, _declared(tables, label)[-1])
-    separator = separator_of(cells["train"]) if kind == "auto" else None
-    hint = f"; several labels a row, between {separator!r}, are read with task.kind={MULTI_LABEL}" if separator else ""
-    try:
-        found = read_labels(cells, kind, where, _declared(tables, label)[-1])
-    except ValueError as error:
-        raise ValueError(f"{error}{hint}") from error
-    return replace(found, reason=f"{found.reason}{hint}")
+        return read_several(cells, where, declared[-1])
+    return read_labels(cells, kind, where, declared[-1])
 
 
 def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -> list[Any]:
@@ -312,12 +300,6 @@ def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -
     if isinstance(label, str):
         return label_cells(rows, label)
     return named_columns({name: rows[name][:] for name in label}, where)
-
-
-def _declared(tables: dict[str, Dataset], label: str) -> list[Sequence[str]]:
-    """The classes that the column of labels, or of lists of them, declares in each table, or none."""
-    features = [rows.features[label] for rows in tables.values()]
-    return [getattr(getattr(each, "feature", each), "names", None) or () for each in features]
 
 
 def label_cells(rows: Dataset, label: str) -> list[Any]:
@@ -335,15 +317,17 @@ def label_cells(rows: Dataset, label: str) -> list[Any]:
 
 def _check_inputs(
     tables: dict[str, Dataset], columns: Sequence[str], values: bool, where: Callable[[str, int], str]
-) -> int | None:
-    """Refuse empty texts and faulty series; returns the features of series, None for text."""
+) -> tuple[int | None, bool]:
+    """Refuse empty texts and faulty series; returns the features of series, None for text, and whether any sample of
+    theirs is missing."""
     features: int | None = None
+    gaps = False
     for split, rows in tables.items():
         for column in columns:
             if values:
                 table: Any = rows.with_format("arrow")[:]
                 for i, row in enumerate(read_series(table.column(column), column, lambda i, s=split: where(s, i))):
-                    features = features or row.shape[1]
+                    features, gaps = features or row.shape[1], gaps or bool(np.isnan(row).any())
                     if row.shape[1] != features:
                         raise ValueError(
                             f"{column!r} of {where(split, i)} has {row.shape[1]} features, those before it {features}"
@@ -362,4 +346,4 @@ def _check_inputs(
                     f"{len(empty)} of {len(cells)} rows have an empty {column!r}, the first is "
                     f"{where(split, empty[0])}; fill them in or remove them"
                 )
-    return features
+    return features, gaps

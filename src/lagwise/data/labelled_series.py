@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import is_list, list_column
-from lagwise.data.encoding import feature_scale, has_gaps, read_series
+from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, known_labels, read_labels
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
@@ -19,7 +20,6 @@ from lagwise.data.splits import SPLITS, shared_rows, split_series
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
 
 NO_EVENT = "none"
@@ -176,13 +176,11 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
 def _write(
     source: RowSource, values: str, label: str, events: str | None, folder: Path, progress: bool
 ) -> dict[str, Any]:
-    import pyarrow as pa
-
     tables = source.read([values, label, *([] if events is None else [events])])
     if "train" not in tables:
         raise ValueError(f"it has no series to train on, only {' and '.join(tables)} by the names in it")
     first: dict[str, dict[Any, int]] = {}  # the row where each label occurs first
-    features = None
+    features, gaps = None, False
     for split, rows in tables.items():
         if not len(rows):
             raise ValueError(f"{split} has no rows")
@@ -192,7 +190,7 @@ def _write(
 
         first[split] = {}
         for i, (samples, found, places) in enumerate(read_label_rows(rows, values, label, events, where)):
-            features = features or samples.shape[1]
+            features, gaps = features or samples.shape[1], gaps or bool(np.isnan(samples).any())
             if samples.shape[1] != features:
                 raise ValueError(
                     f"{values!r} of {where(i)} has {samples.shape[1]} features, those before it {features}"
@@ -224,7 +222,6 @@ def _write(
                 writer.write_batch(_batch(samples, labels, schema))
         counts[split] = dict(zip(names, total.tolist(), strict=True))
     mean, std = feature_scale(stored_arrays(folder / "train.arrow", "input_values"))
-    gaps = any(has_gaps(stored_arrays(folder / f"{split}.arrow", "input_values")) for split in SPLITS)
     inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
     shared = shared_rows(inputs, tables)
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
@@ -241,8 +238,6 @@ def _write(
 
 def _batch(samples: np.ndarray, labels: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
     """A series and the labels of its samples as a row."""
-    import pyarrow as pa
-
     columns = [list_column([values], schema.field(i).type) for i, values in enumerate((samples, labels))]
     return pa.RecordBatch.from_arrays([*columns, pa.array([len(samples)], pa.int32())], schema=schema)
 

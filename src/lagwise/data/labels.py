@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from lagwise.tables import known
 
 KINDS = ("auto", "classification", "regression", "multi_label")
+SEPARATORS = ("|", ";", ",")  # of several labels in a text
 _FEW = 50  # more different integers are amounts, not classes
 
 Where = Callable[[str, int], str]  # the name of a row of a split in messages
@@ -47,19 +49,19 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     """
     known(kind, KINDS, "task.kind")
     cells = {s: [None if is_missing(v) else v for v in column] for s, column in columns.items()}
-    several = _several(cells["train"])
+    several = several_hint(cells["train"])
     absent = [i for i, value in enumerate(cells["train"]) if value is None]
     if absent:
         value = columns["train"][absent[0]]
         raise ValueError(
             f"{len(absent)} of {len(cells['train'])} rows have no label, the first is {where('train', absent[0])} "
-            f"({value!r}); fill them in or remove them{several and f'; {several}'}"
+            f"({value!r}); fill them in or remove them{several}"
         )
     numbers = _numbers(cells, where)
     codes = any(_is_code(value) for column in cells.values() for value in column)
     found, reason = ("classification", "the labels are codes with zeros in front") if codes else _kind(numbers)
     if kind == "auto":
-        kind, reason = found, f"{reason}; {several}" if several else reason
+        kind, reason = found, f"{reason}{several}"
     else:
         reason = "as task.kind says"
     if kind == "regression":
@@ -83,7 +85,7 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
             name, count = unknown.most_common(1)[0]
             raise ValueError(
                 f"label {name!r} of {where(split, column.index(name))} ({count} such rows in {split}) does not occur "
-                "in train"
+                f"in train{several}"
             )
     return Labels(
         kind, reason, tuple(names), {s: [None if n is None else ids[n] for n in column] for s, column in named.items()}
@@ -175,14 +177,17 @@ def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, st
     return "classification", f"the labels are {len(different)} different integers"
 
 
-def _several(cells: Sequence[Any]) -> str:
-    """Advice if a text has a separator between labels that are also alone in other cells, else an empty text."""
-    alone = {cell.strip() for cell in cells if isinstance(cell, str)}
-    for cell in sorted(alone):
-        for separator in ("|", ";", ","):
-            parts = [part.strip() for part in cell.split(separator)]
-            if len(parts) > 1 and alone.issuperset(parts) and _number(cell.replace(",", ".")) is None:
-                return f"task.kind=multi_label reads {cell!r} as several labels"
+def several_hint(cells: Sequence[Any]) -> str:
+    """Advice if labels that are taken for classes have names of several between them: with a bar or semicolon, of which
+    one is in different labels; with a comma, all of which are also labels alone. Else an empty text."""
+    written = sorted({cell.strip() for cell in cells if isinstance(cell, str)})
+    for separator in SEPARATORS:
+        names = {cell: {name for part in cell.split(separator) if (name := part.strip())} for cell in written}
+        common = {name for name, count in Counter(chain(*names.values())).items() if count > 1}
+        for cell, own in names.items():
+            fits = own <= {*written} if separator == "," else bool(own & common)
+            if separator in cell and fits and _number(cell.replace(",", ".")) is None:
+                return f"; task.kind=multi_label reads {cell!r} as several labels"
     return ""
 
 

@@ -53,16 +53,21 @@ def letter_tokenizer(tokens: Sequence[str], *, unknown: str, replaced: Sequence[
 
 def character_tokens(vocab_size: int, texts: Iterator[str] | None, unknown: str) -> list[str]:
     """The unknown token and the characters of texts, the most frequent first, at most ``vocab_size`` less 2 for the end
-    of text and padding. ValueError for other sizes and without texts."""
-    if texts is None:
-        raise ValueError("the vocabulary of tokenizer 'characters' is that of the data: give texts")
-    if not 4 <= vocab_size <= LARGEST_VOCABULARY:
-        raise ValueError(f"vocab_size must be at least 4 and at most {LARGEST_VOCABULARY}, got {vocab_size}")
+    of text and padding. Errors as `texts_for`."""
     counts: Counter[str] = Counter()
-    for text in texts:
+    for text in texts_for("characters", vocab_size, texts):
         counts.update(text)
     ordered = sorted(counts, key=lambda c: (-counts[c], c))
     return [unknown, *ordered[: vocab_size - 3]]
+
+
+def texts_for(tokenizer: str, vocab_size: int, texts: Any, least: int = 4) -> Any:
+    """The texts whose vocabulary is that of a tokenizer. ValueError if there are none, and for other sizes."""
+    if texts is None:
+        raise ValueError(f"the vocabulary of tokenizer {tokenizer!r} is that of the data: give texts")
+    if not least <= vocab_size <= LARGEST_VOCABULARY:
+        raise ValueError(f"vocab_size must be at least {least} and at most {LARGEST_VOCABULARY}, got {vocab_size}")
+    return texts
 
 
 def is_vocabulary_of_letters(folder: Path) -> bool:

@@ -12,6 +12,7 @@ END = "]"
 _END = 14  # its code
 _LEAF = 0.75  # share of the nodes that are digits, wherever an operator may stand
 _FEWEST, _MOST = 2, 10  # arguments of an operator
+_SHORTEST, _LONGEST, _DEPTH = 500, 2000, 10  # tokens of an expression, not included, and its levels
 _TREES = 2048  # that are drawn at a time, of which a few in a hundred are of the wanted length
 BLOCK = 256  # expressions that are made of one seed
 
@@ -54,13 +55,11 @@ class Expressions:
     depths: np.ndarray
 
 
-def expressions(
-    seed: int, block: int, *, shortest: int = 500, longest: int = 2000, depth: int = 10, count: int = BLOCK
-) -> Expressions:
-    """``count`` expressions of more than ``shortest`` and fewer than ``longest`` tokens, that (seed, block) decide.
+def expressions(seed: int, block: int, *, count: int = BLOCK) -> Expressions:
+    """``count`` expressions of more than 500 and fewer than 2,000 tokens, that (seed, block) decide.
 
-    Formula: a node at depth 1..depth - 1 is a digit 0..9 with probability 3/4, else one of MIN, MAX, MED (the whole
-    part of the median) and SM (the sum modulo 10) with 2 to 10 arguments, all uniform; at ``depth`` it is a digit.
+    Formula: a node at depth 1..9 is a digit 0..9 with probability 3/4, else one of MIN, MAX, MED (the whole
+    part of the median) and SM (the sum modulo 10) with 2 to 10 arguments, all uniform; at depth 10 it is a digit.
     Expressions of other lengths are drawn again. Square brackets count as tokens.
 
     Source: Long Range Arena §2.1 and its generator's parameters.
@@ -68,10 +67,10 @@ def expressions(
     random = np.random.default_rng((seed, block))
     found = Expressions([], [], np.empty(0, np.int64), np.empty(0, np.int64))
     while len(found.codes) < count:
-        levels = _trees(random, depth)
+        levels = _trees(random)
         counted = [np.bincount(level.tree, 1 + (level.operator >= 0), _TREES) for level in levels]
         sizes = np.sum(counted, axis=0)
-        wanted = np.flatnonzero((sizes > shortest) & (sizes < longest))[: count - len(found.codes)]
+        wanted = np.flatnonzero((sizes > _SHORTEST) & (sizes < _LONGEST))[: count - len(found.codes)]
         if len(wanted):
             found = _concatenate(found, _as_tokens(_select(levels, wanted), sizes[wanted].astype(np.int64)))
     return found
@@ -92,12 +91,12 @@ def texts(made: Expressions, *, brackets: bool = True) -> Iterator[str]:
         yield " ".join(row)
 
 
-def _trees(random: np.random.Generator, depth: int) -> list[_Level]:
+def _trees(random: np.random.Generator) -> list[_Level]:
     """Levels of `_TREES` trees, from their roots down."""
     tree, parent, levels = np.arange(_TREES), np.zeros(_TREES, dtype=np.int64), []
-    for at in range(1, depth + 1):
+    for at in range(1, _DEPTH + 1):
         count = len(tree)
-        is_list = random.random(count) >= _LEAF if at < depth else np.zeros(count, dtype=bool)
+        is_list = random.random(count) >= _LEAF if at < _DEPTH else np.zeros(count, dtype=bool)
         operator = np.where(is_list, random.integers(0, len(OPERATORS), count), -1)
         levels.append(_Level(tree, parent, operator, random.integers(0, 10, count)))
         if not is_list.any():

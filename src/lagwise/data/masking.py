@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from lagwise.data.examples import ChangedExamples
 from lagwise.data.packing import IGNORED
 from lagwise.data.tokenizers import word_edges
 
@@ -105,25 +106,19 @@ class Masking:
         return picked[word] & ~self.special[ids]
 
 
-class MaskedExamples(Dataset):
-    """Sequences of running text with hidden tokens: input_ids, labels, and seq_idx ``(length,)``, their documents.
-
-    Example i hides the same tokens whenever it is read: it depends only on (sequences, masking, seed, i).
-    """
+class MaskedExamples(ChangedExamples):
+    """Sequences of running text with hidden tokens: input_ids, labels, and seq_idx ``(length,)``, their documents."""
 
     def __init__(self, sequences: Any, masking: Masking, end_of_text: int, seed: int):
-        self.sequences, self.masking, self.end_of_text, self.seed = sequences, masking, end_of_text, seed
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        ids = self.sequences[index]["input_ids"].numpy()
-        return masked_example(ids, self.masking, self.end_of_text, (self.seed, index))
+        super().__init__(sequences, partial(_masked, masking, end_of_text), seed)
 
 
-def masked_example(ids: np.ndarray, masking: Masking, end_of_text: int, seed: Sequence[int]) -> dict[str, Tensor]:
-    """A sequence with hidden tokens, as of `MaskedExamples`."""
+def _masked(masking: Masking, end_of_text: int, row: Mapping[str, Tensor], random: np.random.Generator) -> Any:
+    return masked_example(row["input_ids"].numpy(), masking, end_of_text, random)
+
+
+def masked_example(ids: np.ndarray, masking: Masking, end_of_text: int, seed: Any) -> dict[str, Tensor]:
+    """A sequence with hidden tokens, as of `MaskedExamples`. seed: numbers, or a random generator."""
     hidden, labels = masking(ids, np.random.default_rng(seed))
     return {
         "input_ids": torch.from_numpy(hidden),
@@ -132,15 +127,14 @@ def masked_example(ids: np.ndarray, masking: Masking, end_of_text: int, seed: Se
     }
 
 
-def hidden_steps(
-    count: int, random: np.random.Generator, *, rate: float = STEPS_HIDDEN, span: float = STEPS_TOGETHER
-) -> np.ndarray:
-    """Which steps of a series are hidden ``(count,)``: spans, whose lengths are geometric with mean ``span``, at random
-    places until a share ``rate`` of the steps, and at least one, is hidden; the last span may exceed it."""
+def hidden_steps(count: int, random: np.random.Generator) -> np.ndarray:
+    """Which steps of a series are hidden ``(count,)``: spans, whose lengths are geometric with mean `STEPS_TOGETHER`,
+    at random places until a share `STEPS_HIDDEN` of the steps, and at least one, is hidden; the last span may exceed
+    it."""
     hidden = np.zeros(count, dtype=bool)
-    while hidden.sum() < max(1.0, rate * count):
+    while hidden.sum() < max(1.0, STEPS_HIDDEN * count):
         first = int(random.integers(count))
-        hidden[first : first + int(random.geometric(1 / span))] = True
+        hidden[first : first + int(random.geometric(1 / STEPS_TOGETHER))] = True
     return hidden
 
 

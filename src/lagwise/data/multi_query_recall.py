@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -57,38 +58,37 @@ class MultiQueryRecall:
             )
         return found
 
-    def training_examples(self, length: int, count: int, seed: int) -> QueryExamples:
+    def kinds(self, length: int) -> list[dict[str, int]]:
+        """The numbers of pairs as options of `test_examples`."""
+        return [{"pairs": n} for n in self.fitting(length)]
+
+    def training_examples(self, length: int, count: int, seed: int) -> DrawnExamples:
         """``count`` sequences of the train split."""
-        return QueryExamples("train", length, count, seed, self, self.fitting(length))
+        return self._examples("train", length, count, seed, self.fitting(length))
 
-    def validation_examples(self, length: int, tokens: int) -> QueryExamples:
+    def validation_examples(self, length: int, tokens: int) -> DrawnExamples:
         """As many sequences of the valid split as the tokens allow, and at least one."""
-        return QueryExamples("valid", length, max(1, tokens // length), 0, self, self.fitting(length))
+        return self._examples("valid", length, max(1, tokens // length), 0, self.fitting(length))
 
-    def test_examples(self, length: int, count: int, pairs: int) -> QueryExamples:
+    def test_examples(self, length: int, count: int, pairs: int) -> DrawnExamples:
         """``count`` sequences of the test split with this number of pairs."""
-        return QueryExamples("test", length, count, 0, self, (pairs,))
+        return self._examples("test", length, count, 0, (pairs,))
 
+    def _examples(self, split: str, length: int, count: int, seed: int, pairs: tuple[int, ...]) -> DrawnExamples:
+        return DrawnExamples(partial(self._draw, length, pairs), split, length, self.vocab_size, count, seed)
 
-class QueryExamples(DrawnExamples):
-    """Sequences of multi-query recall. Labels are -100 but one place after each query, where the model's loss looks
-    for what follows it."""
-
-    def __init__(
-        self, split: str, length: int, count: int, seed: int, source: MultiQueryRecall, pairs: tuple[int, ...]
-    ):
-        self.power, self.pairs = source.power, pairs
-        super().__init__(split, length, source.vocab_size, count, seed)
-
-    def draw(self, random: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `DrawnExamples.draw`."""
-        half, most = self.vocab_size // 2, max(self.pairs)
+    def _draw(
+        self, length: int, pairs: tuple[int, ...], random: np.random.Generator, rows: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences, and labels that are -100 but one place after each query, where the model's loss looks for what
+        follows it."""
+        half, most = self.vocab_size // 2, max(pairs)
         keys = 1 + random.random((rows, half - 1)).argsort(1)[:, :most]
         values = half + random.random((rows, half)).argsort(1)[:, :most]
-        ids = random.integers(0, self.vocab_size, (rows, self.length))
-        labels = np.full((rows, self.length), IGNORED)
-        for row, n in enumerate(random.choice(self.pairs, rows)):
-            places = (self.length - 2 * n) // 2
+        ids = random.integers(0, self.vocab_size, (rows, length))
+        labels = np.full((rows, length), IGNORED)
+        for row, n in enumerate(random.choice(pairs, rows)):
+            places = (length - 2 * n) // 2
             # The n largest of these are a draw without replacement by the weights (Gumbel's trick).
             score = (self.power - 1) * np.log1p(np.arange(places)) + random.gumbel(size=places)
             query = 2 * n + 2 * score.argsort()[::-1][:n]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.arrays import row_arrays
 from lagwise.data.splits import SPLITS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
 
 
@@ -39,8 +39,6 @@ def prepared_rows(
 
 def stored_arrays(path: Path, column: str) -> Iterator[np.ndarray]:
     """The rows of a column of lists in an Arrow file, one by one."""
-    import pyarrow as pa
-
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
         for batch in reader:
             yield from row_arrays(batch.column(column))
@@ -49,7 +47,5 @@ def stored_arrays(path: Path, column: str) -> Iterator[np.ndarray]:
 @contextmanager
 def arrow_file(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatchStreamWriter]:
     """A new Arrow file to write batches or tables to."""
-    import pyarrow as pa
-
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
         yield writer

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import lagwise.data.arrow as pa
 from lagwise.process import memory
 
 _PIECE = 1 << 24  # bytes read at a time
@@ -49,8 +50,6 @@ def check_spreadsheet(path: Path) -> None:
 
 
 def _open_zst(path: Path, mode: str) -> IO[bytes]:
-    import pyarrow as pa
-
     return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path), mode), "zstd"))  # type: ignore[arg-type]
 
 

@@ -8,10 +8,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.archive_files import arff_table, ts_table
 from lagwise.data.arrays import array_column
 from lagwise.data.fasta import FASTA, FASTQ, read_sequences
@@ -21,9 +22,6 @@ from lagwise.data.series_files import FOLDER_LABEL, SOUND_COLUMNS, wav_table
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.text_tables import parse_text_table, read_head
 from lagwise.files import one_line
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
@@ -71,8 +69,6 @@ def read_columns(path: Path) -> tuple[str, ...]:
 
 def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """Cells as they are written, but numbers with decimal points."""
-    import pyarrow as pa
-
     table = parse_text_table(data, path)
     return pa.table(
         {name: pa.array(table.cells(name), pa.string()) for name in table.names if _is_wanted(name, columns)}
@@ -94,8 +90,6 @@ def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict
 
 
 def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    import pyarrow as pa
-
     data = decoded(data, path).encode() if marked_encoding(data) else data
     found = list(read_records(data.split(b"\n"), path))
     lines, records = [number for number, _ in found], [record for _, record in found]
@@ -110,8 +104,6 @@ def _jsonl(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _json_column(name: str, values: list[Any], lines: list[int], path: Path) -> pa.Array:
-    import pyarrow as pa
-
     try:
         return pa.array(values)
     except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
@@ -128,7 +120,6 @@ def _json_column(name: str, values: list[Any], lines: list[int], path: Path) -> 
 
 
 def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    import pyarrow as pa
     from pyarrow import parquet, types
 
     try:
@@ -162,8 +153,6 @@ def load_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
 
 
 def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    import pyarrow as pa
-
     arrays = load_arrays(data, path)
     sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
@@ -176,8 +165,6 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
 
 def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """One row: the text, as label the name of the folder, and the name of the file."""
-    import pyarrow as pa
-
     values = decoded(data, path).removeprefix("\ufeff"), folder_name(path), path.name
     row = zip(_TEXT_COLUMNS, values, strict=True)
     return pa.table({name: [value] for name, value in row if _is_wanted(name, columns)})

@@ -33,6 +33,7 @@ class RowFormat:
     Attributes:
         name: the task's name.
         family: its benchmark, for messages.
+        hub: the data set on the hub whose configuration has the task's name, for messages.
         texts: our columns, each with its names in headers.
         label: names of the label's column in headers.
         classes: their names, in the order of their numbers in files; None where labels are numbers from 0 to ``best``.
@@ -54,6 +55,7 @@ class RowFormat:
     parts: tuple[tuple[str, ...], ...] = (("train", "dev"),)
     broken: int = 0
     clean: Callable[[str], str] = str.strip
+    hub: str = ""
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -102,14 +104,12 @@ class FormatSource(RowSource):
         return read
 
 
-def open_row_format(name: str, format: RowFormat, hub: str | None = None) -> FormatSource:
+def open_row_format(name: str, format: RowFormat) -> FormatSource:
     """The rows of a task by its format, in the splits train and test, and valid where it has one.
 
-    Args:
-        name: a folder with the task's files (.tsv, .txt or .csv, each also compressed), or with a folder of the task's
-            name; one file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is test where the format has
-            no test set.
-        hub: such a name, for messages.
+    name: a folder with the task's files (.tsv, .txt or .csv, each also compressed), or with a folder of the task's
+    name; one file, all of it train; or ``hub:NAME:CONFIG``, whose validation set is test where the format has no test
+    set.
 
     FileNotFoundError or ValueError name what is missing.
     """
@@ -131,7 +131,7 @@ def open_row_format(name: str, format: RowFormat, hub: str | None = None) -> For
         check_file(path)
         return FormatSource(name, {"train": [path]}, format=format)
     if not path.is_dir():
-        other = f" ({hub!r} would be the hub's)" if hub else ""
+        other = f" ({f'{format.hub}:{task}'!r} would be the hub's)" if format.hub else ""
         raise FileNotFoundError(f"no file or folder {name!r}{other}")
     below = [f for f in sorted(path.iterdir()) if f.is_dir() and f.name.lower().translate(_NO_MARKS) == task]
     for folder in (path, *below):

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lagwise.data.arrow as pa
 from lagwise.data.folders import (
     by_split,
     check_classes,
@@ -121,7 +122,6 @@ class RowSource:
         Values of .csv and .tsv are strings as written in the file, numbers with decimal points. ValueError for a file
         that does not match its suffix, or files of one split that do not fit together.
         """
-        import pyarrow as pa
         from datasets import Dataset
 
         if self.dataset is not None:
@@ -135,10 +135,13 @@ class RowSource:
             for split in self.split_names
             for path in self.files[split]
         }
-        check_sounds({p: table for p, table in whole.items() if p in sounds}, self.rate, any_rate=self.any_rate)
+        if sounds:
+            check_sounds({p: table for p, table in whole.items() if p in sounds}, self.rate, any_rate=self.any_rate)
         read = {}
         for split in self.split_names:
-            tables = [_selected(whole[path], columns) for path in self.files[split]]
+            tables = [whole[path] for path in self.files[split]]
+            if columns is not None:
+                tables = [each.select([name for name in each.column_names if name in columns]) for each in tables]
             for path, table in zip(self.files[split], tables, strict=True):
                 if table.num_rows and set(table.column_names) != set(tables[0].column_names):
                     raise ValueError(
@@ -155,17 +158,11 @@ class RowSource:
         return read_columns(path)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
-        import pyarrow as pa
-
         table = read_table(path, columns)
         if self._folder_column(path) is None or FOLDER_LABEL not in table.column_names:
             return table
         own = pa.array([self._class(path)] * table.num_rows, pa.string())
         return table.set_column(table.column_names.index(FOLDER_LABEL), FOLDER_LABEL, own)
-
-
-def _selected(table: Any, columns: Sequence[str] | None) -> Any:
-    return table if columns is None else table.select([name for name in table.column_names if name in columns])
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:

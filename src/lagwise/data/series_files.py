@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.numbers import count_up
@@ -21,9 +22,6 @@ from lagwise.data.sample_times import read_times, with_times
 from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
 from lagwise.data.text_tables import TextTable, read_head
 from lagwise.tables import known
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SERIES = "input_values"
 FOLDER_LABEL = "label"  # the column of the names of folders
@@ -105,8 +103,6 @@ def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Tabl
 def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: Sequence[str] | None) -> pa.Table:
     """The lines of a .csv or .tsv file as series of one feature: their numbers in the columns ``features``, in this
     order. Other columns stay as they are; only those ``wanted`` are returned, or all. Errors as `recording_table`."""
-    import pyarrow as pa
-
     values = _samples(table, label, features)
     others = [name for name in table.names if name not in (*features, SERIES)]
     kept: dict[str, Any] = {name: pa.array(table.cells(name), pa.string()) for name in others}
@@ -242,8 +238,6 @@ def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None, *, an
 
 
 def _row(values: Mapping[str, Any], columns: Sequence[str] | None) -> pa.Table:
-    import pyarrow as pa
-
     row: dict[str, Any] = {name: pa.array([value]) for name, value in values.items() if name != SERIES}
     row[SERIES] = array_column(values[SERIES][None])
     return pa.table({name: column for name, column in row.items() if columns is None or name in columns})

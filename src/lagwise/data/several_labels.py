@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.data.labels import Labels, class_name, is_missing, natural
+from lagwise.data.labels import SEPARATORS, Labels, class_name, is_missing, natural
 
 MULTI_LABEL = "multi_label"
-_SEPARATORS = ("|", ";", ",")
 _ON, _OFF = ("1", "true"), ("0", "false")
 _SAMPLE = 1000  # rows that mostly show that a column is not one of 0 and 1
 _FILL_IN = "remove such rows, or write an empty list, or 0 in every column, for those with none of the labels"
@@ -91,7 +90,7 @@ def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[i
         if own is None and (cell is None or isinstance(cell, str)):
             own = [] if cell is None or is_missing(cell) else _known_pieces(cell, places)
         if own is None:
-            known = " ".join(_SEPARATORS)
+            known = " ".join(SEPARATORS)
             raise ValueError(f"the labels of {where(i)} are {cell!r}, not a list or names between {known}")
         read.append(own)
     if _vectors({"": read}) == len(names):
@@ -141,17 +140,6 @@ def _indicators(cells: Sequence[Any]) -> set[bool] | None:
     return {word in _ON for word in words} if words <= {*_ON, *_OFF} else None
 
 
-def separator_of(cells: Sequence[Any]) -> str | None:
-    """What separates names in labels that are taken for classes: a bar or semicolon between names of which one is in
-    different labels."""
-    written = {cell for cell in cells if isinstance(cell, str)}
-    for separator in _SEPARATORS[:2]:
-        names = [name for cell in written for name in {*_pieces(cell, separator)}]
-        if len({*names}) < len(names) and any(separator in cell for cell in written):
-            return separator
-    return None
-
-
 def _is_absent(cell: Any) -> bool:
     return not _is_list(cell) and is_missing(cell)
 
@@ -199,7 +187,7 @@ def _separated(columns: Mapping[str, Sequence[Any]], where: Where) -> tuple[dict
             s: [None if not any(map(str, column)) else [] if cell == "" else _items(cell) for cell in column]
             for s, column in cells.items()
         }, ""
-    separator = next((each for each in _SEPARATORS if any(each in cell for cell in written)), "")
+    separator = next((each for each in SEPARATORS if any(each in cell for cell in written)), "")
     found: dict[str, list[list[str] | None]] = {}
     for split, column in cells.items():
         labelled = any(cell != "" for cell in column)
@@ -214,20 +202,16 @@ def _pieces(cell: Any, separator: str) -> list[str]:
 
 def _known_pieces(cell: str, names: Mapping[str, int]) -> list[str]:
     """The names in text, by the separator that gives only names that are known, or else the first that occurs."""
-    for separator in ("", *_SEPARATORS):
+    for separator in ("", *SEPARATORS):
         if all(piece in names for piece in _pieces(cell, separator)):
             return _pieces(cell, separator)
-    return _pieces(cell, next((each for each in _SEPARATORS if each in cell), ""))
-
-
-def _is_vector(cell: Sequence[str]) -> bool:
-    return all(item in (*_ON, *_OFF) for item in cell)
+    return _pieces(cell, next((each for each in SEPARATORS if each in cell), ""))
 
 
 def _vectors(read: Mapping[str, Sequence[Sequence[str] | None]]) -> int:
     """The length of all lists, if they are vectors of 0 and 1: a list of names has none twice."""
     cells = [cell for column in read.values() for cell in column if cell is not None]
-    same = len({len(cell) for cell in cells}) == 1 and all(map(_is_vector, cells))
+    same = len({len(cell) for cell in cells}) == 1 and {item for cell in cells for item in cell} <= {*_ON, *_OFF}
     return len(cells[0]) if same and any(len(set(cell)) < len(cell) for cell in cells) else 0
 
 

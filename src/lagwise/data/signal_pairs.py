@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.encoding import feature_scale
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
@@ -92,7 +93,6 @@ def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
 
 
 def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]:
-    import pyarrow as pa
     from datasets import Dataset
 
     if "train" not in source.split_names:

@@ -16,7 +16,7 @@ SOUNDS = (".wav", *COMPRESSED)
 def read_compressed(data: bytes, path: Path) -> tuple[int, np.ndarray]:
     """Sampling rate in Hz and samples ``(length, channels)`` in [-1, 1], float32. ImportError without soundfile;
     ValueError for a damaged file, or one without samples."""
-    require("sounds", f"{path.suffix} files", "soundfile")
+    require("sounds", f"a {path.suffix} file", "soundfile")
     import soundfile
 
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, load_arrays, read_table
 from lagwise.data.rows import RowSource
@@ -87,8 +88,6 @@ def _file_bytes(suffix: str, documents: list[str]) -> bytes:
     if suffix == ".jsonl":
         return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents).encode()
     if suffix == ".parquet":
-        import pyarrow as pa
-
         return _parquet(pa.table({"text": pa.array(documents, pa.string())}))
     return "".join(documents).encode()
 
@@ -120,16 +119,9 @@ def _rows(path: Path, kind: str, numbers: np.ndarray) -> bytes:
         return archive.getvalue()
     text = decoded(data, path).removeprefix("\ufeff")
     lines = text.split("\n") if kind == ".jsonl" else text.splitlines()
-    head = [] if kind == ".jsonl" else lines[: 1 + next(i for i, line in enumerate(lines) if _begins(line))]
-    rows = [
-        line for line in lines[len(head) :] if line.strip() and not line.strip().startswith(_COMMENTS.get(kind, "\n"))
-    ]
-    return "".join(f"{line.rstrip()}\n" for line in (*head, *(rows[i] for i in numbers))).encode()
-
-
-def _begins(line: str) -> bool:
-    """Whether the rows of an archive's file begin after a line."""
-    return line.strip().lower() == "@data"
+    begins = 0 if kind == ".jsonl" else 1 + next(i for i, line in enumerate(lines) if line.strip().lower() == "@data")
+    rows = [line for line in lines[begins:] if line.strip() and not line.strip().startswith(_COMMENTS.get(kind, "\n"))]
+    return "".join(f"{line.rstrip()}\n" for line in (*lines[:begins], *(rows[i] for i in numbers))).encode()
 
 
 def _parquet(table: Any) -> bytes:

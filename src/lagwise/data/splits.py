@@ -101,14 +101,7 @@ def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
     return dealt
 
 
-def split_rows(
-    rows: dict[str, Dataset],
-    label: str | None = None,
-    *,
-    classes: bool = True,
-    names: Sequence[str] | None = None,
-    seed: int = 0,
-) -> dict[str, Dataset]:
+def split_rows(rows: dict[str, Dataset], label: str | None = None, *, seed: int = 0) -> dict[str, Dataset]:
     """Rows in the three splits, as `split_places` says.
 
     >>> from datasets import Dataset
@@ -116,7 +109,7 @@ def split_rows(
     >>> {split: len(part) for split, part in split_rows(rows).items()}
     {'train': 80, 'valid': 10, 'test': 10}
     """
-    return chosen_rows(rows, split_places(rows, label, classes=classes, names=names, seed=seed))
+    return chosen_rows(rows, split_places(rows, label, seed=seed))
 
 
 def chosen_rows(rows: dict[str, Dataset], places: Mapping[str, Places]) -> dict[str, Dataset]:

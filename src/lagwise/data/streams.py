@@ -251,15 +251,10 @@ def _same(batch: Any) -> Any:
     return batch
 
 
-def _pieces_of(path: Path | str) -> Iterator[Row]:
-    for document in document_parts(Path(path)):
+def _rows_of(files: Sequence[str]) -> Iterator[Row]:
+    for document in itertools.chain.from_iterable(document_parts(Path(path)) for path in files):
         for number, text in enumerate(pieces(document, _ROW)):
             yield {"text": text, "piece": number}
-
-
-def _rows_of(files: Sequence[str]) -> Iterator[Row]:
-    for path in files:
-        yield from _pieces_of(path)
 
 
 def _first(rows: Iterator[Row]) -> list[Row]:

@@ -16,9 +16,9 @@ from lagwise.data.letters import (
     is_vocabulary_of_letters,
     letter_tokenizer,
     read_vocabulary,
+    texts_for,
 )
 from lagwise.files import expanded, one_line
-from lagwise.tables import LARGEST_VOCABULARY
 from lagwise.text import pieces
 
 if TYPE_CHECKING:
@@ -257,27 +257,18 @@ def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]):
 def _trained(vocab_size: int, texts: Iterator[str] | Iterator[Iterable[str]] | None):
     from tokenizers.trainers import BpeTrainer
 
-    if texts is None:
-        raise ValueError("tokenizer 'bpe' is trained on the data: give texts")
-    if not 258 <= vocab_size <= LARGEST_VOCABULARY:
-        raise ValueError(
-            f"vocab_size must be at least 258 (256 bytes and 2 specials) and at most {LARGEST_VOCABULARY}, got "
-            f"{vocab_size}"
-        )
+    given: Any = texts_for("bpe", vocab_size, texts, 258)  # 256 bytes and 2 special tokens
     tokenizer = _byte_level({}, [])
     alphabet = _byte_alphabet()
     trainer = BpeTrainer(vocab_size=vocab_size - 2, initial_alphabet=alphabet, show_progress=True)
-    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text, _LONGEST_WORD)), trainer)
+    tokenizer.train_from_iterator((piece for text in given for piece in pieces(text, _LONGEST_WORD)), trainer)
     return tokenizer
 
 
 def _frequent_words(vocab_size: int, texts: Iterator[str] | None):
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    if texts is None:
-        raise ValueError("the vocabulary of tokenizer 'words' is that of the data: give texts")
-    if not 4 <= vocab_size <= LARGEST_VOCABULARY:
-        raise ValueError(f"vocab_size must be at least 4 and at most {LARGEST_VOCABULARY}, got {vocab_size}")
+    texts = texts_for("words", vocab_size, texts)
     tokenizer: Any = Tokenizer(models.WordLevel({}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordLevelTrainer(vocab_size=vocab_size - 2, special_tokens=[UNKNOWN], show_progress=False)

@@ -151,7 +151,9 @@ def copy_tokenizer(folder: Path, target: Path) -> None:
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:
     tokenizer = _made_tokenizer(source, name, vocab_size, folder)
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-    done = _read_done(folder)
+    done: dict[str, dict[str, int]] = {}  # of each split: pieces, bytes of the file, and bytes of the text
+    if (folder / _DONE).is_file():  # of a process that was killed
+        done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
     for split in SPLITS:
         begun = done.setdefault(split, {"pieces": 0, "file": 0, "text": 0})
         with (
@@ -194,11 +196,6 @@ def _made_tokenizer(source: Source, name: str, vocab_size: int, folder: Path) ->
         made.save_pretrained(folder / _UNFINISHED)
         (folder / _UNFINISHED).rename(folder / "tokenizer")
     return load_tokenizer(str(folder / "tokenizer"))
-
-
-def _read_done(folder: Path) -> dict[str, dict[str, int]]:
-    """How far a killed process came: of each split the pieces, and the bytes of the file and of the text."""
-    return json.loads((folder / _DONE).read_text(encoding="utf-8")) if (folder / _DONE).is_file() else {}
 
 
 def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,7 +106,7 @@ def paired_classes(
 
 
 def event_scores(
-    predicted: np.ndarray, true: np.ndarray, names: list[str] | tuple[str, ...]
+    predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Scores of `paired_classes` of all series; ``names`` are those of the classes from 0 on.
 
@@ -115,13 +116,13 @@ def event_scores(
             events that occur. Details: the confusion matrix, with missed events in the first column and false ones in
             the first row; precision (positive predictivity), recall (sensitivity) and F1 of each class.
     """
-    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+    from sklearn.metrics import confusion_matrix
 
-    ids = list(range(1, len(names)))
     if not len(true):  # scikit-learn refuses empty input
         true = predicted = np.zeros(1, dtype=np.int64)
-    by_class: Any = precision_recall_fscore_support(true, predicted, labels=ids, zero_division=0)
-    occur = [f for f, rows in zip(by_class[2], by_class[3], strict=True) if rows]
+    ids = list(range(1, len(names)))
+    classes = scores_by_class(true, predicted, names[1:], labels=ids)
+    occur = [scores["f1"] for scores in classes.values() if scores["rows"]]
     events, reported = max(1, int((true > 0).sum())), max(1, int((predicted > 0).sum()))
     both = int(((true > 0) & (predicted > 0)).sum())
     scores = {
@@ -132,15 +133,21 @@ def event_scores(
     }
     confusion = confusion_matrix(true, predicted, labels=[0, *ids])
     confusion[0, 0] = 0
-    details = {
-        "confusion": confusion.tolist(),
-        "classes": {
-            name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
-            for name, p, r, f, n in zip(names[1:], *by_class, strict=True)
-        },
-        "majority": float(np.bincount(true[true > 0], minlength=2).max() / events),
+    majority = float(np.bincount(true[true > 0], minlength=2).max() / events)
+    return scores, {"confusion": confusion.tolist(), "classes": classes, "majority": majority}
+
+
+def scores_by_class(
+    true: np.ndarray, predicted: np.ndarray, names: Sequence[str], **options: Any
+) -> dict[str, dict[str, float]]:
+    """Precision, recall and F1 of each class, and its rows, by scikit-learn, which takes the options."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    scores: Any = precision_recall_fscore_support(true, predicted, zero_division=0, **options)
+    return {
+        name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
+        for name, p, r, f, n in zip(names, *scores, strict=True)
     }
-    return scores, details
 
 
 class EventStream:

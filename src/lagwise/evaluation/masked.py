@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.progress import progress_bar
-
-_TOKENS_A_BATCH = 16384
+from lagwise.evaluation.perplexity import finite, windows
 
 
 @dataclass(frozen=True)
@@ -74,34 +72,17 @@ def masked_score(
     """
     if not (labels != -100).any():
         raise ValueError(f"none of the {len(hidden)} tokens is hidden; evaluate on more text")
-    limit = model.length_limit
-    if limit is not None and min(length, len(hidden)) > limit:
-        raise ValueError(f"length {length} is over the model's limit of {limit} tokens")
-    model.eval()
     device = next(model.parameters()).device
-    whole = len(hidden) // length * length
-    rows = max(1, _TOKENS_A_BATCH // length)
-    batches = list(zip(*(x[:whole].view(-1, length).split(rows) for x in (hidden, labels, documents)), strict=True))
-    batches = batches if whole else []
-    if whole < len(hidden):
-        batches.append((hidden[None, whole:], labels[None, whole:], documents[None, whole:]))
     nats, correct, masked = 0.0, 0, 0
-    bar = progress_bar(desc=f"evaluating at {length}", total=len(hidden), unit="token", unit_scale=True, show=progress)
-    with bar:
-        for ids, targets, numbers in batches:
-            several = bool((numbers != numbers[:, :1]).any())
-            chosen = targets != -100
-            out = model(
-                input_ids=ids.to(device),
-                seq_idx=numbers.to(device) if several else None,
-                labels=targets.to(device),
-            )
-            logits = out.logits if out.logits.dim() == 2 else out.logits[chosen.to(device)]
-            wanted = targets[chosen].to(device)
-            nats += F.cross_entropy(logits.float(), wanted, reduction="sum").item()
-            correct += int((logits.argmax(-1) == wanted).sum())
-            masked += len(wanted)
-            bar.update(ids.numel())
-    if not math.isfinite(nats):
-        raise FloatingPointError(f"the model's loss at length {length} is {nats}; its weights may be damaged")
-    return MaskedScore(length, masked, nats, correct)
+    for ids, targets, numbers in windows(model, length, hidden, labels, documents, progress=progress):
+        several = bool((numbers != numbers[:, :1]).any())
+        chosen = targets != -100
+        out = model(
+            input_ids=ids.to(device), seq_idx=numbers.to(device) if several else None, labels=targets.to(device)
+        )
+        logits = out.logits if out.logits.dim() == 2 else out.logits[chosen.to(device)]
+        wanted = targets[chosen].to(device)
+        nats += F.cross_entropy(logits.float(), wanted, reduction="sum").item()
+        correct += int((logits.argmax(-1) == wanted).sum())
+        masked += len(wanted)
+    return MaskedScore(length, masked, finite(nats, length), correct)

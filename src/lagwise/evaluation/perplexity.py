@@ -14,7 +14,7 @@ The rules, for every figure that lagwise prints:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,28 +80,12 @@ def evaluate(model: Any, tokens: np.ndarray, length: int, sizes: np.ndarray, *, 
         raise ValueError(
             f"evaluation needs at least 2 tokens and a length of at least 1, got {len(tokens)} and {length}"
         )
-    limit = model.length_limit
-    if limit is not None and min(length, len(tokens) - 1) > limit:
-        raise ValueError(f"length {length} is over the model's limit of {limit} tokens")
-    model.eval()
-    device = next(model.parameters()).device
-    stream = torch.from_numpy(tokens.astype(np.int64))
-    inputs, targets = stream[:-1], stream[1:]
-    whole = len(inputs) // length * length
-    batches = list(zip(_rows(inputs[:whole], length), _rows(targets[:whole], length), strict=True))
-    if whole < len(inputs):
-        batches.append((inputs[None, whole:], targets[None, whole:]))
-    nats = 0.0
-    bar = progress_bar(desc=f"evaluating at {length}", total=len(inputs), unit="token", unit_scale=True, show=progress)
-    with bar:
-        for x, y in batches:
-            hidden = model.base_model(input_ids=x.to(device), use_cache=False).last_hidden_state.flatten(0, 1)
-            for h, t in zip(hidden.split(_LOGITS_AT_ONCE), y.to(device).flatten().split(_LOGITS_AT_ONCE), strict=True):
-                nats += F.cross_entropy(model.to_logits(h).float(), t, reduction="sum").item()
-            bar.update(x.numel())
-    if not math.isfinite(nats):
-        raise FloatingPointError(f"the model's loss at length {length} is {nats}; its weights may be damaged")
-    return Score(length, len(targets), nats, round(sizes[tokens[1:]].sum()))
+    stream, device, nats = torch.from_numpy(tokens.astype(np.int64)), next(model.parameters()).device, 0.0
+    for x, y in windows(model, length, stream[:-1], stream[1:], progress=progress):
+        hidden = model.base_model(input_ids=x.to(device), use_cache=False).last_hidden_state.flatten(0, 1)
+        for h, t in zip(hidden.split(_LOGITS_AT_ONCE), y.to(device).flatten().split(_LOGITS_AT_ONCE), strict=True):
+            nats += F.cross_entropy(model.to_logits(h).float(), t, reduction="sum").item()
+    return Score(length, len(tokens) - 1, finite(nats, length), round(sizes[tokens[1:]].sum()))
 
 
 def extrapolation(
@@ -111,10 +95,29 @@ def extrapolation(
 
     Arguments and errors as in `evaluate`. Lengths beyond the model's limit are left out.
     """
-    limit = model.length_limit
-    usable = [n for n in lengths if limit is None or n <= limit]
+    usable = [n for n in lengths if model.length_limit is None or n <= model.length_limit]
     return [evaluate(model, tokens, n, sizes, progress=progress) for n in usable]
 
 
-def _rows(stream: torch.Tensor, length: int) -> Sequence[torch.Tensor]:
-    return stream.view(-1, length).split(max(1, _TOKENS_A_BATCH // length)) if len(stream) else ()
+def windows(model: Any, length: int, *streams: torch.Tensor, progress: bool) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Batches of windows ``(rows, length)`` of streams ``(n,)``, and at the end the shorter last window, for a model
+    that is put into evaluation mode. ValueError for windows over its limit."""
+    count, limit = len(streams[0]), model.length_limit
+    if limit is not None and min(length, count) > limit:
+        raise ValueError(f"length {length} is over the model's limit of {limit} tokens")
+    model.eval()
+    whole, rows = count // length * length, max(1, _TOKENS_A_BATCH // length)
+    parts = [each[:whole].view(-1, length).split(rows) if whole else () for each in streams]
+    rest = [[each[None, whole:]] if whole < count else [] for each in streams]
+    desc = f"evaluating at {length}"
+    with progress_bar(desc=desc, total=count, unit="token", unit_scale=True, show=progress) as bar:
+        for batch in zip(*([*own, *last] for own, last in zip(parts, rest, strict=True)), strict=True):
+            yield batch
+            bar.update(batch[0].numel())
+
+
+def finite(nats: float, length: int) -> float:
+    """The total loss. FloatingPointError if it is infinite or NaN."""
+    if not math.isfinite(nats):
+        raise FloatingPointError(f"the model's loss at length {length} is {nats}; its weights may be damaged")
+    return nats

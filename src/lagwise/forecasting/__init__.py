@@ -14,12 +14,4 @@ if TYPE_CHECKING:
     from lagwise.forecasting.tables import SeriesTable, read_series
     from lagwise.forecasting.writing import write_forecast
 
-__all__, __getattr__, __dir__ = lazy_package(
-    __name__,
-    extra="forecast",
-    choosing="Candidate choose_forecaster reason",
-    columns="Columns",
-    estimator="LagForecaster Scores",
-    tables="SeriesTable read_series",
-    writing="write_forecast",
-)
+__all__, __getattr__, __dir__ = lazy_package(__name__, extra="forecast")

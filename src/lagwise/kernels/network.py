@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.ops.fused import fused
-from lagwise.ops.fused.norm import normed_relu
+from lagwise.ops.fused import autocast_dtype, fused
+from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.tables import known
 
 # The norm's epsilon, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared
@@ -74,6 +74,10 @@ class KernelNetwork(nn.Module):
         self.last = KernelLinear(hidden, outputs)
 
     def features(self, x: Tensor) -> Tensor:
+        if self.normalize and self.activation == "relu" and fused(x) and autocast_dtype(x) == x.dtype:
+            layers = [self.first, *self.hidden]
+            weights = [layer.weight.to(x.dtype) for layer in layers]
+            return normed_relu_layers(x, weights, [layer.bias.to(x.dtype) for layer in layers], _EPSILON)
         h = self._activated(self.first(x))
         for layer in self.hidden:
             h = self._activated(layer(h))
@@ -83,6 +87,4 @@ class KernelNetwork(nn.Module):
         return self.last(self.features(x))
 
     def _activated(self, h: Tensor) -> Tensor:
-        if self.normalize and self.activation == "relu" and fused(h):
-            return normed_relu(h, _EPSILON)
         return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:], eps=_EPSILON) if self.normalize else h)

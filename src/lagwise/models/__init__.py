@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lagwise._lazy import lazy
-from lagwise.models.classes import HOMES
+from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.models.cache import StreamingCache
@@ -30,14 +29,4 @@ if TYPE_CHECKING:
     from lagwise.models.streaming_regressor import StreamingRegressor
     from lagwise.models.token_classification import LagwiseForTokenClassification
 
-_HOMES = HOMES | {
-    "StreamingCache": "lagwise.models.cache",
-    "StreamingClassifier": "lagwise.models.streaming_classifier",
-    "StreamingRegressor": "lagwise.models.streaming_regressor",
-    "StreamingSession": "lagwise.models.session",
-    "generate_text": "lagwise.models.generation",
-    "load_model": "lagwise.models.loading",
-    "recurrent_form": "lagwise.models.conversion",
-}
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = lazy(__name__, __all__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_package(__name__)

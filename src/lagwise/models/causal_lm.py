@@ -69,7 +69,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         been trained since (but not changes through a parameter's ``.data``, which PyTorch does not count).
 
         Args:
-            batch_size: Rows of the batch; None: any number of them, on the CPU.
+            batch_size: Rows of the batch; None: any number of them. A CUDA graph is then made anew for each.
             cached: Only load the step from the cache folder, where models of the same configuration share it. CUDA
                 graphs need no compiler and are always made, at the start of every stream.
             report: Receives a line before and after the compilation, which takes 15 seconds to some minutes.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 import lagwise
 from lagwise.cache import cached_folder, default_cache, require_private
-from lagwise.compiler import processor
+from lagwise.compiler import find_cxx, processor
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.models.heads import VocabularyHead
@@ -125,7 +123,7 @@ def described(model: VocabularyHead, batch_size: int | None) -> tuple[str, Strea
         "batch": batch_size,
         "options": _OPTIONS,
         "sources": _sources(),
-        "versions": [torch.__version__, str(_compiler())],
+        "versions": [torch.__version__, str(find_cxx())],
         "processor": processor(),
     }
     return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:32], step
@@ -135,7 +133,7 @@ def _compile(
     step: StreamingStep, batch_size: int | None, path: Path, report: Callable[[str], None] | None
 ) -> dict[str, Any]:
     say = report or (lambda line: None)
-    if _compiler() is None:
+    if find_cxx() is None:
         raise FileNotFoundError(
             "no C++ compiler found to compile the step; install g++ or set the environment variable CXX"
         )
@@ -181,7 +179,3 @@ def _sources() -> str:
     for path in sorted(path for name in _SOURCES for path in (root / name).rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _compiler() -> str | None:
-    return shutil.which(os.environ.get("CXX") or "g++")

@@ -195,6 +195,11 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         """Name of `inputs`, in either form."""
         return self.inputs if isinstance(self.inputs, str) else self.inputs["name"]
 
+    @property
+    def takes_gaps(self) -> bool:
+        """Whether samples of its series may be missing (NaN)."""
+        return isinstance(self.inputs, dict) and self.inputs.get("gaps", False)
+
 
 def field_types() -> dict[str, Any]:
     """The fields that `LagwiseConfig` adds to those of every model, and their types."""

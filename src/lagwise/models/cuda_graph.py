@@ -17,6 +17,7 @@ from lagwise.models.step import StreamingStep
 from lagwise.ops.packing import host_knows
 
 _WARMUP = 2  # runs before a capture: kernels are compiled, libraries get workspaces, and tables are made in the first
+_CAPTURE = 4  # tokens in whose time a graph is captured
 
 
 class GraphStep(InPlaceStep):
@@ -27,13 +28,32 @@ class GraphStep(InPlaceStep):
 
     Args:
         model: The language model.
-        batch_size: Rows of the batch.
+        batch_size: Rows of the batch, or None for any number. The graph is then captured once the rows have stayed the
+            same for as many tokens as a capture takes, so that rows that come and go cost at most that much again.
         step: The model's step.
     """
 
+    refused = False  #: whether a capture has failed
+
     def runner(self, state: list[Tensor]) -> Run:
-        """The step as a graph, captured on these tensors, which the capture leaves as they are."""
+        """The step on these tensors, as a graph at once or later."""
         step = InPlace(self.step, list(self.step.start(1)))
+        if self.batch_size is not None:
+            return self._captured(step, state)
+        graph: Run | None = None
+        before = _CAPTURE
+
+        def run(tokens: Tensor) -> Tensor:
+            nonlocal graph, before
+            if graph is None and before == 0 and not self.refused:
+                graph = self._captured(step, state)
+            before = max(before - 1, 0)
+            return step(tokens, *state) if graph is None else graph(tokens)
+
+        return run
+
+    def _captured(self, step: InPlace, state: list[Tensor]) -> Run:
+        """The step as a graph on these tensors, which the capture leaves as they are."""
         with torch.inference_mode(False), torch.no_grad():  # the tensors outlive the present inference mode
             token = torch.zeros(len(state[0]), dtype=torch.long, device=self.device)
             copies = [tensor.clone() for tensor in state]
@@ -46,7 +66,7 @@ class GraphStep(InPlaceStep):
             try:
                 replay, logits = capture(warm, lambda: step(token, *state), self.device)
             except RuntimeError as error:  # an operation of a mixer from outside, perhaps, waits for a value
-                reason = str(error).partition("\n")[0]
+                self.refused, reason = True, str(error).partition("\n")[0]
                 warnings.warn(f"the step runs without a CUDA graph, which cannot be captured: {reason}", stacklevel=2)
                 return lambda tokens: step(tokens, *state)
 
@@ -68,15 +88,13 @@ def graph_step(model: VocabularyHead, batch_size: int | None) -> GraphStep:
     """A model's step for CUDA graphs.
 
     Raises:
-        ValueError: If the model is not on a CUDA device, its state grows with the text, its steps branch by the number
-            of tokens (causal SKI), or batch_size is None.
+        ValueError: If the model is not on a CUDA device, its state grows with the text, or its steps branch by the
+            number of tokens (causal SKI).
     """
     if model.device.type != "cuda":
         raise ValueError(f"only models on the CPU or a CUDA device have compiled steps, got one on {model.device}")
-    if batch_size is None:
-        raise ValueError("a CUDA graph is made for one number of rows; give batch_size an integer")
     step = StreamingStep(model, online=True)
-    if branches(step, batch_size):
+    if branches(step, batch_size or 1):
         raise ValueError("a CUDA graph cannot hold the steps of this model, which branch by the number of tokens")
     return GraphStep(model, batch_size, step)
 

@@ -14,6 +14,8 @@ from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced, transformed
 from lagwise.tables import check_integer
 
+_CONSTANT = 1e-6  # a deviation of so much of the mean is rounding
+_SMALLEST = 1e-9  # deviation that is told from zero, in those of all rows
 _SIDE = 16.0  # radians of the fastest wave along a side of an image
 
 
@@ -50,14 +52,19 @@ class ValueInput(nn.Linear):
     With ``gaps``, a value may be missing (NaN). It then counts as the mean, and a learned vector for its place in the
     step, which no value has, says that it is missing.
 
+    With ``by_row``, z is ``(x - m) / s`` with the mean m and the deviation s of each feature over the row, for rows of
+    very different sizes, whose common scale would leave most of them constant. So that their sizes are not lost, every
+    step also reads ``log10(s / std)`` and ``asinh(m / s)``. Padding, and zeros that fill the last step, do not count.
+    It is for two-sided models, as m and s depend on the whole row.
+
     With ``time``, the first feature of a sample is the time since the one before, and 0 for the first of a series. It
     is no input of the map: relative to ``time``, it is what the step lasts for in the mixers (`Layout.token_time`); the
     first of a series lasts for 1.
 
     Options: features, the values per sample, its time included; stride, the samples per step (1); mean and std of each
-    feature (0 and 1: values are used as they are), by which they are standardised; gaps (false); time, that of a step
-    of 1 (none: samples are equally spaced). ValueError if a std or the time is not positive, unless there is a std for
-    each feature, and for a time with a stride.
+    feature (0 and 1: values are used as they are), by which they are standardised; gaps (false); by_row (false); time,
+    that of a step of 1 (none: samples are equally spaced). ValueError if a std or the time is not positive, unless
+    there is a std for each feature, and for a time with a stride.
     """
 
     argument: ClassVar[str] = "input_values"
@@ -71,6 +78,7 @@ class ValueInput(nn.Linear):
         mean: list[float] | None = None,
         std: list[float] | None = None,
         gaps: bool = False,
+        by_row: bool = False,
         time: float | None = None,
     ):
         self.timed = time is not None
@@ -81,12 +89,14 @@ class ValueInput(nn.Linear):
         if time is not None and check_integer("features", features) == 1:
             raise ValueError("features must count the time of a sample and its values, got 1")
         values = check_integer("features", features) - self.timed
-        super().__init__(values * check_integer("stride", stride), hidden_size)
-        self.features, self.stride, self.time = features, stride, time
+        samples = values * check_integer("stride", stride)
+        super().__init__(samples + 2 * values * by_row, hidden_size)
+        self.features, self.stride, self.by_row, self.time = features, stride, by_row, time
+        self.samples = samples  # values of a step
         check_scale(features, mean, std, "features")
         # plain lists: buffers would be lost when a model is loaded via the meta device
         self.mean, self.std = (None if scale is None else scale[self.timed :] for scale in (mean, std))
-        self.missing = nn.Linear(self.in_features, hidden_size, bias=False) if gaps else None
+        self.missing = nn.Linear(samples, hidden_size, bias=False) if gaps else None
 
     def values(self, input_values: Tensor) -> Tensor:
         """The values of samples, without their times."""
@@ -112,15 +122,34 @@ class ValueInput(nn.Linear):
 
     def steps(self, z: Tensor) -> Tensor:
         """The steps ``(batch, steps, hidden_size)`` of standardised samples."""
-        return super().forward(z.to(self.weight.dtype).reshape(z.shape[0], -1, self.in_features))
+        return super().forward(self._in_steps(z).to(self.weight.dtype))
 
-    def forward(self, input_values: Tensor) -> Tensor:
-        z = self.standardized(input_values)
-        if self.missing is None:
-            return self.steps(z)
+    def _in_steps(self, z: Tensor) -> Tensor:
+        return z.reshape(z.shape[0], -1, self.samples)
+
+    def forward(self, input_values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """mask: ``(batch, steps)``, true where a step is real; only read by rows."""
         missing = self.values(input_values).isnan()
-        places = missing.to(self.missing.weight.dtype).reshape(z.shape[0], -1, self.in_features)
-        return self.steps(z.masked_fill(missing, 0)) + self.missing(places)
+        h = self._rows(input_values, mask) if self.by_row else self._samples(input_values, missing)
+        return h if self.missing is None else h + self.missing(self._in_steps(missing).to(self.missing.weight.dtype))
+
+    def _samples(self, x: Tensor, missing: Tensor) -> Tensor:
+        z = self.standardized(x)
+        return self.steps(z if self.missing is None else z.masked_fill(missing, 0))
+
+    def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = self.values(x)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        known = ~x.isnan() & _filled(x, mask, self.stride)[..., None]
+        count = known.sum(1, keepdim=True).clamp(min=1)
+        mean = x.masked_fill(~known, 0).sum(1, keepdim=True) / count
+        centred = (x - mean).masked_fill(~known, 0)
+        std = (centred.square().sum(1, keepdim=True) / count).sqrt()
+        std = std + _CONSTANT * mean.abs() + torch.finfo(x.dtype).tiny
+        usual = x.new_ones(x.shape[-1]) if self.std is None else x.new_tensor(self.std)
+        size = torch.cat([(std / usual).clamp(min=_SMALLEST).log10(), (mean / std).asinh()], 2)
+        z = self._in_steps(centred / std)
+        return super().forward(torch.cat([z, size.expand(-1, z.shape[1], -1)], 2).to(self.weight.dtype))
 
     @staticmethod
     def check(input_values: Tensor, embedding: ValueInput) -> None:
@@ -200,6 +229,24 @@ def patch_side(config: Any) -> int:
 
 
 INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}
+
+
+def _filled(x: Tensor, mask: Tensor | None, stride: int) -> Tensor:
+    """Where samples x ``(batch, length, features)`` are neither padding nor zeros at the end of the last real step,
+    which a collator fills with them: ``(batch, length)``. mask: ``(batch, steps)`` or None."""
+    if mask is None:
+        mask = x.new_ones(x.shape[0], x.shape[1] // stride, dtype=torch.bool)
+    real = mask.bool().repeat_interleave(stride, 1)
+    if stride == 1:
+        return real
+    last = mask.bool() & (_at_or_after(mask.bool()) == 1)
+    some = _at_or_after(real & (x != 0).any(2)) > 0
+    return real & (some | ~last.repeat_interleave(stride, 1))
+
+
+def _at_or_after(places: Tensor) -> Tensor:
+    """The number of true places ``(batch, length)`` that are not before each."""
+    return places.long().flip(1).cumsum(1).flip(1)
 
 
 def check_scale(count: int, mean: list[float] | None, std: list[float] | None, what: str, prefix: str = "") -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.modeling import LagwiseModel, LagwiseModelOutput, LagwisePreTrainedModel
 from lagwise.ops.bilinear import transformed
+from lagwise.ops.operators import in_graph
 from lagwise.ops.vocabulary import chunked_cross_entropy
 
 _LOGITS_AT_ONCE = 512  # tokens whose logits are in a processor's cache
@@ -118,7 +119,7 @@ class VocabularyHead(Head):
             or type(head) is not nn.Linear
             or type(head.weight) is not nn.Parameter
             or hidden.device != head.weight.device
-            or torch.compiler.is_compiling()
+            or (torch.compiler.is_compiling() and not in_graph())
             or transformed()
         ):
             return None
@@ -130,7 +131,7 @@ class VocabularyHead(Head):
             return None
         divisor = (labels != -100).sum() if counted is None else counted
         rows, labels = self._transformed(hidden).flatten(0, -2), labels.flatten().to(hidden.device)
-        if dtype != torch.float32:
+        if dtype != torch.float32 or in_graph():
             size = max(_LOGITS_AT_ONCE, 0 if kind == "cpu" else _MOST_LOGITS // self.config.vocab_size)
             loss = chunked_cross_entropy(rows, head.weight, head.bias, labels, dtype=dtype, rows=size)
             return loss / divisor

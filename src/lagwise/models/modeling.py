@@ -180,6 +180,12 @@ class LagwiseModel(LagwisePreTrainedModel):
         inputs = {"name": config.inputs} if isinstance(config.inputs, str) else config.inputs
         self.embed_tokens = build(INPUTS, inputs, config.hidden_size, what="model.inputs", vocab_size=config.vocab_size)
         self.input_type = type(self.embed_tokens)
+        self._by_row = getattr(self.embed_tokens, "by_row", False)
+        if self._by_row and config.causal:
+            raise ValueError(
+                "inputs by_row needs a two-sided model (causal=False): the mean and the deviation of a row depend on "
+                "its later samples"
+            )
         self.embed_types = None
         if config.type_vocab_size:
             self.embed_types = nn.Embedding(config.type_vocab_size, config.hidden_size)
@@ -270,7 +276,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             use_cache = False
         if group is not None:
             check_piece(past_key_values, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
-        h, grid = self._embed(inputs_embeds, input_ids=input_ids, input_values=input_values, pixel_values=pixel_values)
+        given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
+        h, grid = self._embed(inputs_embeds, attention_mask, given)
         batch, length, _ = h.shape
         if token_time is not None:
             require_times(self, self.config)
@@ -286,6 +293,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             position_ids=position_ids if past_key_values is None else None,
             attention_mask=attention_mask,
         )
+        if self._by_row and seq_idx is not None:
+            raise ValueError("inputs by_row needs one series in each row, got packed rows (seq_idx, cu_seqlens)")
         cache = self._cache(past_key_values, use_cache, seq_idx)
         if token_type_ids is not None and self.embed_types is not None:
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
@@ -354,7 +363,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         apart = [h.new_zeros(batch * length, channels).index_copy(0, kept, h[0]) for h in states]
         return [h.unflatten(0, (batch, length)) for h in apart]
 
-    def _embed(self, embeds: Tensor | None, **given: Tensor | None) -> tuple[Tensor, tuple[int, int] | None]:
+    def _embed(
+        self, embeds: Tensor | None, mask: Tensor | None, given: dict[str, Tensor | None]
+    ) -> tuple[Tensor, tuple[int, int] | None]:
         """One vector for each token ``(batch, length, hidden_size)``, and the grid for images."""
         expected = self.input_type.argument
         names = [name for name, value in given.items() if value is not None]
@@ -375,7 +386,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         x = given[expected]
         assert x is not None
         self.input_type.check(x, self.embed_tokens)
-        h = self._scaled(self.embed_tokens(x))
+        h = self._scaled(self.embed_tokens(x, mask) if self._by_row else self.embed_tokens(x))
         return h, self.embed_tokens.grid(x) if expected == "pixel_values" else None
 
     def _scaled(self, h: Tensor) -> Tensor:

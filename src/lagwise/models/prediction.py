@@ -53,7 +53,7 @@ class LagwiseForPrediction(Head):
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
         features = getattr(self.model.embed_tokens, "in_features", 0)
-        if config.input_name != "values" or features % 2:
+        if config.input_name != "values" or features % 2 or self.model.embed_tokens.by_row:
             raise ValueError(
                 "forecasts need inputs 'values' with two features for each step of a patch (its value, and whether it "
                 f"is observed), got {config.inputs}"

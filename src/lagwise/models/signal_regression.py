@@ -178,6 +178,8 @@ class LagwiseForSignalRegression(Head):
         inputs: Any = self.model.embed_tokens
         if not isinstance(inputs, ValueInput):
             raise ValueError(f"signals need inputs 'values', got {config.inputs!r}")
+        if inputs.by_row:
+            raise ValueError("inputs by_row is for classes of series, not for signals, whose outputs have a scale")
         if config.scale_embeddings:
             raise ValueError("scale_embeddings is for tokens, not for signals")
         self.missing = nn.Linear(inputs.in_features, config.hidden_size, bias=False)

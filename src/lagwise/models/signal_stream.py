@@ -45,7 +45,7 @@ class SignalStream:
         self.features: int = inputs.get("features", 1)
         self.stride: int = inputs.get("stride", 1)
         self.timed = inputs.get("time") is not None
-        self.takes_gaps = self.takes_gaps or inputs.get("gaps", False)
+        self.takes_gaps = self.takes_gaps or model.config.takes_gaps
         self.reset()
 
     def reset(self) -> None:

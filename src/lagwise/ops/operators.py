@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Dispatch keys of a thread in which nothing intercepts operations.
-_QUIET = torch._C._dispatch_tls_local_include_set()
+_QUIET = torch._C._dispatch_tls_local_include_set().raw_repr()
 
 
 def in_graph() -> bool:
@@ -80,22 +80,32 @@ def callable_directly(*arguments: Any) -> bool:
     on reading, or of a class of its own."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    if (torch._C._dispatch_tls_local_include_set() | _QUIET) != _QUIET:
+    if not _quiet(torch._C._dispatch_tls_local_include_set().raw_repr()):
         return False
-    return all(_ordinary(each) for each in arguments if isinstance(each, Tensor))
+    for each in arguments:
+        kind = type(each)
+        if kind is Tensor or kind is nn.Parameter:
+            keys = torch._C._dispatch_keys(each).raw_repr()
+            if not (_known[keys] if keys in _known else _ordinary(keys, each)):
+                return False
+        elif isinstance(each, Tensor):
+            return False
+    return True
 
 
-def _ordinary(x: Tensor) -> bool:
-    if type(x) not in (Tensor, nn.Parameter):
-        return False
-    ordinary = _ordinary_keys(x.device.type)
-    return (torch._C._dispatch_keys(x) | ordinary) == ordinary
+# By the dispatch keys of a tensor, whether it is an ordinary one: every operation would else find it out again.
+_known: dict[int, bool] = {}
 
 
 @functools.cache
-def _ordinary_keys(device: str) -> Any:
+def _quiet(keys: int) -> bool:
+    return not keys & ~_QUIET
+
+
+def _ordinary(keys: int, x: Tensor) -> bool:
     with torch.inference_mode(False):
-        return torch._C._dispatch_keys(torch.empty(0, device=device))
+        ordinary = torch._C._dispatch_keys(torch.empty(0, device=x.device.type)).raw_repr()
+    return _known.setdefault(keys, not keys & ~ordinary)
 
 
 def loop_operator(

@@ -14,11 +14,4 @@ if TYPE_CHECKING:
     from lagwise.runs.importing import import_run
     from lagwise.runs.predict import predict_run
 
-__all__, __getattr__, __dir__ = lazy_package(
-    __name__,
-    convert="CONVERSION_FILE convert_run",
-    evaluate="EVALUATION_FILE evaluate_run",
-    export="EXPORT_FILE export_run",
-    importing="import_run",
-    predict="predict_run",
-)
+__all__, __getattr__, __dir__ = lazy_package(__name__)

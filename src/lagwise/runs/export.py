@@ -15,8 +15,8 @@ import torch
 from lagwise.files import is_unused, read_json, saved_whole
 from lagwise.models.export import EXPORTS, require_format
 from lagwise.models.linear.configuration import LagwiseLinearConfig
-from lagwise.models.loading import load_language_model, quiet, read_config
-from lagwise.runs.export_linear import export_first_answer
+from lagwise.models.linear.export import export_linear
+from lagwise.models.loading import load_language_model, load_model, quiet, read_config
 from lagwise.tables import known
 
 EXPORT_FILE = "export.json"  # marks a folder that holds exported files
@@ -25,7 +25,8 @@ EXPORT_FILE = "export.json"  # marks a folder that holds exported files
 @torch.no_grad()
 def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what: str = "step") -> dict[str, Any]:
     """Write a language model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, with its tokenizer's files beside;
-    or a first answer, of which there is no step (`export_first_answer`).
+    or a first answer, of which there is no step, with the names of its classes in
+    ``export.json``.
 
     Args:
         format: ``onnx`` or ``pt2``.
@@ -41,38 +42,42 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     require_format(format)
     run = run.resolve()
     out = out or run.with_name(run.name + "-export")
-    if (run / "config.json").is_file() and isinstance(read_config(run), LagwiseLinearConfig):
-        return export_first_answer(run, out, format=format)
     if not is_unused(out) and not (out / EXPORT_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another `out`")
-    model, tokenizer = load_language_model(run)
-    name = f"{what}.{format}"
-    with tempfile.TemporaryDirectory() as made:
-        figures = export(model.float(), Path(made, name))
+    is_linear = (run / "config.json").is_file() and isinstance(read_config(run), LagwiseLinearConfig)
+    loaded: Any = (load_model if is_linear else load_language_model)(run)
+    model, tokenizer = loaded
+    name = f"{'forward' if is_linear else what}.{format}"
+    with tempfile.TemporaryDirectory() as made, quiet():
+        figures = export_linear(model, Path(made, name)) if is_linear else export(model.float(), Path(made, name))
         files = list(Path(made).iterdir())  # weights of more than 1.5 GB are beside an ONNX file
         figures["bytes"] = sum(file.stat().st_size for file in files)
-        known_before: dict[str, Any] = {}
-        with suppress(FileNotFoundError):
-            known_before = read_json(out / EXPORT_FILE)
-        with open(run / "model.safetensors", "rb") as file:
-            weights = hashlib.file_digest(file, "sha256").hexdigest()
-        others = [key for key, value in known_before.items() if isinstance(value, dict) and key != name]
-        if others and known_before.get("weights", weights) != weights:
-            raise FileExistsError(f"{str(out)!r} has {others[0]} of another model; remove it, or choose another `out`")
-        meta = {
-            **known_before,
-            "weights": weights,
-            "vocab_size": model.config.vocab_size,
-            "eos_token_id": tokenizer.eos_token_id,
-            "bos_token_id": tokenizer.bos_token_id,
-            "max_length": model.length_limit,
-            name: figures,
-        }
-        with quiet(), saved_whole(out, "the export", last=EXPORT_FILE) as partial:
+        if is_linear:
+            meta = {"labels": [model.config.id2label[i] for i in range(model.num_labels)]}
+        else:
+            meta = _language_meta(run, out, name, model, tokenizer)
+        with saved_whole(out, "the export", last=EXPORT_FILE) as partial:
             for file in files:
                 shutil.copyfile(file, partial / file.name)
-            tokenizer.save_pretrained(partial)
-            (partial / EXPORT_FILE).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+            if tokenizer is not None:
+                tokenizer.save_pretrained(partial)
+            (partial / EXPORT_FILE).write_text(json.dumps({**meta, name: figures}, indent=1) + "\n", encoding="utf-8")
     for stale in set(out.glob(f"{name}.*")) - {out / file.name for file in files}:
         stale.unlink()
     return {"out": str(out / name), **figures}
+
+
+def _language_meta(run: Path, out: Path, name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """What ``out/export.json`` has beside the figures of a file: on earlier files of the same weights, and on tokens.
+    FileExistsError for files of other weights."""
+    before: dict[str, Any] = {}
+    with suppress(FileNotFoundError):
+        before = read_json(out / EXPORT_FILE)
+    with open(run / "model.safetensors", "rb") as file:
+        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    others = [key for key, value in before.items() if isinstance(value, dict) and key != name]
+    if others and before.get("weights", weights) != weights:
+        raise FileExistsError(f"{str(out)!r} has {others[0]} of another model; remove it, or choose another `out`")
+    tokens = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("eos", "bos")}
+    sizes = {"vocab_size": model.config.vocab_size, **tokens, "max_length": model.length_limit}
+    return {**before, "weights": weights, **sizes}

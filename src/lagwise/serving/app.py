@@ -89,7 +89,9 @@ def make_app(
         from lagwise.serving.metrics import CONTENT_TYPE, Metrics
 
         numbers = Metrics(
-            paths, counts, lambda: {**(scheduler.tokens if scheduler else {}), "embedding": embedder.tokens}
+            (*paths, f"/v1/models/{name}"),
+            counts,
+            lambda: {**(scheduler.tokens if scheduler else {}), "embedding": embedder.tokens},
         )
         app.add_middleware(numbers.around)
 
@@ -241,10 +243,12 @@ class _Reply(Response):
         return str(self.scheduler.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _token_text(self, token: int) -> tuple[str, list[int] | None]:
-        """The text of a token and its bytes; for one without a text its name in the vocabulary, and None."""
+        """The text of a token and its bytes; for one without a text its name in the vocabulary, and its bytes if it is
+        a part of a character, or None."""
         text = self._decoded([token])
         if not text or INCOMPLETE in text:
-            return str(self.scheduler.tokenizer.convert_ids_to_tokens(token)), None
+            known = self.scheduler.spellings[token : token + 1]
+            return str(self.scheduler.tokenizer.convert_ids_to_tokens(token)), list(*known) or None
         return text, list(text.encode())
 
     def _failure(self) -> tuple[int, str] | None:

@@ -8,11 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lagwise.data import spellings
+from lagwise.data.tokenizers import is_byte_level
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.generation import TextWriter
 from lagwise.models.inputs import check_prompt_length
@@ -134,6 +137,11 @@ class Scheduler:
         self._changed = threading.Condition()  # guards _open, _waiting and _stopped
         self._stopped = False
         self._thread: threading.Thread | None = None
+
+    @cached_property
+    def spellings(self) -> list[bytes]:
+        """The bytes of each token id, if the tokenizer is one of bytes."""
+        return spellings(self.tokenizer) if is_byte_level(self.tokenizer) else []
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, wake: Callable[[], None] = lambda: None) -> Answer:
         """Queue a request.

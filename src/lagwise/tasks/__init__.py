@@ -25,20 +25,4 @@ TASKS: dict[str, type[Task]] = {
     "forecasting": Forecasting,
 }
 
-__all__ = [
-    "TASKS",
-    "AssociativeRecallTask",
-    "Forecasting",
-    "ImageClassification",
-    "LanguageModelling",
-    "MaskedLanguageModelling",
-    "Metric",
-    "MultiQueryRecallTask",
-    "RowModelling",
-    "SequenceClassification",
-    "SequenceLabelling",
-    "SignalToSignal",
-    "Table",
-    "Task",
-    "TaskData",
-]
+__all__ = ["TASKS", "Metric", "Table", "Task", "TaskData", *(each.__name__ for each in TASKS.values())]

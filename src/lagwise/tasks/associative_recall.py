@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from lagwise.data import AssociativeRecall, ScheduledExamples
+from lagwise.data.associative_recall import DrawnExamples
 from lagwise.data.options import DataOptions
+from lagwise.data.packing import IGNORED
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Table, Task, TaskData, require_none, usable_lengths
-from lagwise.tasks.figures import accuracy_curve
-from lagwise.tasks.recall_score import recall
+from lagwise.tasks.base import Records, Table, Task, TaskData, require_none, usable_lengths
+from lagwise.tasks.figures import Figures, Log, accuracy_curve
 from lagwise.tasks.scores import headline_of
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 DEFAULT_SEQUENCES = 1000
+_TOKENS_A_BATCH = 16384
 
 
 class GeneratedRecall(TaskData):
@@ -43,29 +42,67 @@ class GeneratedRecall(TaskData):
         return self.task.generator.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The token predicted for the end of each row, and the true one."""
-        return logits[:, -2].argmax(dim=-1), labels[:, -1]
+        """The token predicted at every place, and the true answers."""
+        return logits[:, :-1].argmax(dim=-1), labels[:, 1:]
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        return {"accuracy": float(np.mean(predictions == labels))}
+        return {"accuracy": float(np.mean((predictions == labels)[labels != IGNORED]))}
+
+    def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return super().counted({"labels": batch["labels"][:, 1:]})  # nothing predicts the first token
 
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Accuracy on test sequences of each length, by default the training length: of DEFAULT_SEQUENCES sequences, or
-        as many as ``max_tokens`` allow."""
+        """Accuracy on test sequences of each length, by default the training length, and of each number of pairs if
+        there are several: of DEFAULT_SEQUENCES sequences, or as many as ``max_tokens`` allow."""
+        generator = self.task.generator
         usable = usable_lengths(lengths, [self.task.data.length], model.length_limit)
-        counts = {n: DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // n) for n in usable}
-        for length in lengths or usable:
-            self.task.generator.test_examples(length, 1)  # an invalid length is found before any is evaluated
-        return {"test": [recall(model, self.task.generator, n, counts[n], progress=progress).to_dict() for n in usable]}
+        kinds = {length: generator.kinds(length) for length in lengths or usable}  # an error before the first is done
+        found = []
+        for length in usable:
+            count = DEFAULT_SEQUENCES if max_tokens is None else max(1, max_tokens // length)
+            for kind in kinds.get(length) or generator.kinds(length):
+                correct, asked = recall(model, generator.test_examples(length, count, **kind), progress=progress)
+                scores = {"sequences": count, "correct": correct, "accuracy": correct / asked}
+                found.append({"length": length, **kind, **scores})
+        return {"test": found}
 
     def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
-        counts = [max(1, min(DEFAULT_SEQUENCES, max_tokens // n)) for n in lengths]
-        scores = (
-            recall(model, self.task.generator, n, c, progress=progress) for n, c in zip(lengths, counts, strict=True)
-        )
-        return [score.accuracy for score in scores]
+        found = []
+        for length in lengths:
+            kind, count = self.task.generator.kinds(length)[-1], max(1, min(DEFAULT_SEQUENCES, max_tokens // length))
+            examples = self.task.generator.test_examples(length, count, **kind)
+            correct, asked = recall(model, examples, progress=progress)
+            found.append(correct / asked)
+        return found
+
+
+@torch.inference_mode()
+def recall(model: Any, examples: DrawnExamples, *, progress: bool = False) -> tuple[int, int]:
+    """The number of answers of sequences that a causal language model gives, and that of all (TCNCA table 3).
+
+    The model sees the tokens before an answer, where labels are; its prediction is the likeliest token of the whole
+    vocabulary. FloatingPointError if the model gives NaN.
+    """
+    model.eval()
+    device, correct, asked = next(model.parameters()).device, 0, 0
+    batches = DataLoader(examples, batch_size=max(1, _TOKENS_A_BATCH // examples.length))
+    desc = f"evaluating at {examples.length}"
+    with progress_bar(desc=desc, total=len(examples), unit="sequence", show=progress) as bar:
+        for batch in batches:
+            ids, answers = batch["input_ids"].to(device), batch["labels"][:, 1:]
+            needed = answers.shape[1] - int((answers != IGNORED).any(0).nonzero()[0])
+            answers = answers[:, -needed:].to(device)
+            logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=needed).logits[answers != IGNORED]
+            if not logits.isfinite().all():
+                raise FloatingPointError(
+                    f"the model's logits at length {examples.length} have NaN; its weights may be damaged"
+                )
+            correct += int((logits.argmax(dim=-1) == answers[answers != IGNORED]).sum())
+            asked += len(logits)
+            bar.update(len(ids))
+    return correct, asked
 
 
 class AssociativeRecallTask(Task):
@@ -79,9 +116,9 @@ class AssociativeRecallTask(Task):
 
     headline = headline_of("accuracy")
     head = "LagwiseForCausalLM"
-    #: its name in the table of tasks, and the class of its data
+    #: its name in the table of tasks
     name: ClassVar[str] = "associative_recall"
-    opened: type[GeneratedRecall] = GeneratedRecall
+    generator: Any
 
     def __init__(self, data: DataOptions, *, loss: str = "every"):
         super().__init__(data)
@@ -93,21 +130,17 @@ class AssociativeRecallTask(Task):
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> GeneratedRecall:
         require_none(f"{self.name}, which generates its data", source=source)
-        return self.opened(self, self.generator.tokenizer)
+        return GeneratedRecall(self, self.generator.tokenizer)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         rows = [(s["length"], f"{s['accuracy']:.3f}", s["sequences"]) for s in evaluation["test"]]
         return [Table(f"Accuracy, trained at {evaluation['trained_at']}", ("length", "accuracy", "sequences"), rows)]
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         return {"accuracy": lambda: accuracy_curve(metrics, chance=2 / self.data.vocab_size)}
 
     @torch.inference_mode()
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """The answer to each text ``key value ... key``."""
         found = []
         for row in progress_bar(list(rows), desc="answering", unit="row", show=progress):

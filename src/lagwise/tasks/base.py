@@ -19,11 +19,13 @@ from lagwise.data.tokenizers import without_template
 from lagwise.files import write_whole
 from lagwise.models.loading import save_tokenizer
 from lagwise.tables import known
-from lagwise.tasks.figures import metric_curve
+from lagwise.tasks.figures import Figures, Log, metric_curve
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+Records = Iterable[Mapping[str, Any]]  # rows as mappings from columns
 
 
 class Table(NamedTuple):
@@ -117,7 +119,7 @@ class Task:
         if config.input_name != self.inputs:
             raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name} (model.inputs)")
 
-    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> Metric:
+    def logged_headline(self, metrics: Log) -> Metric:
         """The headline of a run, from the lines of its log."""
         return self.headline
 
@@ -149,9 +151,7 @@ class Task:
         """The columns of rows that `predict` needs."""
         return ("text",)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """The model's predictions for each row, as new columns by name. tokenizer: the model's, None without one."""
         raise NotImplementedError
 
@@ -160,8 +160,8 @@ class Task:
         which `predict` is for."""
         return None
 
-    def check_output(self, out: Path) -> None:
-        """ValueError for a file or folder that `save_predictions` does not write."""
+    def check_output(self, out: Path, source: str | None = None) -> None:
+        """ValueError for a file or folder that `save_predictions` does not write for the rows of a source."""
         if out.suffix != ".csv" or not out.parent.is_dir():
             raise ValueError(f"`out` must be a .csv file in an existing folder, got {str(out)!r}")
 
@@ -181,9 +181,7 @@ class Task:
         """The result of `TaskData.evaluate` for people."""
         raise NotImplementedError
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         """Figures by name, drawn when called, from the lines of a run's log and the result of `TaskData.evaluate`; by
         default the headline over the steps."""
         return {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from lagwise.tasks.base import Table
-from lagwise.tasks.figures import confusion_matrix, metric_curve, predicted_against_true
+from lagwise.tasks.figures import Figures, Log, confusion_matrix, metric_curve, predicted_against_true
 from lagwise.tasks.scores import METRICS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _MOST_CLASSES = 20  # a printed confusion matrix has no more
 _SCORED = ("valid", "test", "known_positions")
@@ -95,9 +92,7 @@ def _mistakes(evaluation: Mapping[str, Any]) -> list[Table]:
     return [Table(title, ("row", *head), [(each["row"], *cells) for each, cells in zip(rows, shown, strict=True)])]
 
 
-def result_figures(
-    metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None, metric: str | None = None
-) -> dict[str, Callable[[], Figure]]:
+def result_figures(metrics: Log, evaluation: Mapping[str, Any] | None, metric: str | None = None) -> Figures:
     """The learning curve by a metric, and the confusion matrix or predicted against true numbers."""
     is_regression = any("eval_pearson" in line for line in metrics)
     several = any("eval_micro_f1" in line for line in metrics)

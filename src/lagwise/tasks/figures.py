@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,11 @@ from lagwise.figures import columns, pyplot, single
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Log = Sequence[Mapping[str, float]]  # the lines of a run's log
+Figures = dict[str, Callable[[], "Figure"]]  # by name, drawn when called
 
-def loss_curve(metrics: Sequence[Mapping[str, float]], *, bytes_per_token: float) -> Figure:
+
+def loss_curve(metrics: Log, *, bytes_per_token: float) -> Figure:
     """Training and validation bits per byte over steps, from the lines of a run's metrics."""
     figure, axes = single()
     train = [(line["step"], line["loss"] / math.log(2) / bytes_per_token) for line in metrics if "loss" in line]
@@ -27,7 +30,7 @@ def loss_curve(metrics: Sequence[Mapping[str, float]], *, bytes_per_token: float
     return figure
 
 
-def accuracy_curve(metrics: Sequence[Mapping[str, float]], *, chance: float) -> Figure:
+def accuracy_curve(metrics: Log, *, chance: float) -> Figure:
     """Accuracy on validation sequences over steps, from the lines of a run's metrics, and the accuracy of guessing."""
     figure, axes = single()
     valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
@@ -59,7 +62,7 @@ def length_curve(scores: Sequence[Mapping[str, Any]], name: str, label: str, *, 
     return figure
 
 
-def metric_curve(metrics: Sequence[Mapping[str, float]], name: str, label: str, chance: float | None = None) -> Figure:
+def metric_curve(metrics: Log, name: str, label: str, chance: float | None = None) -> Figure:
     """Training loss, and a validation metric on an axis of its own, over steps, with that of the first answer if there
     is one; ``chance``: the value of guessing."""
     figure, axes = single()

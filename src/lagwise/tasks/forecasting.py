@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.examples import epoch_order
 from lagwise.data.options import DataOptions
 from lagwise.data.splits import split_sizes
 from lagwise.files import expanded
@@ -21,7 +22,7 @@ from lagwise.forecasting.gaps import scales
 from lagwise.forecasting.tables import read_series, table_columns
 from lagwise.progress import progress_bar
 from lagwise.schema import Count
-from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
+from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
 
 _TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test
 _BATCH = 256  # windows of an evaluation
@@ -113,9 +114,7 @@ class Forecasting(Task):
     def columns(self) -> tuple[str, ...]:
         return ("past_values",)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series on any
         scale, null where missing; only the last ``data.length`` are used."""
         found = []
@@ -221,7 +220,6 @@ class Windows(Dataset):
         self.count = self.starts * x.shape[1]
         self.size = self.count if drawn is None else drawn if seed is not None else min(drawn, self.count)
         self.seed = seed
-        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return self.size
@@ -231,9 +229,7 @@ class Windows(Dataset):
             place = index * self.count // self.size
         else:
             epoch, place = divmod(index, self.count)
-            if epoch != self._epoch:
-                self._epoch, self._order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.count)
-            place = int(self._order[place])
+            place = int(epoch_order(self.count, self.seed, epoch)[place])
         series, start = divmod(place, self.starts)
         window = torch.from_numpy(self.x[start : start + self.length + self.horizon, series, None])
         return {"past_values": window[: self.length], "future_values": window[self.length :]}

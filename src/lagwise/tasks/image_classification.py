@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,13 +32,10 @@ from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.schema import Share, Weight
-from lagwise.tasks.base import Table, finite
+from lagwise.tasks.base import Records, Table, finite
 from lagwise.tasks.classes import class_columns, class_fields, class_names
-from lagwise.tasks.figures import image_gallery
+from lagwise.tasks.figures import Figures, Log, image_gallery
 from lagwise.tasks.labelled import Labelled, LabelledRows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BATCH = 64  # images of an evaluation at a time
 _MISTAKES, _SIDE = 24, 96  # a report's images, and their longer side in pixels
@@ -168,9 +165,7 @@ class ImageClassification(Labelled):
             tables.append(Table("Test scores by size", ("size", *(name.replace("_", " ") for name in names)), rows))
         return tables
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         figures = super().figures(metrics, evaluation)
         if evaluation and evaluation["mistakes"]:
             figures["mistakes"] = lambda: image_gallery(
@@ -186,9 +181,7 @@ class ImageClassification(Labelled):
     def columns(self) -> tuple[str, ...]:
         return ("image",)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class, and a column of probabilities for each. A row's ``image`` is the bytes of
         an image file."""
         return class_columns(self.logits(model, list(rows), self.reader(), progress), class_names(model.config))

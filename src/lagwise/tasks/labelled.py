@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -13,11 +13,8 @@ from lagwise.data.options import DataOptions
 from lagwise.tasks.base import Metric, Table, Task, TaskData, require_none
 from lagwise.tasks.classes import class_counts
 from lagwise.tasks.classification_results import result_figures, result_tables, worst_of_several, worst_rows
+from lagwise.tasks.figures import Figures, Log
 from lagwise.tasks.scores import best_threshold, classification_scores, headline_of, regression_scores, several_scores
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 _HALF = 0.5  # the probability above which a row has one of several labels, where no other is known
 
@@ -52,9 +49,7 @@ class Labelled(Task):
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         return result_tables(evaluation)
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         return result_figures(metrics, evaluation, self.metric)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,9 @@ from lagwise.data import ScheduledExamples, token_bytes
 from lagwise.data.carried import CarriedPieces
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Metric, Table, usable_lengths
-from lagwise.tasks.figures import length_curve, loss_curve
+from lagwise.tasks.base import Metric, Records, Table, usable_lengths
+from lagwise.tasks.figures import Figures, Log, length_curve, loss_curve
 from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningText, TextData
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SAMPLE = 300  # tokens in a report
 
@@ -101,9 +98,7 @@ class LanguageModelling(RunningText):
         rows.append((f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", *_columns(valid)))
         return [Table(title, ("", "bits/byte", "perplexity/token"), rows)]
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         figures = {"loss": lambda: loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
         if evaluation:
             most = max(score["tokens"] for score in evaluation["test"])
@@ -119,9 +114,7 @@ class LanguageModelling(RunningText):
         count = min(_SAMPLE, (model.length_limit or _SAMPLE + 1) - 1)  # after the start of a document
         return generate_text(model, tokenizer, "", max_new_tokens=count, seed=0) if count > 0 else ""
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """bits_per_byte of each text, read as a separate document."""
         end, found = tokenizer.eos_token_id, []
         for row in progress_bar(list(rows), desc="scoring", unit="row", show=progress):
@@ -139,7 +132,7 @@ def _columns(score: Mapping[str, Any]) -> tuple[str, str]:
     return f"{score['bits_per_byte']:.4f}", f"{score['perplexity']:.4f}"
 
 
-def _bytes_per_token(metrics: Sequence[Mapping[str, float]]) -> float:
+def _bytes_per_token(metrics: Log) -> float:
     """Computed from any validation line, which has the loss in both units."""
     for line in metrics:
         if line.get("eval_bits_per_byte", 0) > 0:

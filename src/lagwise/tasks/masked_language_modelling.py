@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -27,12 +27,11 @@ from lagwise.data.options import DataOptions
 from lagwise.evaluation import masked_score
 from lagwise.progress import progress_bar
 from lagwise.schema import Number
-from lagwise.tasks.base import Metric, Table, usable_lengths
-from lagwise.tasks.figures import length_curve, metric_curve
+from lagwise.tasks.base import Metric, Records, Table, usable_lengths
+from lagwise.tasks.figures import Figures, Log, length_curve, metric_curve
 from lagwise.tasks.running_text import DEFAULT_LENGTHS, RunningText, TextData
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
 DEFAULT_TOKENS = 8 * 8192
@@ -158,9 +157,7 @@ class MaskedLanguageModelling(RunningText):
         ]
         return [Table(title, ("length", "perplexity", "nats/token", "accuracy", "hidden tokens"), rows)]
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         figures = {"loss": lambda: metric_curve(metrics, "masked_accuracy", "share of hidden tokens found")}
         if evaluation:
             figures["extrapolation"] = lambda: length_curve(
@@ -169,9 +166,7 @@ class MaskedLanguageModelling(RunningText):
         return figures
 
     @torch.inference_mode()
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``filled``, the text with the likeliest token for each mask, and ``probability``, the product of theirs.
 
         ValueError for a text without a mask.

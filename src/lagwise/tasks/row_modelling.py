@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,13 +18,15 @@ from torch.utils.data import Dataset
 import lagwise.models as models
 from lagwise.data import BucketedExamples, EncodedExamples, Masking, load_tokenizer, with_mask
 from lagwise.data.batches import by_length, length_step, like_lengths, padded_labels
+from lagwise.data.encoding import feature_scale
+from lagwise.data.examples import ChangedExamples
 from lagwise.data.masking import EVALUATION_SEED, hidden_steps
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tables import build, counted, known
-from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
+from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
 from lagwise.tasks.row_logits import TOKENS_A_BATCH
 from lagwise.tasks.sequence_classification import ClassifiedRows, SequenceClassification
 
@@ -55,7 +57,8 @@ class RowModelling(Task):
     Options:
         rows: options of `SequenceClassification`, which say what the rows are.
         objective: ``masked``, or ``next`` for causal models. Hidden are 15 % of the tokens, in whole words, or 30 % of
-            the steps of a series, in spans of three on average; the mean of all series stands in their place.
+            the steps of a series, in spans of three on average; the mean of all series stands in their place, or that
+            of the series, where each has its own scale (`SequenceClassification`).
 
     Metrics of the held-out rows: the perplexity of a token, or the mean squared error of values that are scaled to mean
     0 and variance 1.
@@ -71,6 +74,11 @@ class RowModelling(Task):
         table, spec = {_ROWS: SequenceClassification}, {**self.options, "name": _ROWS}
         self.rows: SequenceClassification = build(table, spec, data, what="task.rows", prefix="task.rows.")
         self.objective = known(objective, OBJECTIVES, "task.objective")
+        if self.rows.time is not None:
+            raise ValueError(
+                "row_modelling (training.pretrain) does not read times of samples (task.time "
+                f"{self.rows.time!r}), which it would predict as values"
+            )
         self.inputs = self.rows.inputs
         self.headline = _METRICS[self.inputs]
 
@@ -112,9 +120,7 @@ class RowModelling(Task):
         found.scored = {"test": self.rows.encoder(config, tokenizer)(rows)}
         return found
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``loss`` of each row, the mean over its hidden parts: of tokens in nats, of values squared errors. Rows
         unlike those of the training have high ones."""
         data = ModelledRows(self, ClassifiedRows(self.rows, tokenizer), model.config)
@@ -144,6 +150,7 @@ class ModelledRows(TaskData):
         fields = labelled.fields() if config is None else {"inputs": config.inputs}
         if task.inputs == "values":
             self.mean, self.std = (np.asarray(fields["inputs"][name], dtype=np.float32) for name in ("mean", "std"))
+            self.by_row = fields["inputs"].get("by_row", False) and task.objective == "masked"
             self.loss = squared_error
         elif task.objective == "masked":
             assert self.tokenizer is not None
@@ -187,10 +194,13 @@ class ModelledRows(TaskData):
         return -(-len(self.train) // batch_size)
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return HiddenRows(BucketedExamples(self.train, batch_size, steps=steps, seed=seed), self.hidden, seed)
+        return self._hidden(BucketedExamples(self.train, batch_size, steps=steps, seed=seed), seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return HiddenRows(EncodedExamples(by_length(self.scored["valid"])[0]), self.hidden, EVALUATION_SEED)
+        return self._hidden(EncodedExamples(by_length(self.scored["valid"])[0]), EVALUATION_SEED)
+
+    def _hidden(self, examples: Any, seed: int) -> Dataset:
+        return ChangedExamples(examples, self.hidden, seed, 2)
 
     def tokens_per_example(self) -> float:
         return float(np.mean(self.train["length"][:])) / self.task.rows.stride
@@ -208,17 +218,24 @@ class ModelledRows(TaskData):
             ids, labels = self.masking(row["input_ids"].numpy(), random)
             return {**row, "input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         values, stride = row["input_values"].numpy(), self.task.rows.stride
-        steps = self.task.rows.steps(len(values))
+        steps, (mean, std) = self.task.rows.steps(len(values)), self._scale(values)
         scaled = np.full((steps * stride, len(self.mean)), IGNORED, dtype=np.float32)
-        scaled[: len(values)] = (values - self.mean) / self.std
+        scaled[: len(values)] = (values - mean) / std
         labels = scaled.reshape(steps, -1)
         if self.task.objective == "next":
             nothing = np.full_like(labels[:1], IGNORED)
             return {**row, "labels": torch.from_numpy(np.concatenate([labels[1:], nothing]))}
         hidden = hidden_steps(steps, random)
         labels[~hidden] = IGNORED
-        seen = np.where(hidden.repeat(stride)[: len(values), None], self.mean, values)
+        seen = np.where(hidden.repeat(stride)[: len(values), None], mean, values)
         return {**row, "input_values": torch.from_numpy(seen), "labels": torch.from_numpy(labels)}
+
+    def _scale(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation of the features: of a row, where the model reads each on its own scale, or of all."""
+        if not self.by_row:
+            return self.mean, self.std
+        mean, std = feature_scale([values])
+        return np.asarray(mean, dtype=np.float32), np.asarray(std, dtype=np.float32)
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         return self._padded(rows, multiple_of=partial(length_step, most=self.longest_example()))
@@ -255,7 +272,7 @@ class ModelledRows(TaskData):
     def losses(self, model: Any, rows: Rows, progress: bool) -> tuple[np.ndarray, np.ndarray]:
         """The sum of the losses of each row's hidden parts ``(rows,)``, and their number."""
         ordered, order = by_length(rows)
-        examples = HiddenRows(EncodedExamples(ordered), self.hidden, EVALUATION_SEED)
+        examples = self._hidden(EncodedExamples(ordered), EVALUATION_SEED)
         found = np.zeros((2, len(order)))
         with progress_bar(desc="scoring", total=len(order), unit="row", show=progress) as bar:
             for places in like_lengths(ordered["length"][:], _TOKENS_SCORED):
@@ -274,20 +291,6 @@ class ModelledRows(TaskData):
                 found[:, order[places.start : places.stop]] = sums.double().cpu().numpy()
                 bar.update(len(places))
         return finite(found[0], "losses"), found[1]
-
-
-class HiddenRows(Dataset):
-    """Encoded rows with hidden parts (`ModelledRows.hidden`). Example i hides the same ones whenever it is read: it
-    depends only on (examples, seed, i)."""
-
-    def __init__(self, examples: Any, hide: Callable[..., dict[str, Tensor]], seed: int):
-        self.examples, self.hide, self.seed = examples, hide, seed
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.hide(self.examples[index], np.random.default_rng((self.seed, 2, index)))
 
 
 def squared_error(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:

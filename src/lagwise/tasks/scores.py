@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lagwise.data.several_labels import MULTI_LABEL
+from lagwise.evaluation.events import scores_by_class
 from lagwise.tables import known
 from lagwise.tasks.base import Metric
 
@@ -22,6 +23,7 @@ METRICS = {
     "micro_f1": "micro F1",
     "exact_match": "exact match",
 }
+_NOTHING = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 0}  # scores of a class without rows
 _OF_NUMBERS = ("pearson", "spearman")
 _OF_SEVERAL = ("micro_f1", "macro_f1", "exact_match")
 _THRESHOLDS = [round(i / 20, 2) for i in range(1, 20)]  # probabilities to try
@@ -63,33 +65,27 @@ def classification_scores(
     the true or predicted ones. Matthews' correlation is 0 if all rows have one class, or are predicted to have one.
     Without rows everything is 0.
     """
-    from sklearn.metrics import (
-        accuracy_score,
-        confusion_matrix,
-        f1_score,
-        matthews_corrcoef,
-        precision_recall_fscore_support,
-    )
+    from sklearn.metrics import confusion_matrix, matthews_corrcoef
 
     labels = list(range(len(names)))
     if not len(true):  # scikit-learn refuses empty input
-        empty = dict.fromkeys(("accuracy", "macro_f1", "matthews", *(["f1"] if len(names) == 2 else [])), 0.0)
+        none = dict.fromkeys(("accuracy", "macro_f1", "matthews", *["f1"] * (len(names) == 2)), 0.0)
         confusion = np.zeros((len(names), len(names)), dtype=int).tolist()
-        return empty, {"confusion": confusion, "classes": _by_class(names), "majority": 0.0}
-    by_class: Any = precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)
+        return none, {"confusion": confusion, "classes": dict.fromkeys(names, _NOTHING), "majority": 0.0}
+    classes, confusion = (
+        scores_by_class(true, predicted, names, labels=labels),
+        confusion_matrix(true, predicted, labels=labels),
+    )
+    occurs = confusion.sum(0) + confusion.sum(1) > 0
     scores = {
-        "accuracy": float(accuracy_score(true, predicted)),
-        "macro_f1": float(f1_score(true, predicted, average="macro", zero_division=0)),
+        "accuracy": float(np.mean(true == predicted)),
+        "macro_f1": float(np.mean([each["f1"] for each, used in zip(classes.values(), occurs, strict=True) if used])),
         "matthews": float(matthews_corrcoef(true, predicted)) if np.ptp(true) and np.ptp(predicted) else 0.0,
     }
     if len(names) == 2:
-        scores["f1"] = float(f1_score(true, predicted, pos_label=1, zero_division=0))
-    details = {
-        "confusion": confusion_matrix(true, predicted, labels=labels).tolist(),
-        "classes": _by_class(names, by_class),
-        "majority": float(np.bincount(true, minlength=len(names)).max() / len(true)),
-    }
-    return scores, details
+        scores["f1"] = classes[names[1]]["f1"]
+    majority = float(confusion.sum(1).max() / len(true))
+    return scores, {"confusion": confusion.tolist(), "classes": classes, "majority": majority}
 
 
 def several_scores(
@@ -100,28 +96,20 @@ def several_scores(
     Shapes: predicted and true ``(rows, labels)``, 0 and 1. Micro F1 counts all labels of all rows together, macro F1 is
     the mean over the labels that occur among the true or predicted ones. Without rows everything is 0.
     """
-    from sklearn.metrics import f1_score, precision_recall_fscore_support
+    from sklearn.metrics import f1_score
 
     predicted, true = predicted.astype(bool), true.astype(bool)
     if not len(true):
-        return dict.fromkeys(_OF_SEVERAL, 0.0), {"classes": _by_class(names)}
-    occurs = predicted.any(0) | true.any(0)
-    by_label: Any = precision_recall_fscore_support(true, predicted, average=None, zero_division=0)
+        return dict.fromkeys(_OF_SEVERAL, 0.0), {"classes": dict.fromkeys(names, _NOTHING)}
+    classes = scores_by_class(true, predicted, names)
+    occurs: Any = np.concatenate([predicted, true]).any(0).tolist()
+    occur = [each["f1"] for each, used in zip(classes.values(), occurs, strict=True) if used]
     scores = {
         "micro_f1": float(f1_score(true, predicted, average="micro", zero_division=0)),
-        "macro_f1": float(by_label[2][occurs].mean()) if occurs.any() else 0.0,
+        "macro_f1": float(np.mean(occur)) if occur else 0.0,
         "exact_match": float((predicted == true).all(1).mean()),
     }
-    return scores, {"classes": _by_class(names, by_label)}
-
-
-def _by_class(names: Sequence[str], scores: Any = None) -> dict[str, dict[str, float]]:
-    """Scores of each class, as `precision_recall_fscore_support` gives them; 0 if there are no rows."""
-    scores = np.zeros((4, len(names))) if scores is None else scores
-    return {
-        name: {"precision": float(p), "recall": float(r), "f1": float(f), "rows": int(n)}
-        for name, p, r, f, n in zip(names, *scores, strict=True)
-    }
+    return scores, {"classes": classes}
 
 
 def best_threshold(logits: np.ndarray, true: np.ndarray) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -32,8 +32,9 @@ from lagwise.data import (
     rows_to_score,
     with_pairs,
 )
-from lagwise.data.batches import BothStrands, by_length, length_step, like_lengths, series, with_all_labels
-from lagwise.data.encoding import feature_scale, has_gaps
+from lagwise.data.batches import by_length, either_strand, length_step, like_lengths, series, with_all_labels
+from lagwise.data.encoding import feature_scale, sizes_differ
+from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
@@ -45,7 +46,7 @@ from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.models.loading import by_rate
 from lagwise.schema import Count, Number, Share
 from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, require_none
+from lagwise.tasks.base import Metric, Records, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,
     balanced_weights,
@@ -54,6 +55,7 @@ from lagwise.tasks.classes import (
     class_names,
     several_columns,
 )
+from lagwise.tasks.figures import Log
 from lagwise.tasks.labelled import Labelled, LabelledRows, threshold_of
 from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
@@ -84,7 +86,8 @@ class SequenceClassification(Labelled):
             several labels ``micro_f1``, ``macro_f1`` or ``exact_match``.
         threshold: the probability above which a row has one of several labels; by default the one with the best micro
             F1 on the held-out rows.
-        inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised.
+        inputs: ``tokens`` of text, or ``values``: series of real vectors, which are standardised; for two-sided models
+            each by its own mean and deviation, where the deviations of training series differ a hundredfold.
         stride: samples of a series per step of the model; without one (null), found in the data: as many, up to 16, as
             leave the longest training series 256 steps.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
@@ -165,7 +168,7 @@ class SequenceClassification(Labelled):
     def headline(self) -> Metric:  # type: ignore[override]
         return headline_of(self.metric or default_metric(self.kind))
 
-    def logged_headline(self, metrics: Sequence[Mapping[str, float]]) -> Metric:
+    def logged_headline(self, metrics: Log) -> Metric:
         found = next(
             (name for name in ("pearson", "micro_f1") if any(f"eval_{name}" in line for line in metrics)), None
         )
@@ -279,9 +282,7 @@ class SequenceClassification(Labelled):
     def columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``, the likeliest class, the number, or all labels that are likely enough, between ``|``; and for
         classes and labels a column of probabilities for each."""
         logits = self.logits(model, tokenizer, self.encoder(model.config, tokenizer).table(rows), progress)
@@ -305,8 +306,8 @@ class SequenceClassification(Labelled):
     def encoder(self, config: Any, tokenizer: Any) -> RowEncoder:
         """Encodes rows for a model."""
         features = config.inputs["features"] if config.input_name == "values" else None
-        is_bytes, gaps = self.data.tokenizer == "bytes", features is not None and config.inputs.get("gaps", False)
-        return RowEncoder(self.columns(), self.data.length, tokenizer, is_bytes, features, self.separate, gaps)
+        is_bytes, length = self.data.tokenizer == "bytes", self.data.length
+        return RowEncoder(self.columns(), length, tokenizer, is_bytes, features, self.separate, config.takes_gaps)
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -353,10 +354,13 @@ class ClassifiedRows(LabelledRows):
         if self.rows.features is not None:
             mean, std = feature_scale(series(self.rows.splits["train"]))
             scale = {"stride": self.task.stride, "mean": mean, "std": std}
-            if any(has_gaps(series(rows)) for rows in self.rows.splits.values()):
+            if self.rows.gaps:
                 scale["gaps"] = True
             if self.task.time is not None:
                 scale["time"] = typical_time(series(self.rows.splits["train"]))
+            values = (each[:, self.task.time is not None :] for each in series(self.rows.splits["train"]))
+            if not self.task.packing and sizes_differ(values):
+                scale["by_row"] = True
             fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
         if isinstance(self.task.text, list) and len(self.task.text) == 2:
             fields["type_vocab_size"] = 2
@@ -372,6 +376,7 @@ class ClassifiedRows(LabelledRows):
         if self.task.inputs == "values":
             fields["inputs"] = {**fields["inputs"], "stride": 1}
             fields["inputs"].pop("time", None)  # one more feature
+            fields["inputs"].pop("by_row", None)
         else:
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
         return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
@@ -400,7 +405,8 @@ class ClassifiedRows(LabelledRows):
         if not self.task.reverse_complement:
             return examples
         assert self.tokenizer is not None
-        return BothStrands(examples, complements(self.tokenizer), seed)
+        other = torch.from_numpy(complements(self.tokenizer))
+        return ChangedExamples(examples, partial(either_strand, complements=other), seed, 1)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return EncodedExamples(by_length(self.rows.splits["valid"])[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +34,7 @@ from lagwise.evaluation.events import event_scores, expected_events, find_events
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Whole
 from lagwise.tables import counted, known
-from lagwise.tasks.base import TaskData, finite, require_none
+from lagwise.tasks.base import Records, TaskData, finite, require_none
 from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
 from lagwise.tasks.labelled import Labelled
 from lagwise.tasks.scores import classification_scores, headline_of
@@ -140,25 +140,19 @@ class SequenceLabelling(Labelled):
         config: Any = read_config(run)
         found.label_names = names = class_names(config)
         rows = rows_to_evaluate(self.open_rows(source).read(), source)
-        columns, gaps = (self.values, self.label, self.events), config.inputs.get("gaps", False)
-        found.scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=gaps))}
+        columns = self.values, self.label, self.events
+        found.scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
         return found
 
     def columns(self) -> tuple[str, ...]:
         return (self.values,)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
         class), the end not included, in samples; as JSON."""
         names = class_names(model.config)
-        encode = RowEncoder(
-            (self.values,),
-            1 << 30,
-            features=model.config.inputs["features"],
-            gaps=model.config.inputs.get("gaps", False),
-        )
+        config = model.config
+        encode = RowEncoder((self.values,), 1 << 30, features=config.inputs["features"], gaps=config.takes_gaps)
         result = []
         for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):
             p = self.probabilities(model, samples)

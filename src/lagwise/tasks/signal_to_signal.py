@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
 from lagwise.data.reading import inner_suffix
+from lagwise.data.row_files import file_kind
 from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series_files import SERIES
@@ -43,11 +44,8 @@ from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.schema import Whole as WholeNumber
 from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.figures import signals_beside
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
+from lagwise.tasks.figures import Figures, Log, signals_beside
 
 LOSSES = {
     "mse": Metric("mse", "mean squared error", greater_is_better=False),
@@ -224,9 +222,7 @@ class SignalToSignal(Task):
     def columns(self) -> tuple[str, ...]:
         return (SERIES,)
 
-    def predict(
-        self, model: Any, tokenizer: Any, rows: Iterable[Mapping[str, Any]], *, progress: bool = True
-    ) -> list[dict[str, Any]]:
+    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """``predicted``: the outputs ``(samples, outputs)`` of each row's ``input_values``, which may have NaN."""
         given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
         result = []
@@ -240,7 +236,7 @@ class SignalToSignal(Task):
             result.append({"predicted": self.output(model, x)})
         return result
 
-    def check_output(self, out: Path) -> None:
+    def check_output(self, out: Path, source: str | None = None) -> None:
         if out.suffix == ".csv":
             super().check_output(out)
         elif out.suffix or out.is_file() or not out.parent.is_dir():
@@ -249,6 +245,11 @@ class SignalToSignal(Task):
             )
         elif found := next((path for path in files_below(out) if inner_suffix(path) in SOUNDS), None):
             raise ValueError(f"`out` {str(out)!r} has sounds, such as {found}; give a new folder, so that none is lost")
+        elif not (kinds := {file_kind(path) for path in _files(source)}) or not kinds <= {*SOUNDS}:
+            raise ValueError(
+                f"`out` {str(out)!r} has no .csv at its end, but only sounds are written to a folder, and {source!r} "
+                "has others"
+            )
 
     def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """A line for each sample: the file or row if there are several, the inputs, and the outputs."""
@@ -277,8 +278,6 @@ class SignalToSignal(Task):
         if out.suffix:
             super().save_predictions(rows, out)
             return
-        if any("sampling_rate" not in row for row in rows):
-            raise ValueError(f"`out` {str(out)!r} has no .csv at its end, but only sounds are written to a folder")
         write_sounds({row["file"]: (row["predicted"], row["sampling_rate"]) for row in rows}, out)
 
     @staticmethod
@@ -315,9 +314,7 @@ class SignalToSignal(Task):
         head = ("", "squared error", "absolute error", "SI-SDR (dB)", "gain")
         return [Table(f"Signals, each given {evaluation['delay']} samples after it at most", head, rows)]
 
-    def figures(
-        self, metrics: Sequence[Mapping[str, float]], evaluation: Mapping[str, Any] | None
-    ) -> dict[str, Callable[[], Figure]]:
+    def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         found = super().figures(metrics, evaluation)
         if evaluation is not None and "example" in evaluation:
             found["example"] = lambda: signals_beside(evaluation["example"])
@@ -329,6 +326,11 @@ def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
     if given is not None and len(given) == count:
         return list(given)
     return [word] if count == 1 else [f"{word}_{i + 1}" for i in range(count)]
+
+
+def _files(source: str | None) -> list[Path]:
+    """The files that `predict` reads of a source."""
+    return [] if source is None else [path for paths in inputs_of(source).files.values() for path in paths]
 
 
 class _Inputs:

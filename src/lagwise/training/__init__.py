@@ -13,13 +13,4 @@ if TYPE_CHECKING:
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
     from lagwise.training.run import check_recipe, check_unused, resume, train, train_or_resume
 
-__all__, __getattr__, __dir__ = lazy_package(
-    __name__,
-    classifier="LagClassifier",
-    first_answer="kept_first_answer simple_answers",
-    folder="data_unchanged final_model load_run make_task read_metrics",
-    model="own_fields",
-    plan="memory_plan",
-    recipe="Recipe load_recipe recipe_names",
-    run="check_recipe check_unused resume train train_or_resume",
-)
+__all__, __getattr__, __dir__ = lazy_package(__name__)

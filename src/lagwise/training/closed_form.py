@@ -127,9 +127,8 @@ def _likeliest(
 ) -> Fit:
     """Logistic regression, with one of the ``inverse`` penalties, or a ridge regression of numbers."""
     from scipy.sparse import issparse, vstack
-    from scipy.special import log_expit
+    from scipy.special import log_expit, log_softmax
     from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.metrics import log_loss
 
     def logistic(penalty: float) -> Any:
         model = LogisticRegression(C=penalty, max_iter=1000)
@@ -140,7 +139,8 @@ def _likeliest(
             return float(np.square(model.predict(x) - y).mean())
         if y.ndim == 2:
             return -float(log_expit(np.where(y > 0, 1, -1) * model.decision_function(x)).mean())
-        return float(log_loss(y, model.predict_proba(x), labels=model.classes_))
+        of_classes, biases = _logits(model)
+        return -float(log_softmax(x @ of_classes.T + biases, 1)[np.arange(len(y)), y].mean())
 
     numbers = y.dtype.kind == "f"
     make, penalties, name = (Ridge, _SPARSE_RIDGE, "alpha") if numbers else (logistic, inverse, "C")

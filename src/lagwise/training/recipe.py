@@ -75,6 +75,9 @@ class TrainingOptions:
     tf32: Switch = False
     """Round the factors of float32 products to 10 bits (TF32), on NVIDIA GPUs since Ampere, where they are then several
     times as fast. Fourier transforms stay in float32."""
+    compile: Switch = False
+    """Compile the training step with `torch.compile`, which takes seconds to a minute for each of the first two lengths
+    of rows. Worth it on GPUs, for many steps. Evaluations are not compiled."""
     gradient_checkpointing: Switch = False
     """Recompute blocks in the backward pass, to save memory."""
     average: Share = 0.0

@@ -29,6 +29,7 @@ from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
 from lagwise.training.carrying import CarriedStates, check_carried
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
+from lagwise.training.compilation import check_compiled
 from lagwise.training.first_answer import (
     FILE,
     fit_first_answer,
@@ -238,6 +239,7 @@ def check_recipe(recipe: Recipe) -> Task:
     """
     _check_batch(recipe)
     check_shards(recipe.training)
+    check_compiled(recipe.training)
     check_reports(recipe.training.report_to)
     check_tf32(recipe.training.tf32)
     check_precision(recipe.training.precision)
@@ -400,6 +402,8 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
         model.split_sequences(sharing.group)
     if options.shard:
         shard(model)
+    if options.compile:
+        model.compile()
     return LagwiseTrainer(
         model=model,
         args=arguments,
@@ -412,6 +416,7 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
         sharing=sharing,
         streamed=streamed,
         sharded=options.shard,
+        compiled=options.compile,
         best=best,
         average=average,
         carried=CarriedStates(model, arguments.process_index) if options.carry_states > 1 else None,

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class LagwiseTrainer(Trainer):
         sharing: Sharing | None = None,
         streamed: SavedStream | None = None,
         sharded: bool = False,
+        compiled: bool = False,
         **kwargs: Any,
     ):
         kwargs |= {
@@ -56,7 +58,7 @@ class LagwiseTrainer(Trainer):
         }
         super().__init__(*args, **kwargs)
         self.data, self.best, self.average, self.carried = data, best, average, carried
-        self.sharing, self.sharded = sharing, sharded
+        self.sharing, self.sharded, self.compiled = sharing, sharded, compiled
         self.streamed = streamed
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
@@ -151,7 +153,8 @@ class LagwiseTrainer(Trainer):
         """Its loss is the mean over all labels, for any size of the batches and any number of processes. The Trainer's
         is a mean over batches, the last of which may be smaller, or filled up with rows that other processes have."""
         self._losses, self._evaluated = [], 0
-        output = super().evaluation_loop(*args, **kwargs)
+        with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
+            output = super().evaluation_loop(*args, **kwargs)
         if self._losses:
             sums, counts = self.accelerator.gather(torch.stack(self._losses)).double().unbind(1)
             assert output.metrics is not None

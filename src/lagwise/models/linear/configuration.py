@@ -56,5 +56,10 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
         """Name of `inputs`."""
         return self.inputs["name"]
 
+    @property
+    def takes_gaps(self) -> bool:
+        """Whether samples of its series may be missing (NaN)."""
+        return self.inputs.get("gaps", False)
+
 
 AutoConfig.register(LagwiseLinearConfig.model_type, LagwiseLinearConfig, exist_ok=True)

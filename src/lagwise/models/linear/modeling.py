@@ -99,7 +99,7 @@ class LinearModel(PreTrainedModel):
             width = self.config.inputs.get("features" if axes == 3 else "channels")
             if x.shape[2 if axes == 3 else 1] != width:
                 raise ValueError(f"{self.argument} must have {width} channels, got {tuple(x.shape)}")
-            check_finite(self.argument, x.masked_fill(x.isnan(), 0) if self.config.inputs.get("gaps") else x)
+            check_finite(self.argument, x.masked_fill(x.isnan(), 0) if self.config.takes_gaps else x)
         if mask is not None and axes != 4:
             if mask.shape != x.shape[:2]:
                 raise ValueError(f"attention_mask must be (batch, length) = {tuple(x.shape[:2])}, got {mask.shape}")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import traced
+from lagwise.ops.operators import in_graph
 from lagwise.ops.symbolic import symbolic
 
 _QUERY_CHUNK = 512
@@ -85,8 +86,9 @@ def attention(
     size, width = query.shape[3], value.shape[3]
     if toeplitz and mask is not None:
         query, key, value = _without_padding(query, key, value, mask)
-    step = length if symbolic(length) else _QUERY_CHUNK
-    for start in [0] if symbolic(length) else range(0, length, step):
+    whole = symbolic(length) or in_graph()  # a loop would be compiled anew for every length
+    step = length if whole else _QUERY_CHUNK
+    for start in [0] if whole else range(0, length, step):
         part = query[:, :, start : start + step]
         first = total - length + start
         seen = first + part.shape[2] if causal else total  # keys beyond the chunk's last query are never needed

@@ -3,13 +3,13 @@
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
 
-import triton
 import triton.language as tl
 
 from lagwise.ops.fused.activation_kernels import silu, silu_slope
+from lagwise.ops.fused.launcher import launched
 
 
-@triton.jit
+@launched
 def average_ends(
     x, log_decay, ends, slopes, length, channels, chunks, dimension, x_row, x_token,
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
@@ -33,7 +33,7 @@ def average_ends(
     tl.store(slopes + place, t, both)
 
 
-@triton.jit
+@launched
 def average_starts(
     ends, slopes, log_decay, starts, start_slopes, channels, chunks, dimension,
     REVERSE: tl.constexpr, SLOPES: tl.constexpr, CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
@@ -58,7 +58,7 @@ def average_starts(
         s = factor * s + tl.load(ends + place, both, 0.0)
 
 
-@triton.jit
+@launched
 def average_outputs(
     x, weight, log_decay, direct, starts, y, length, channels, chunks, dimension, x_row, x_token,
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
@@ -82,7 +82,7 @@ def average_outputs(
         tl.store(y + (b * length + j) * channels + c, total.to(y.dtype.element_ty), real)
 
 
-@triton.jit
+@launched
 def average_gradients(
     grad, x, weight, log_decay, direct, starts, start_slopes, dinner, dparameters, ddirect, backward,
     length, channels, chunks, dimension, grad_row, grad_token, x_row, x_token,
@@ -126,7 +126,7 @@ def average_gradients(
     tl.store(ddirect + (b * chunks + k) * channels + c, by_direct, own)
 
 
-@triton.jit
+@launched
 def average_adjoint(
     dinner, weight, log_decay, direct, starts, dx, length, channels, chunks, dimension,
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,

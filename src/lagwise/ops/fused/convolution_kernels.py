@@ -3,13 +3,13 @@
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
 
-import triton
 import triton.language as tl
 
 from lagwise.ops.fused.activation_kernels import silu, silu_slope
+from lagwise.ops.fused.launcher import launched
 
 
-@triton.jit
+@launched
 def convolve(
     x, taps, added, y, length, channels, n_taps, origin, dilation, x_row, x_token, added_row, added_token,
     ADDED: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -33,7 +33,7 @@ def convolve(
     tl.store(y + (b * length + i[:, None]) * channels + c[None, :], total.to(y.dtype.element_ty), tile)
 
 
-@triton.jit
+@launched
 def convolution_gradients(
     grad, x, taps, dinner, dtaps, length, channels, n_taps, origin, dilation, grad_row, grad_token, x_row, x_token,
     SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -62,7 +62,7 @@ def convolution_gradients(
         tl.store(dtaps + (part + m) * channels + c, tl.sum(d * v, 0), own)
 
 
-@triton.jit
+@launched
 def gated_convolution(
     x, taps, y, length, channels, n_taps, origin, x_row, x_token, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
 ):
@@ -85,7 +85,7 @@ def gated_convolution(
     tl.store(y + place, total.to(y.dtype.element_ty), tile)
 
 
-@triton.jit
+@launched
 def gated_convolution_gradients(
     grad, x, taps, dx, dtaps, length, channels, n_taps, origin, x_row, x_token,
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr,

@@ -3,13 +3,13 @@
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
 
-import triton
 import triton.language as tl
 
 from lagwise.ops.fused.activation_kernels import silu, silu_slope
+from lagwise.ops.fused.launcher import launched
 
 
-@triton.jit
+@launched
 def load_frames(
     x, y, gate, frames, dgate, length, channels, count, points, hop, shift, low, high,
     x_row, x_token, gate_row, gate_token, dgate_row, dgate_token,
@@ -38,7 +38,7 @@ def load_frames(
     tl.store(frames + place, tl.trans(v), (c < channels)[:, None] & (p < points)[None, :])
 
 
-@triton.jit
+@launched
 def store_frames(
     frames, gate, y, out, length, channels, count, points, hop, shift, frame_batch, frame_channel, frame_row, gate_row,
     gate_token, y_row, y_token,
@@ -68,7 +68,7 @@ def store_frames(
     tl.store(y + b * y_row + i[:, None] * y_token + c[None, :], v.to(y.dtype.element_ty), tile)
 
 
-@triton.jit
+@launched
 def spectrum_gradients(x, grad, kernel, dkernel, dx, batch, channels, count, points, BLOCK: tl.constexpr):
     """Complex spectra of one channel, as pairs of numbers: sums ``conj(x) grad`` over batch and frames, and multiplies
     grad by ``conj(kernel)``."""

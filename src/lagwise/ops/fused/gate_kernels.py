@@ -3,13 +3,13 @@
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
 
-import triton
 import triton.language as tl
 
 from lagwise.ops.fused.activation_kernels import silu, silu_slope
+from lagwise.ops.fused.launcher import launched
 
 
-@triton.jit
+@launched
 def silu_product(
     gate, value, biases, y, rows, channels, gate_row, value_row,
     BIASES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -26,7 +26,7 @@ def silu_product(
     tl.store(y + n * channels + c[None, :], (silu(g) * v).to(y.dtype.element_ty), tile)
 
 
-@triton.jit
+@launched
 def silu_product_gradients(
     grad, gate, value, biases, both, dbiases, rows, channels, grad_row, gate_row, value_row,
     BIASES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -53,7 +53,7 @@ def silu_product_gradients(
         tl.store(part + channels, tl.sum(dv, 0), own)
 
 
-@triton.jit
+@launched
 def gated_update(
     x, update, candidate, branch, y, count, channels, update_row, candidate_row, branch_row, BLOCK: tl.constexpr
 ):
@@ -68,7 +68,7 @@ def gated_update(
     tl.store(y + n, (old + tl.sigmoid(u) * (silu(z) - old)).to(y.dtype.element_ty), inside)
 
 
-@triton.jit
+@launched
 def gated_update_gradients(
     grad, x, update, candidate, branch, dx, dupdate, dinner, count, channels, update_row, candidate_row, branch_row,
     BLOCK: tl.constexpr,

@@ -39,25 +39,17 @@ class _JointLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, count: int, cut: list[int], *parameters: Tensor):
         ctx.set_materialize_grads(False)
-        weights, biases = parameters[:count], parameters[count:]
-        sizes = [len(w) for w in weights]
-        rows = x.to(dtype).flatten(0, -2)
-        if count == 1 and weights[0].dtype == dtype:
-            (weight,), bias = weights, biases[0] if biases else None
-        else:
-            weight = x.new_empty((sum(sizes), rows.shape[1]), dtype=dtype)
-            bias = x.new_empty(sum(sizes), dtype=dtype) if biases else None
-            joint = [*weight.split(sizes), *(() if bias is None else bias.split(sizes))]
-            torch._foreach_copy_(joint, list(parameters))
-        y = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
+        rows = (x if x.dtype == dtype else x.to(dtype)).flatten(0, -2)
+        weight, bias = cast_joint(parameters[:count], parameters[count:], dtype)
+        y = multiplied(rows, weight, bias).view(*x.shape[:-1], -1)
         ctx.save_for_backward(x, rows if x.dtype != dtype else None, weight, *parameters)
-        ctx.settings = (dtype, count, cut, sizes)
-        return y.view(*x.shape[:-1], -1).split(cut, dim=-1)
+        ctx.settings = (dtype, count, cut)
+        return y.split_with_sizes(cut, dim=-1) if len(cut) > 1 else (y,)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None):
         x, rows, weight, *parameters = ctx.saved_tensors
-        dtype, count, cut, sizes = ctx.settings
+        dtype, count, cut = ctx.settings
         full = [
             x.new_zeros((*x.shape[:-1], size), dtype=dtype) if grad is None else grad
             for size, grad in zip(cut, grads, strict=True)
@@ -66,14 +58,49 @@ class _JointLinear(torch.autograd.Function):
             inputs = (x, dtype, count, cut, *parameters)
             return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, full))
         grad = joined(full).flatten(0, -2)
+        dx = (grad @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
         rows = x.flatten(0, -2) if rows is None else rows
-        dx = (grad @ weight).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
-        found: list[Tensor | None] = [None] * len(parameters)
-        if any(ctx.needs_input_grad[4 : 4 + count]):
-            found[:count] = _outer(grad, rows, parameters[0].dtype).split(sizes)
-        if any(ctx.needs_input_grad[4 + count :]):
-            found[count:] = grad.sum(0, dtype=torch.float32).to(parameters[-1].dtype).split(sizes)
-        return dx, None, None, None, *found
+        found = joint_gradients(grad, rows, parameters[:count], parameters[count:], ctx.needs_input_grad[4:])
+        return dx if dx is None or dx.dtype == x.dtype else dx.to(x.dtype), None, None, None, *found
+
+
+def cast_joint(weights: Sequence[Tensor], biases: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Weights, and biases if any, each as one tensor of this dtype, in one pass."""
+    if len(weights) == 1:
+        weight, bias = weights[0], biases[0] if biases else None
+        if weight.dtype == dtype:
+            return weight, bias
+        joint = [torch.empty_like(each, dtype=dtype) for each in (weight, *biases)]
+        torch._foreach_copy_(joint, [weight, *biases])
+        return joint[0], joint[1] if biases else None
+    sizes = [len(w) for w in weights]
+    weight = weights[0].new_empty((sum(sizes), weights[0].shape[1]), dtype=dtype)
+    bias = weights[0].new_empty(sum(sizes), dtype=dtype) if biases else None
+    joint = [*weight.split_with_sizes(sizes), *(() if bias is None else bias.split_with_sizes(sizes))]
+    torch._foreach_copy_(joint, [*weights, *biases])
+    return weight, bias
+
+
+def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``rows W' + b``."""
+    return torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+
+
+def joint_gradients(
+    grad: Tensor, rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of weights and biases, where one of each is wanted, for that of their joint product."""
+    count = len(weights)
+    found: list[Tensor | None] = [None] * (count + len(biases))
+    if any(wanted[:count]):
+        found[:count] = _parts(_outer(grad, rows, weights[0].dtype), weights)
+    if any(wanted[count:]):
+        found[count:] = _parts(grad.sum(0, dtype=torch.float32).to(biases[0].dtype), biases)
+    return found
+
+
+def _parts(x: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
+    return (x,) if len(like) == 1 else x.split_with_sizes([len(each) for each in like])
 
 
 def _outer(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -77,27 +77,6 @@ class _ResidualNorm(torch.autograd.Function):
         return dx, dbranch, dweight, dbias, None, None, None
 
 
-def normed_relu(x: Tensor, epsilon: float) -> Tensor:
-    """``relu(x / sqrt(mean(x²) + epsilon))`` over the last axis."""
-    return _NormedReLU.apply(x, epsilon)
-
-
-class _NormedReLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, epsilon: float) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.epsilon = epsilon
-        return norm(x, None, None, epsilon, False, x.dtype, True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        (x,) = ctx.saved_tensors
-        if differentiable():
-            plain = lambda x: F.rms_norm(x, x.shape[-1:], eps=ctx.epsilon).relu()  # noqa: E731
-            return *differentiable_gradients(plain, (x,), (True,), [grad]), None
-        return norm_gradients(grad, None, x, None, False, ctx.epsilon, False, x.dtype, x.dtype, True)[0], None
-
-
 def _to(grad: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if grad is None else grad.to(dtype)
 

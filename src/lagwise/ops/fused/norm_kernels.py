@@ -3,11 +3,12 @@
 Offsets of rows are int64: a tensor may have more than 2**31 elements.
 """
 
-import triton
 import triton.language as tl
 
+from lagwise.ops.fused.launcher import launched
 
-@triton.jit
+
+@launched
 def norm(
     x, branch, weight, bias, total, y, channels, epsilon,
     CENTRED: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
@@ -35,7 +36,7 @@ def norm(
     tl.store(y + row + c, v.to(y.dtype.element_ty), inside)
 
 
-@triton.jit
+@launched
 def norm_gradients(
     grad, grad_total, x, weight, dx, dbranch, dparameters, rows, channels, epsilon,
     CENTRED: tl.constexpr, TOTAL: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,

@@ -12,7 +12,7 @@ from lagwise.ops import native
 from lagwise.ops.bilinear import bilinear_product
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.convolution import residual_convolution
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import block_outer
@@ -52,9 +52,9 @@ def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> T
         return symbolic_product(x, taps, origin, dilation)
     if fused(x, taps):
         return residual_convolution(x, taps, origin, dilation, residual=False, activate=False)
-    # A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding.
-    form = _DirectForm(taps.shape[1], origin, min(dilation, x.shape[1]))
-    return bilinear_product(x, taps, form).to(x.dtype)
+    if in_graph():
+        return _operator(x, taps, origin, dilation)
+    return bilinear_product(x, taps, _form(x, taps, origin, dilation)).to(x.dtype)
 
 
 class _DirectForm(NamedTuple):
@@ -81,6 +81,28 @@ class _DirectForm(NamedTuple):
     ) -> tuple[Tensor | None, Tensor | None]:
         dx = self.contract(1, grad, kernel).to(x.dtype) if wanted[0] else None
         return dx, self.contract(2, grad, x).to(kernel.dtype) if wanted[1] else None
+
+
+def _form(x: Tensor, taps: Tensor, origin: int, dilation: int) -> _DirectForm:
+    """A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding."""
+    return _DirectForm(taps.shape[1], origin, min(dilation, x.shape[1]))
+
+
+def _whole(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
+    if fused(x, taps):
+        return residual_convolution(x, taps, origin, dilation, residual=False, activate=False)
+    return convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype).contiguous()
+
+
+# The shapes of images and padding would be compiled anew for every length of the signal.
+_operator = graph_operator(
+    "direct_product",
+    _whole,
+    lambda grad, x, taps, *shape: _form(x, taps, *shape).gradients(grad, x, taps, (True, True)),
+    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+    tensors="x taps",
+    numbers="SymInt origin, SymInt dilation",
+)
 
 
 def owned(y: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""The published files of the tasks of GLUE (Wang et al. 2019, arXiv:1804.07461)."""
+"""The published files of the tasks of GLUE (Wang et al. 2019, arXiv:1804.07461) and of Long Range Arena (Tay et al.
+2020, arXiv:2011.04006)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from functools import partial
 from lagwise.data.row_formats import FormatSource, RowFormat, open_row_format
 from lagwise.tables import known
 
-_Glue = partial(RowFormat, family="GLUE")
+_Glue = partial(RowFormat, family="GLUE", hub="hub:nyu-mll/glue")
+_Arena = partial(RowFormat, family="Long Range Arena")
 
 
 def _pair(first: str = "sentence1", second: str = "sentence2") -> dict[str, tuple[str, ...]]:
@@ -15,7 +17,7 @@ def _pair(first: str = "sentence1", second: str = "sentence2") -> dict[str, tupl
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
-_TASKS = (
+_GLUE_TASKS = (
     _Glue(
         "cola",
         texts={"text": ("sentence",)},
@@ -56,7 +58,33 @@ _TASKS = (
         broken=10,
     ),
 )
-LAYOUTS = {each.name: each for each in _TASKS}
+LAYOUTS = {each.name: each for each in _GLUE_TASKS}
+
+
+def without_brackets(text: str) -> str:
+    """An expression of ListOps without the round brackets that its files have around every argument. Square brackets
+    belong to the expression."""
+    return text.replace("(", " ").replace(")", " ").strip()
+
+
+_ARENA_TASKS = (
+    _Arena(
+        "listops",
+        texts={"text": ("Source",)},
+        classes=tuple("0123456789"),
+        label=("Target",),
+        parts=(("basic_train", "basic_val", "basic_test"),),
+        clean=without_brackets,
+    ),
+    _Arena(
+        "aan",
+        texts={"text1": ("text1",), "text2": ("text2",)},
+        classes=("unrelated", "related"),
+        fields=("label", "id1", "id2", "text1", "text2"),
+        parts=(("new_aan_pairs.train", "new_aan_pairs.eval", "new_aan_pairs.test"),),
+    ),
+)
+ARENA = {each.name: each for each in _ARENA_TASKS}
 
 
 def open_glue(name: str, task: str) -> FormatSource:
@@ -66,4 +94,4 @@ def open_glue(name: str, task: str) -> FormatSource:
     scores are reported on it; the valid set is held out of train later. GLUE's unlabelled test files are ignored, but
     can be opened one by one for predictions.
     """
-    return open_row_format(name, LAYOUTS[known(task, LAYOUTS, "data.format")], f"hub:nyu-mll/glue:{task}")
+    return open_row_format(name, LAYOUTS[known(task, LAYOUTS, "data.format")])

@@ -1,0 +1,142 @@
+"""Compile training steps of recipes with torch.compile, and compare them with the models' own.
+
+    python benchmarks/compiled_training.py OUT.json [--recipes tnn-lm,...] [--layers 4] [--batch 4]
+        [--lengths 512,300,450] [--repeats 3]
+
+Models have the recipe's width, four layers and a vocabulary of bytes, and no dropout. Each trains on plain rows, then
+on padded ones, of three lengths, by inductor with ``fullgraph=True``: one graph for the first length, and one for all.
+Differences are the largest of the loss, relative, and of a gradient, of the largest gradient of the same weight.
+Nothing is read from a cache of compiled code. Compilation is in CPU seconds, those of the C++ compiler included, step
+and all, one number for each length. Steps are timed in turn, at the first length. The file is written after each row;
+rows that it has already are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lagwise.analysis.timing import interleaved, save_results
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
+from lagwise.training import load_recipe
+
+RECIPES = (
+    *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm"),
+    *("tnn-mlm", "fd-tnn-mlm", "ski-tnn-mlm", "mega-mlm", "tcn-mlm", "transformer-mlm"),
+    *("megalodon-lm", "transformer-learned-lm"),
+)
+KINDS = ("plain", "padded")
+VOCABULARY = 257
+_TOLERANCE = 1e-3  # of a gradient
+
+
+def recipe_model(name: str, layers: int) -> nn.Module:
+    """A recipe's model with so many layers, without dropout."""
+    recipe = load_recipe(name)
+    options = {**recipe.model, "vocab_size": VOCABULARY}
+    block = options["block"]
+    if block["name"] == "chain":
+        options["num_hidden_layers"], left = divmod(layers, len(block["blocks"]))
+        if left:
+            raise ValueError(f"{name} has {len(block['blocks'])} layers at a time, got {layers}")
+    else:
+        options["num_hidden_layers"] = layers
+    encoder = recipe.task["name"] == "masked_language_modelling"
+    torch.manual_seed(0)
+    config = LagwiseConfig(**options, causal=not encoder)
+    model = (LagwiseForMaskedLM if encoder else LagwiseForCausalLM)(config).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def inputs(kind: str, batch: int, length: int) -> dict[str, Tensor]:
+    """Random tokens; padded rows end with up to a third of padding."""
+    ids = torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
+    if kind == "plain":
+        return {"input_ids": ids, "labels": ids}
+    ends = length - torch.arange(batch) * length // (3 * batch)
+    mask = (torch.arange(length) < ends[:, None]).long()
+    return {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100), "attention_mask": mask}
+
+
+def step(model: nn.Module, run: Any, given: dict[str, Tensor]) -> list[Tensor]:
+    """The loss and the gradients of a step."""
+    model.zero_grad()
+    loss = run(**given, use_cache=False).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def measure(name: str, kind: str, layers: int, batch: int, lengths: list[int], repeats: int) -> dict[str, Any]:
+    """One row of the results."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    model = recipe_model(name, layers)
+    compiled = torch.compile(model, fullgraph=True)
+    row: dict[str, Any] = {"recipe": name, "rows": kind, "compile_seconds": [], "loss": 0.0, "gradients": 0.0}
+    for length in lengths:
+        given = inputs(kind, batch, length)
+        begun = cpu_seconds()
+        found = step(model, compiled, given)
+        row["compile_seconds"].append(cpu_seconds() - begun)
+        found = [each.clone() for each in found]
+        exact = step(model, model, given)
+        row["loss"] = max(row["loss"], float((found[0] - exact[0]).abs() / exact[0]))
+        differences = [
+            float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
+            for a, b in zip(found[1:], exact[1:], strict=True)
+        ]
+        row["gradients"] = max(row["gradients"], *differences)
+    row["graphs"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    if not row["gradients"] <= _TOLERANCE:
+        raise RuntimeError(f"{name}, {kind} rows: a gradient is off by {row['gradients']:.1e} of its largest")
+    given = inputs(kind, batch, lengths[0])
+    methods = {"compiled": lambda: step(model, compiled, given), "eager": lambda: step(model, model, given)}
+    return row | interleaved(methods, repeats=repeats)  # type: ignore[arg-type]
+
+
+def main(given: argparse.Namespace) -> None:
+    torch._inductor.config.force_disable_caches = True  # type: ignore[attr-defined]
+    torch._inductor.config.compile_threads = 1  # type: ignore[attr-defined]
+    lengths = [int(each) for each in given.lengths.split(",")]
+    rows = json.loads(given.out.read_text())["results"]["rows"] if given.out.exists() else []
+    done = {(row["recipe"], row["rows"]) for row in rows}
+    shape = {"layers": given.layers, "batch": given.batch, "lengths": lengths}
+    for kind in KINDS:
+        for name in given.recipes.split(","):
+            if (name, kind) in done:
+                continue
+            row = measure(name, kind, given.layers, given.batch, lengths, given.repeats)
+            rows.append(row)
+            save_results(given.out, " ".join(["python", *sys.argv]), {**shape, "rows": rows})
+            spent = ", ".join(f"{each:.1f}" for each in row["compile_seconds"])
+            print(
+                f"{name:24}{kind:8} {row['graphs']} graphs, {spent} s; loss {row['loss']:.0e}, gradients"
+                f" {row['gradients']:.0e}; step {row['compiled'].median / row['eager'].median:.2f} of eager",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--lengths", default="512,300,450")
+    parser.add_argument("--repeats", type=int, default=3)
+    main(parser.parse_args())

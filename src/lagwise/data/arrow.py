@@ -1,0 +1,13 @@
+"""pyarrow, imported when one of its names is first used: its package is optional, and takes a while to import."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyarrow import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    import pyarrow
+
+    found = globals()[name] = getattr(pyarrow, name)
+    return found

@@ -1,0 +1,32 @@
+"""Training steps through `torch.compile` (`training.compile`)."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from lagwise.compiler import find_compiler, find_cxx, has_python_headers
+from lagwise.models.loading import default_device
+from lagwise.training.recipe import TrainingOptions
+
+
+def check_compiled(options: TrainingOptions) -> None:
+    """ValueError for options that compiled steps do not go with, or if this machine cannot compile them."""
+    if not options.compile:
+        return
+    if options.carry_states > 1:  # whose caches change between steps
+        raise ValueError("training.compile does not go with training.carry_states; leave one of them out")
+    lacking = _lacking(default_device().type)
+    if lacking is not None:
+        raise ValueError(f"training.compile needs {lacking}; or leave it out")
+
+
+def _lacking(device: str) -> str | None:
+    """What PyTorch's compiler needs for a device and does not find here."""
+    if device == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "Triton, which is not installed: pip install triton"
+        if find_compiler() is None:
+            return "a C compiler, which is not here: install gcc or set CC"
+    elif find_cxx() is None:
+        return "a C++ compiler, which is not here: install g++ or set CXX"
+    return None if has_python_headers() else "Python's headers, which are not here: install python3-dev"

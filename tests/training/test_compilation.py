@@ -1,0 +1,163 @@
+"""`training.compile`: the training of the model itself, through graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import run_together
+from run_results import assert_equal_runs
+from safetensors.torch import load_file
+from torch._dynamo.backends.debugging import aot_eager
+
+from lagwise.models import load_model
+from lagwise.training import Recipe, load_recipe, resume, train
+from lagwise.training import compilation as compilation_module
+from lagwise.training.run import check_recipe
+
+TOLERANCE = 1e-4  # of a loss in float32, relative, after a few steps
+
+
+class Graphs(list):
+    """A backend of `torch.compile` that runs graphs and their gradients operation by operation, and keeps whether they
+    train."""
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.append(torch.is_grad_enabled())
+        return aot_eager(graph, inputs)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    found = Graphs()
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=found))
+    monkeypatch.setattr(compilation_module, "find_cxx", lambda: "g++")
+    return found
+
+
+def logged(run: Path, name: str) -> list[float]:
+    lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    return [line[name] for line in lines if name in line]
+
+
+def changed(recipe: Recipe, **options: Any) -> Recipe:
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **options))
+
+
+def check(recipe: Recipe, folder: Path) -> None:
+    """Train with and without graphs, and compare."""
+    for name, options in (("plain", {}), ("compiled", {"compile": True})):
+        train(changed(recipe, **options), folder / name, progress=False)
+    for name in ("loss", "eval_loss"):
+        found, expected = (logged(folder / run, name) for run in ("compiled", "plain"))
+        assert found == pytest.approx(expected, rel=TOLERANCE)
+        assert len(found) > 1
+    compiled, plain = (load_file(folder / run / "model.safetensors") for run in ("compiled", "plain"))
+    assert compiled.keys() == plain.keys()
+
+
+def test_losses_are_those_of_the_model(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
+    check(tiny_recipe, tmp_path)
+    assert list(graphs) == [True]  # one for the training, none for evaluations
+    saved = json.loads((tmp_path / "compiled" / "run.json").read_text())
+    assert saved["asked"]["training"]["compile"] is True
+    model, _ = load_model(tmp_path / "compiled")
+    assert model.config.hidden_size == tiny_recipe.model["hidden_size"]
+
+
+@pytest.mark.slow
+def test_micro_batches_and_recomputed_blocks(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
+    check(changed(tiny_recipe, accumulate=2, gradient_checkpointing=True, average=0.5), tmp_path)
+    assert graphs
+
+
+@pytest.mark.slow
+def test_bfloat16(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
+    for name, compiled in (("plain", False), ("compiled", True)):
+        train(changed(tiny_recipe, precision="bfloat16", compile=compiled), tmp_path / name, progress=False)
+    assert logged(tmp_path / "compiled", "loss") == pytest.approx(logged(tmp_path / "plain", "loss"), rel=1e-2)
+    assert graphs
+
+
+def test_resuming_is_exact(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
+    run, part = tmp_path / "run", tmp_path / "part"
+    train(changed(tiny_recipe, compile=True), run, progress=False)
+    shutil.copytree(run, part)
+    for name in ("config.json", "model.safetensors"):
+        (part / name).unlink()
+    shutil.rmtree(part / "checkpoint-6")
+    resume(part, progress=False)
+    whole, found = (load_file(folder / "model.safetensors") for folder in (run, part))
+    assert all(torch.equal(found[name], weight) for name, weight in whole.items())
+
+
+@pytest.mark.slow
+def test_padded_rows_of_several_lengths(tmp_path: Path, graphs: Graphs) -> None:
+    lines = [f"{'good' if n % 2 else 'bad'} {'word ' * (n % 7)}{n}\t{n % 2}" for n in range(60)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *lines]))
+    options = ["data.length=64", "training.epochs=2", "training.batch_size=8", "training.precision=float32"]
+    options += ["training.first_answer=none", "training.log_every=1", f"data.source={tmp_path / 'rows.tsv'}"]
+    recipe = load_recipe("classify", [*options, "model.hidden_size=16", "model.block.dropout=0"])
+    check(recipe, tmp_path)
+    assert 1 <= len(graphs) <= 3  # rows without padding have a graph of their own
+
+
+def train_eagerly_compiled(recipe: Recipe, out: Path) -> None:
+    """One of several processes, which all go through graphs."""
+    found = Graphs()
+    setattr(torch, "compile", functools.partial(torch.compile, backend=found))  # noqa: B010 (its type is another)
+    compilation_module.find_cxx = lambda: "g++"
+    train(recipe, out, progress=False)
+    assert found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="needs fork")
+@pytest.mark.parametrize("options", [{}, {"shard": True}, {"sequence_parallel": 2}], ids=str)
+def test_two_processes(options: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = changed(tiny_recipe, compile=True, accumulate=2, **options)
+    one = train(changed(tiny_recipe, accumulate=2), tmp_path / "one", progress=False)
+    assert run_together(train_eagerly_compiled, recipe, tmp_path / "two") == [0, 0]
+    assert_equal_runs(tmp_path / "two", one)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compilation_module.find_cxx() is None, reason="there is no C++ compiler")
+def test_inductor(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    torch.compiler.reset()
+    check(tiny_recipe, tmp_path)
+
+
+def test_carried_states_are_refused(tiny_recipe: Recipe) -> None:
+    with pytest.raises(ValueError, match=r"training\.compile does not go with training\.carry_states"):
+        check_recipe(changed(tiny_recipe, compile=True, carry_states=4))
+
+
+@pytest.mark.parametrize(
+    ("device", "missing", "words"),
+    [
+        ("cpu", "find_cxx", r"needs a C\+\+ compiler, which is not here: install g\+\+ or set CXX"),
+        ("cuda", "find_compiler", "needs a C compiler, which is not here: install gcc or set CC"),
+        ("cpu", "has_python_headers", "needs Python's headers, which are not here: install python3-dev"),
+    ],
+)
+def test_a_machine_that_cannot_compile(
+    tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch, device: str, missing: str, words: str
+) -> None:
+    monkeypatch.setattr(compilation_module, "find_cxx", lambda: "g++")
+    monkeypatch.setattr(compilation_module, "find_compiler", lambda: ["cc"])
+    monkeypatch.setattr(compilation_module, "has_python_headers", lambda: True)
+    monkeypatch.setattr(compilation_module, "default_device", lambda: torch.device(device))
+    monkeypatch.setattr(compilation_module.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(compilation_module, missing, lambda: None)
+    with pytest.raises(ValueError, match=words):
+        check_recipe(changed(tiny_recipe, compile=True))
