@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise import forecasting
 from lagwise.data.examples import epoch_order
 from lagwise.data.options import DataOptions
 from lagwise.data.splits import split_sizes
@@ -73,7 +72,9 @@ class Forecasting(Task):
             return f"{hashlib.file_digest(file, 'sha256').hexdigest()}-{self.time}-{self.series}"
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesParts:
-        table = forecasting.read_series(expanded(source or str(self.data.source)), self.time, self.series)
+        from lagwise.forecasting.tables import read_series  # loads pandas
+
+        table = read_series(expanded(source or str(self.data.source)), self.time, self.series)
         x = table.frame.to_numpy(np.float64)
         length, width = self.data.length, self.data.length + self.horizon
         sizes = split_sizes(len(x), *_TENTHS)
@@ -103,7 +104,9 @@ class Forecasting(Task):
         return None if names is None or "past_values" in names else partial(self._next_rows, source)
 
     def _next_rows(self, source: str, model: Any) -> list[dict[str, Any]]:
-        table = forecasting.read_series(expanded(source), self.time, self.series)
+        from lagwise.forecasting.tables import read_series  # loads pandas
+
+        table = read_series(expanded(source), self.time, self.series)
         past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
         for name, values in zip(table.frame.columns, past.T, strict=True):
             if np.isnan(values).all():
