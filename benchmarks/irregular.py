@@ -5,7 +5,8 @@
 The series are those that come with sktime. A share of the samples of every series, train and test alike, is removed at
 random. The same model, of S4D's kernels, learns the rest in three ways: each sample with its time (``task.time``), all
 places with NaN where a sample is missing, or the samples one after the other. A model that was trained on whole series
-is also tested on the rest, with its kernels stepped by time and not. Results are appended to OUT as they come.
+is also tested on the rest, with its kernels stepped by time and not. OUT gets the results as they come, and keeps those
+of other sets.
 """
 
 from __future__ import annotations
@@ -96,8 +97,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sets", default="GunPoint,ArrowHead,ItalyPowerDemand")
     options = parser.parse_args()
-    results: list[dict[str, Any]] = []
-    for name in options.sets.split(","):
+    chosen = options.sets.split(",")
+    earlier = json.loads(options.out.read_text())["results"] if options.out.is_file() else []
+    results: list[dict[str, Any]] = [row for row in earlier if row["set"] not in chosen]
+    for name in chosen:
         data, root = series(name), options.work / name
         write(root / "whole", data, 0.0, "ignored")
         began = time.process_time()
