@@ -50,15 +50,15 @@ def series(name: str) -> dict[str, tuple[np.ndarray, list[str]]]:
     return found
 
 
-def kept(rows: int, samples: int, share: float, seed: int) -> np.ndarray:
+def kept(shape: tuple[int, ...], share: float, seed: int) -> np.ndarray:
     """Which samples of each series stay."""
-    return np.random.default_rng(seed).random((rows, samples)) >= share
+    return np.random.default_rng(seed).random(shape) >= share
 
 
 def write(folder: Path, data: dict[str, tuple[np.ndarray, list[str]]], share: float, way: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, (x, labels)) in enumerate(data.items()):
-        stays, places = kept(*x.shape, share, seed), np.arange(x.shape[1])
+        stays, places = kept(x.shape, share, seed), np.arange(x.shape[1])
         lines = []
         for row, own, label in zip(x, stays, labels, strict=True):
             values = row[own] if way != "gaps" else np.where(own, row, np.nan)
@@ -84,7 +84,7 @@ def transfer(run: Path, x: np.ndarray, labels: list[str], share: float, *, timed
     scale = {name: [0.0, *inputs[name]] for name in ("mean",)} | {"std": [1.0, *inputs["std"]]}
     model = load_model(run, inputs={**inputs, "features": 2, "time": 1.0, **scale})[0] if timed else plain
     right = 0
-    for row, own, label in zip(x, kept(*x.shape, share, 1), labels, strict=True):
+    for row, own, label in zip(x, kept(x.shape, share, 1), labels, strict=True):
         values = with_times(row[own], np.flatnonzero(own), "a series") if timed else row[own][:, None]
         logits = model(input_values=torch.tensor(values, dtype=torch.float32)[None]).logits
         right += model.config.id2label[int(logits.argmax())] == label

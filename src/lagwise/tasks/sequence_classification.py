@@ -353,7 +353,7 @@ class ClassifiedRows(LabelledRows):
         fields = super().fields()
         if self.rows.features is not None:
             mean, std = feature_scale(series(self.rows.splits["train"]))
-            scale = {"stride": self.task.stride, "mean": mean, "std": std}
+            scale: dict[str, Any] = {"stride": self.task.stride, "mean": mean, "std": std}
             if self.rows.gaps:
                 scale["gaps"] = True
             if self.task.time is not None:
