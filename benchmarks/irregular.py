@@ -5,7 +5,8 @@
 The series are those that come with sktime. A share of the samples of every series, train and test alike, is removed at
 random. The same model, of S4D's kernels, learns the rest in three ways: each sample with its time (``task.time``), all
 places with NaN where a sample is missing, or the samples one after the other. A model that was trained on whole series
-is also tested on the rest, with its kernels stepped by time and not. Results are appended to OUT as they come.
+is also tested on the rest, with its kernels stepped by time and not. OUT gets the results as they come, and keeps those
+of other sets.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ def series(name: str) -> dict[str, tuple[np.ndarray, list[str]]]:
     return found
 
 
-def kept(x: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Which samples of each series ``(rows, samples)`` stay."""
-    return np.random.default_rng(seed).random(x.shape) >= share
+def kept(shape: tuple[int, ...], share: float, seed: int) -> np.ndarray:
+    """Which samples of each series stay."""
+    return np.random.default_rng(seed).random(shape) >= share
 
 
 def write(folder: Path, data: dict[str, tuple[np.ndarray, list[str]]], share: float, way: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, (x, labels)) in enumerate(data.items()):
-        stays, places = kept(x, share, seed), np.arange(x.shape[1])
+        stays, places = kept(x.shape, share, seed), np.arange(x.shape[1])
         lines = []
         for row, own, label in zip(x, stays, labels, strict=True):
             values = row[own] if way != "gaps" else np.where(own, row, np.nan)
@@ -83,7 +84,7 @@ def transfer(run: Path, x: np.ndarray, labels: list[str], share: float, *, timed
     scale = {name: [0.0, *inputs[name]] for name in ("mean",)} | {"std": [1.0, *inputs["std"]]}
     model = load_model(run, inputs={**inputs, "features": 2, "time": 1.0, **scale})[0] if timed else plain
     right = 0
-    for row, own, label in zip(x, kept(x, share, 1), labels, strict=True):
+    for row, own, label in zip(x, kept(x.shape, share, 1), labels, strict=True):
         values = with_times(row[own], np.flatnonzero(own), "a series") if timed else row[own][:, None]
         logits = model(input_values=torch.tensor(values, dtype=torch.float32)[None]).logits
         right += model.config.id2label[int(logits.argmax())] == label
@@ -96,8 +97,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sets", default="GunPoint,ArrowHead,ItalyPowerDemand")
     options = parser.parse_args()
-    results: list[dict[str, Any]] = []
-    for name in options.sets.split(","):
+    chosen = options.sets.split(",")
+    earlier = json.loads(options.out.read_text())["results"] if options.out.is_file() else []
+    results: list[dict[str, Any]] = [row for row in earlier if row["set"] not in chosen]
+    for name in chosen:
         data, root = series(name), options.work / name
         write(root / "whole", data, 0.0, "ignored")
         began = time.process_time()

@@ -142,7 +142,7 @@ def test_what_is_wrong_with_times_is_named(tmp_path: Path, recipe: str, options:
     for number in range(20):
         path = tmp_path / "data" / "ab"[number % 2] / f"{number}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
-        cells: dict[str, Any] = {"t": [0, 1, 2.5], "v": [1, 2, 3], "x": ["a", "b", "c"]}
+        cells: dict[str, Any] = {"t": [0, 1, 2.5], "v": [1, 2, number], "x": ["a", "b", "c"]}
         cells |= {"falls": [0, 1, 0.5], "some": [0, None, 2]}
         pd.DataFrame(cells).to_csv(path, index=False)
     features = [] if any("features" in option for option in options) else ["task.features=[v]"]

@@ -118,7 +118,7 @@ class EMAMixer(Derived, Mixer):
     def mix_timed(self, x: Tensor, layout: Layout, state: EMAState | None) -> tuple[Tensor, Any]:
         assert layout.token_time is not None
         signal = x.to(self.kernel.precision(self.omega))
-        y, average = self.omega * signal, signal
+        y, ends = self.omega * signal, []
         weights, log_decays = self.kernel.exponentials()
         times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
         for i, (weight, log_decay, time) in enumerate(zip(weights, log_decays, times, strict=True)):
@@ -127,8 +127,8 @@ class EMAMixer(Derived, Mixer):
             averages = varying_scan(factors * given, poles, None if state is None else state.average.transpose(1, 2))
             found = (averages * weight).sum(3)
             y = y + (found.flip(1) if i else found)
-            average = averages[:, -1].transpose(1, 2)
-        return F.silu(y).to(x.dtype), None if state is None else EMAState(average)
+            ends.append(averages[:, -1].transpose(1, 2))
+        return F.silu(y).to(x.dtype), None if state is None else EMAState(ends[0])
 
     def derive(self, form: str = "eager") -> Any:
         if not self.causal:

@@ -150,7 +150,7 @@ class ToeplitzMixer(Derived, Mixer):
         with torch.autocast(x.device.type, enabled=False):
             sides = self.kernel.sides()
             signal = x.to(sides[0].direct.dtype)
-            y, states = sides[0].direct * signal, signal
+            y, ends = sides[0].direct * signal, []
             times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
             for i, (modes, time) in enumerate(zip(sides, times, strict=True)):
                 poles, factors = (each.flip(1) if i else each for each in self.kernel.held(time)[i])
@@ -158,7 +158,8 @@ class ToeplitzMixer(Derived, Mixer):
                 states = varying_scan(factors * given[..., None], poles, memory)
                 found = (states * modes.weights).real.sum(3)
                 y = y + (found.flip(1) if i else found)
-        after = None if state is None else ModalState(*torch.view_as_real(states[:, -1].transpose(1, 2)).unbind(-1))
+                ends.append(states[:, -1].transpose(1, 2))
+        after = None if state is None else ModalState(ends[0].real, ends[0].imag)
         return y.to(x.dtype), after
 
     def _product(self, x: Tensor) -> Tensor:
