@@ -19,7 +19,7 @@ from lagwise.data.examples import epoch_order
 from lagwise.data.options import DataOptions
 from lagwise.data.splits import split_sizes
 from lagwise.files import expanded
-from lagwise.forecasting.gaps import scales
+from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.progress import progress_bar
 from lagwise.schema import Count
 from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
@@ -187,8 +187,6 @@ class SeriesParts(TaskData):
         windows = self._windows(
             "test", drawn=None if max_tokens is None else max(1, max_tokens // self.task.data.length)
         )
-        from lagwise.forecasting.gaps import carry_forward
-
         found: dict[str, list[np.ndarray]] = {"model": [], "last value": []}
         with progress_bar(desc="forecasting", total=len(windows), unit="window", show=progress) as bar:
             for start in range(0, len(windows), _BATCH):
