@@ -258,15 +258,16 @@ def _in_chunks(
     """Attention in chunks counted from the first token, all at once, as rows of a batch. What is left after whole
     chunks is computed alone, or in a graph, which would be compiled anew for every rest, filled up to a chunk."""
     batch, heads, length, _ = query.shape
-    graph, parts = symbolic(length) or in_graph(), (query, key, value)
+    graph = symbolic(length) or in_graph()
     if not graph and (rest := length % chunk):
         end, own = length - rest, None if bias is None else _corner(bias, rest)
         kept = None if real is None else real[:, None, None, end:]
-        last = _attend(*(x[:, :, end:] for x in parts), causal, function, own, kept)
+        last = _attend(query[:, :, end:], key[:, :, end:], value[:, :, end:], causal, function, own, kept)
         if not end:
             return last
-        parts, real = tuple(x[:, :, :end] for x in parts), None if real is None else real[:, :end]
-        return torch.cat([_in_chunks(*parts, chunk, causal, function, bias, real), last], 2)
+        query, key, value = (x[:, :, :end] for x in (query, key, value))
+        real = None if real is None else real[:, :end]
+        return torch.cat([_in_chunks(query, key, value, chunk, causal, function, bias, real), last], 2)
     whole = pieces(length, chunk) if symbolic(length) else -(-length // chunk)
     rest = whole * chunk - length
     one = heads == 1 and not graph  # the chunks take the axis of heads, which is a view at any length
@@ -278,7 +279,8 @@ def _in_chunks(
     if real is None and graph and not causal:
         real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
     kept = None if real is None else fold(real[:, None, :, None]).transpose(2, 3)
-    y = _attend(*map(fold, parts), causal, function, None if bias is None else _corner(bias, chunk), kept)
+    own = None if bias is None else _corner(bias, chunk)
+    y = _attend(fold(query), fold(key), fold(value), causal, function, own, kept)
     y = y[:, None] if one else y.unflatten(0, (batch, whole)).transpose(1, 2)
     return y.flatten(2, 3)[:, :, :length]
 
