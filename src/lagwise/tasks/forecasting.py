@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise import forecasting
 from lagwise.data.examples import epoch_order
 from lagwise.data.options import DataOptions
 from lagwise.data.splits import split_sizes
@@ -72,8 +71,13 @@ class Forecasting(Task):
         with open(expanded(str(self.data.source)), "rb") as file:
             return f"{hashlib.file_digest(file, 'sha256').hexdigest()}-{self.time}-{self.series}"
 
+    def _read(self, source: str) -> Any:
+        from lagwise.forecasting import read_series  # needs pandas
+
+        return read_series(expanded(source), self.time, self.series)
+
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesParts:
-        table = forecasting.read_series(expanded(source or str(self.data.source)), self.time, self.series)
+        table = self._read(source or str(self.data.source))
         x = table.frame.to_numpy(np.float64)
         length, width = self.data.length, self.data.length + self.horizon
         sizes = split_sizes(len(x), *_TENTHS)
@@ -103,7 +107,7 @@ class Forecasting(Task):
         return None if names is None or "past_values" in names else partial(self._next_rows, source)
 
     def _next_rows(self, source: str, model: Any) -> list[dict[str, Any]]:
-        table = forecasting.read_series(expanded(source), self.time, self.series)
+        table = self._read(source)
         past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
         for name, values in zip(table.frame.columns, past.T, strict=True):
             if np.isnan(values).all():
