@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingSession
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM, StreamingSession
 from lagwise.models.generation import sampled
 from lagwise.serving.sampling import Sampling, draw
 from lagwise.training import load_recipe
@@ -61,17 +61,18 @@ def batch(kind: str) -> dict[str, Tensor]:
     return {"cu_seqlens": torch.tensor([0, 20, 64, 120, 192])}
 
 
-def model_of(name: str) -> LagwiseForCausalLM:
+def model_of(name: str) -> Any:
     model: dict[str, Any] = {**load_recipe(name).model, "hidden_size": 32, "vocab_size": 300}
     if "value_size" in model["block"]:
         model["block"] = {**model["block"], "value_size": 24, "query_size": 8}
     if name != "best-lm":
         model["num_hidden_layers"] = 2
-    return LagwiseForCausalLM(LagwiseConfig(**model))
+    causal = not name.endswith("mlm")
+    return (LagwiseForCausalLM if causal else LagwiseForMaskedLM)(LagwiseConfig(**model, causal=causal))
 
 
 @pytest.mark.parametrize("kind", ["plain", "right-padded", "left-padded", "packed", "positions", "cu_seqlens"])
-@pytest.mark.parametrize("name", ["tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm"])
+@pytest.mark.parametrize("name", ["tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "ski-tnn-mlm", "mega-mlm"])
 def test_a_step_waits_once_at_most(name: str, kind: str, pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--device") != "pretended":
         pytest.skip("counts operations on the pretended device")

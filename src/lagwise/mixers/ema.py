@@ -118,7 +118,7 @@ class EMAMixer(Derived, Mixer):
     def mix_timed(self, x: Tensor, layout: Layout, state: EMAState | None) -> tuple[Tensor, Any]:
         assert layout.token_time is not None
         signal = x.to(self.kernel.precision(self.omega))
-        y, average = self.omega * signal, None
+        y, average = self.omega * signal, signal
         weights, log_decays = self.kernel.exponentials()
         times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
         for i, (weight, log_decay, time) in enumerate(zip(weights, log_decays, times, strict=True)):

@@ -150,7 +150,7 @@ class ToeplitzMixer(Derived, Mixer):
         with torch.autocast(x.device.type, enabled=False):
             sides = self.kernel.sides()
             signal = x.to(sides[0].direct.dtype)
-            y = sides[0].direct * signal
+            y, states = sides[0].direct * signal, signal
             times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
             for i, (modes, time) in enumerate(zip(sides, times, strict=True)):
                 poles, factors = (each.flip(1) if i else each for each in self.kernel.held(time)[i])

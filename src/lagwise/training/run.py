@@ -454,8 +454,11 @@ def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) 
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
             if data.calibrates or read_first_answer(out) is not None:
-                load_model_weights(model, partial)
-                if not is_kept(trainer, data, out, progress):
+                if is_sharded(model):  # one process has only its part
+                    model = data.task.model_class.from_pretrained(partial).to(model.device)
+                else:
+                    load_model_weights(model, partial)
+                if not is_kept(model, trainer, data, out, progress):
                     take_first(out, partial)
                 elif data.calibrates:
                     model.config.save_pretrained(partial)
