@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import estimator_checks_generator
+from sklearn.utils import estimator_checks
 from transformers import pipeline
 
 import lagwise
@@ -39,7 +39,7 @@ def waves(n: int = 40, channels: int = 2, length: int = 60) -> tuple[np.ndarray,
 def test_scikit_learns_conventions(long: bool) -> None:
     """All checks apply to the default; to a trained model none, since they give tables."""
     skipped, names = set(), []
-    for estimator, check in estimator_checks_generator(LagClassifier()):
+    for estimator, check in estimator_checks.estimator_checks_generator(LagClassifier()):
         name = check.func.__name__
         if long == (name == "check_classifiers_train"):  # which takes a third of the time
             names.append(name)
