@@ -56,7 +56,7 @@ from lagwise.training.pretraining import PRETRAINED, check_pretraining, pretrain
 from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions, rooted
 from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
-from lagwise.training.streaming import streamed_text
+from lagwise.training.streaming import check_streaming, streamed_text
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
@@ -245,6 +245,7 @@ def check_recipe(recipe: Recipe) -> Task:
     check_precision(recipe.training.precision)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
+    check_streaming(recipe.data, recipe.training)
     check_carried(task, recipe.training)
     check_pretraining(recipe, task)
     if kind != "none":
