@@ -22,6 +22,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
     check_piece,
+    check_precision,
     check_types,
     check_whole,
     current_mask,
@@ -266,6 +267,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if group is not None:
             check_piece(past_key_values, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
         h, grid = self._embed(inputs_embeds, input_ids=input_ids, input_values=input_values, pixel_values=pixel_values)
+        check_precision(self, h.device)
         batch, length, _ = h.shape
         seq_idx = document_numbers(
             batch,
