@@ -61,6 +61,8 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
     end, so that lag 0 counts in both.
     """
 
+    needs_float64 = True
+
     def __init__(self, channels: int, causal: bool, states: int):
         super().__init__(channels, causal)
         self.input = nn.Parameter(torch.empty(states, channels, 2))

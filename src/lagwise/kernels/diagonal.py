@@ -29,6 +29,7 @@ class DiagonalKernel(LagKernel):
     """
 
     recurrent = True
+    needs_float64 = True
 
     def sides(self) -> list[Modes]:
         """The modes for lags 0 and up, and, if the kernel is two-sided, those for 0 and down, with a direct part of

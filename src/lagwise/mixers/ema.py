@@ -76,6 +76,7 @@ class EMAMixer(Derived, Mixer):
         super().__init__(channels, causal)
         self.any_rate = True
         self.kernel = EMAKernel(channels, causal=causal, dimension=dimension, truncation=truncation)
+        self.needs_float64 = truncation is not None
         self.engine: str = known(engine, EMA_ENGINES, "engine")
         self.omega = nn.Parameter(torch.empty(channels))
         self.reset_parameters()

@@ -35,6 +35,8 @@ class TimestepNorm(Mixer):
     torch.Size([2, 100, 4])
     """
 
+    needs_float64 = True
+
     def __init__(
         self,
         channels: int,
