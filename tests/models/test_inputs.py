@@ -214,7 +214,6 @@ def test_wrong_types_and_embeddings_are_named(given: dict[str, Any], message: st
     model.model(torch.zeros(1, 3, dtype=torch.long), past_key_values=cache)  # an error leaves the cache as it was
 
 
-<<<<<<< HEAD
 def by_row(**options: Any) -> LagwiseForSequenceClassification:
     """A model that reads each series on its own scale."""
     torch.manual_seed(0)
@@ -267,7 +266,8 @@ def test_constant_series_and_causal_models_on_their_own_scale() -> None:
         LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs={"name": "values", "by_row": True}))
     with pytest.raises(ValueError, match="by_row needs one series in each row"):
         model(input_values=torch.randn(1, 8, 2), seq_idx=torch.tensor([[0, 1]]))
-=======
+
+
 def test_parts_in_float64_are_refused_on_devices_without() -> None:
     apple = torch.device("mps")
     check_precision(make("tokens"), apple)
@@ -276,4 +276,3 @@ def test_parts_in_float64_are_refused_on_devices_without() -> None:
     check_precision(model, torch.device("cuda"))
     with pytest.raises(ValueError, match=r"LRUMixer \(layers\.0\..*\) computes in float64, which Apple's GPUs"):
         check_precision(model, apple)
->>>>>>> bytes

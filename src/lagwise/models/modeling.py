@@ -268,13 +268,9 @@ class LagwiseModel(LagwisePreTrainedModel):
             use_cache = False
         if group is not None:
             check_piece(past_key_values, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
-<<<<<<< HEAD
         given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
         h, grid = self._embed(inputs_embeds, attention_mask, given)
-=======
-        h, grid = self._embed(inputs_embeds, input_ids=input_ids, input_values=input_values, pixel_values=pixel_values)
         check_precision(self, h.device)
->>>>>>> bytes
         batch, length, _ = h.shape
         if token_time is not None:
             require_times(self, self.config)
