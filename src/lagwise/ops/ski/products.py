@@ -187,7 +187,10 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
-    ramp, spread = remembered_tables(_split_constants, plan, like=coarse)
+    tables = (
+        _split_tables(coarse.detach(), *plan) if in_graph() else remembered_tables(_split_constants, plan, like=coarse)
+    )
+    ramp, spread = tables
     head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
     head = head * ramp
     with torch.autocast(coarse.device.type, enabled=False):
@@ -425,6 +428,20 @@ def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int)
     grid = plan.grid(length)
     w = interpolation_matrix(grid).to(coarse.dtype)
     return toeplitz_matrix(short, length) + w @ toeplitz_matrix(coarse, grid.nodes) @ w.t()
+
+
+@torch.library.custom_op("lagwise::ski_split_tables", mutates_args=())
+def _split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+    """`_split_constants` for graphs, which would make them on the host at every step. Copies: graphs write into what
+    they are given."""
+    ramp, spread = remembered_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
+    return ramp.clone(), spread.clone()
+
+
+@_split_tables.register_fake
+def _(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+    count = SKIPlan(spacing, width, degree).short_nodes
+    return like.new_empty(count), like.new_empty(count, width)
 
 
 def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:
