@@ -73,6 +73,11 @@ class RowModelling(Task):
         table, spec = {_ROWS: SequenceClassification}, {**self.options, "name": _ROWS}
         self.rows: SequenceClassification = build(table, spec, data, what="task.rows", prefix="task.rows.")
         self.objective = known(objective, OBJECTIVES, "task.objective")
+        if self.rows.time is not None:
+            raise ValueError(
+                "row_modelling (training.pretrain) does not read times of samples (task.time "
+                f"{self.rows.time!r}), which it would predict as values"
+            )
         self.inputs = self.rows.inputs
         self.headline = _METRICS[self.inputs]
 
