@@ -54,8 +54,12 @@ def graphs() -> str:
     if not has_results(name):
         return ""
     rows = [
-        [row["model"], *(f"{calls:.0f}" for calls in (row["eager"], row["compiled"]["calls"], row["combined"]["calls"]))]
-        + [row["compiled"]["waits"], row["compiled"]["refused"] or "yes"]
+        [
+            row["model"],
+            *(f"{calls:.0f}" for calls in (row["eager"], row["compiled"]["calls"], row["combined"]["calls"])),
+            row["compiled"]["waits"],
+            row["compiled"]["refused"] or "yes",
+        ]
         for row in results(name)["results"]["rows"]
     ]
     columns = ["model", "eager calls", "compiled", "with combo_kernels", "waits", "CUDA graph"]

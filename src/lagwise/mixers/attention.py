@@ -57,7 +57,6 @@ class AttentionMixer(Mixer):
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         """By heads: every process attends with all tokens and its share of the heads."""
         pieces, size = layout.pieces, self.channels // self.heads
-        assert pieces is not None
         first, end = pieces.share(self.heads)
 
         def attend(joined: Tensor, layout: Layout) -> Tensor:

@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.bilinear import differentiable, differentiable_gradients, traced, transformed
 from lagwise.ops.constants import remembered_tables
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
 from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.packing import on_host
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
     BlockWeights,
@@ -242,9 +243,21 @@ def _sparse_plus_smooth(
         if rows is None:
             return _operator(x, taps, coarse, *numbers)
         return _rows_operator(x, taps, coarse, *rows, *numbers)
-    blocks = None if rows is None else row_weights(*rows, form.grid)
+    if rows is None:
+        blocks = None
+    elif traced():
+        blocks = row_weights(*rows, form.grid)
+    else:  # by the numbers of tokens, which the host works out: layers share the weights
+        sizes = (tuple(each.tolist()) for each in on_host(*rows) if each is not None)
+        blocks = remembered_tables(_row_tables, *sizes, form.grid, like=coarse)
     arguments = (x, taps, coarse, form, blocks)
     return _added(*arguments) if transformed() else _SparsePlusSmooth.apply(*arguments)
+
+
+def _row_tables(
+    first: tuple[int, ...], lengths: tuple[int, ...], nodes: tuple[int, ...], grid: NodeGrid
+) -> BlockWeights:
+    return row_weights(torch.tensor(first), torch.tensor(lengths), torch.tensor(nodes), grid)
 
 
 def _added(x: Tensor, taps: Tensor | None, coarse: Tensor, form: _Form, blocks: BlockWeights | None) -> Tensor:
