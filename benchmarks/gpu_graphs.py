@@ -19,14 +19,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+import gpu_counts  # makes the device, before torch looks for one
 
-import gpu_counts  # first: it makes the device
-from lagwise.analysis.timing import save_results
-from lagwise_bench.compiled_counts import GraphCount, count_compiled
-from lagwise_bench.step_models import MODELS, build, cases, layers_between
+gpu_counts.pretend_triton()
 
-MODELS_AND_PEERS = (*MODELS, "torch.fft", "GPT-2")
+import torch  # noqa: E402
+
+from lagwise.analysis.timing import save_results  # noqa: E402
+from lagwise_bench.compiled_counts import GraphCount, count_compiled  # noqa: E402
+from lagwise_bench.step_models import MODELS, build, cases, layers_between  # noqa: E402
+
+MODELS_AND_PEERS = (*MODELS, "torch.fft")
 
 
 def graph_counts(name: str, hidden: int, batch: int, length: int, *, combined: bool = False) -> dict[str, Any]:
@@ -42,7 +45,6 @@ def graph_counts(name: str, hidden: int, batch: int, length: int, *, combined: b
 
 
 def main(given: argparse.Namespace) -> None:
-    gpu_counts.pretend_triton()
     rows = []
     for name, batch, length in cases(given.shape, given.models.split(",")):
         row = {"model": name, "batch": batch, "length": length, "hidden": given.hidden}

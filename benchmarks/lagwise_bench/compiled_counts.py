@@ -149,8 +149,11 @@ def _count_nodes(graph: torch.fx.GraphModule, total: GraphCount) -> None:
             continue
         arguments, options = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
         if _ours(node.target):
+            mode: Any = torch._guards.detect_fake_mode(arguments)
+            mode.allow_non_fake_inputs = True  # tables that it makes on the host
             for counter in (Counter(), Counter()):  # the first call fills caches
-                with counter:
+                # The operator runs outside of compilation, where it has its fused kernels and remembered tables.
+                with mode, counter, mock.patch.object(torch.compiler, "is_compiling", return_value=False):
                     OPDEFS[node.target._schema.name]._init_fn(*arguments, **options)
             total.calls += counter.total.calls
             total.waits += counter.total.waits
@@ -161,9 +164,12 @@ def _count_nodes(graph: torch.fx.GraphModule, total: GraphCount) -> None:
 def _waits(node: torch.fx.Node, arguments: Any) -> bool:
     """Whether an operation reads values, or has tensors on the host."""
     tags = getattr(node.target, "tags", ())
-    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
-        return True
     found = torch.utils._pytree.tree_leaves((arguments, node.meta.get("val")))
+    lookup = node.target is torch.ops.aten.index.Tensor and all(
+        each.dtype != torch.bool for each in found if isinstance(each, Tensor)
+    )  # whose shape depends on values for masks only
+    if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and not lookup):
+        return True
     return any(isinstance(each, Tensor) and each.device.type == "cpu" for each in found)
 
 
