@@ -141,6 +141,7 @@ def profile(name: str, order: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="the folder src of the other version")
+    parser.add_argument("--peer-name", help="such as a commit, for the file of results")
     parser.add_argument("--models", default=",".join([*MODELS, *PEERS[1:]]))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
@@ -177,7 +178,8 @@ def main() -> None:
         from lagwise.analysis.timing import save_results
 
         triton = None if importlib.util.find_spec("triton") is None else importlib.metadata.version("triton")
-        save_results(chosen.out, " ".join(["python", *sys.argv]), {"triton": triton, "rows": rows})
+        command = "python benchmarks/host_times.py --peer OTHER/src"
+        save_results(chosen.out, command, {"triton": triton, "peer": chosen.peer_name, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     gpu.counts,
     gpu.graphs,
     gpu.measured,
+    gpu.host,
     arena.trainings,
     arena.arguments,
     arena_speed.speeds,

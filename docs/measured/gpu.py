@@ -114,3 +114,26 @@ A Toeplitz layer of 512 channels in float32 beside the published one, launched f
 kernel network's launches take most of the time.
 
 {measured_table(layers, heads, of_length)}"""
+
+
+def host() -> str:
+    """The host's time for a layer, before and now."""
+    name = "host-times-cpu.json"
+    content = results(name)["results"]
+    rows = [
+        [
+            row["model"],
+            *(f"{row[version]['microseconds']:,.0f}" for version in ("peer", "this")),
+            f"{row['this']['microseconds'] / row['peer']['microseconds']:.2f}",
+            f"{row['this']['launches']:.0f}",
+        ]
+        for row in content["rows"]
+    ]
+    columns = ["model", f"µs, commit {content['peer']}", "µs, now", "ratio", "launches of Triton"]
+    return f"""### What the host takes
+
+The host's part of a layer's training step, without a card: the CPU stands for one, tensors are tiny, and Triton's
+launches end where the driver would be called (`benchmarks/host_times.py`). A card's driver adds about 5 µs a call. Rows
+below {_TRANSFORMER} are other packages' code and show how much a measurement differs from the next.
+
+{measured_table(name, columns, rows)}"""

@@ -67,11 +67,12 @@ def test_more_queries_than_keys_is_an_error() -> None:
 def test_a_mask_without_padding_needs_no_bias_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (torch.randn(2, 3, 40, 4, dtype=torch.float64, device="cpu") for _ in range(3))
     whole = torch.ones(2, 40, dtype=torch.bool, device="cpu")
-    expected = attention_reference(q, k, v, slopes=alibi_slopes(3))
-    vmapped = torch.vmap(lambda mask: attention(q[:1], k[:1], v[:1], slopes=alibi_slopes(3), mask=mask[None]))
+    slopes = alibi_slopes(3).cpu()
+    expected = attention_reference(q, k, v, slopes=slopes)
+    vmapped = torch.vmap(lambda mask: attention(q[:1], k[:1], v[:1], slopes=slopes, mask=mask[None]))
     torch.testing.assert_close(vmapped(whole)[:, 0], expected[[0, 0]])
     monkeypatch.setattr("lagwise.ops.attention.full._bias", None)
-    torch.testing.assert_close(attention(q, k, v, slopes=alibi_slopes(3), mask=whole), expected)
+    torch.testing.assert_close(attention(q, k, v, slopes=slopes, mask=whole), expected)
 
 
 @pytest.mark.parametrize("causal", [True, False])
