@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from tiny_models import RECIPES, tiny
@@ -14,6 +16,11 @@ from lagwise.data import load_tokenizer
 from lagwise.models.loading import save_tokenizer
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+
+
+@pytest.fixture(autouse=True)
+def _ids_are_on_the_device(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "IDS", IDS.to(device))
 
 
 def classifier(**fields: object) -> LagwiseForSequenceClassification:

@@ -59,6 +59,7 @@ def test_streams_on_fixed_tensors_give_the_models_logits(
     torch.testing.assert_close(again, expected[:, 150], rtol=0, atol=1e-9)
 
 
+@pytest.mark.real_device  # a session has inference tensors
 @pytest.mark.parametrize("kind", ["mega-lm", "tnn-lm", "converted"])
 def test_batches_whose_rows_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence gets its own logits, and a graph is captured only for rows that stay."""

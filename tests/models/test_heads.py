@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 
 import pytest
 import torch
@@ -46,6 +47,11 @@ _OTHERS = {"LagwiseConfig", "LagwiseModel", "LagwiseForPrediction", "LagwiseForS
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 
 
+@pytest.fixture(autouse=True)
+def _ids_are_on_the_device(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "IDS", IDS.to(device))
+
+
 def tiny(**changes: object) -> LagwiseConfig:
     return LagwiseConfig(**{"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 2, "causal": False, **changes})
 
@@ -72,7 +78,7 @@ def test_the_signature_lists_the_columns_that_a_head_reads_and_its_labels(name: 
 class TestHeads:
     def test_the_loss_is_the_mean_over_labelled_entries(self, head: type) -> None:
         torch.manual_seed(0)
-        model, targets = head(tiny()), TARGETS[head]
+        model, targets = head(tiny()), {name: t.to(IDS.device) for name, t in TARGETS[head].items()}
         out = model(IDS, **targets)
         pairs = zip(logits_of(out), targets.values(), strict=True)
         expected = [

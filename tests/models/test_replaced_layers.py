@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from lagwise.models import LagwiseForCausalLM, StreamingSession
 
 every_model = pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS])
 TOKENS = torch.arange(60).view(2, 30) * 7 % 258
+
+
+@pytest.fixture(autouse=True)
+def _tokens_are_on_the_device(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "TOKENS", TOKENS.to(device))
 
 
 class Adapter(nn.Module):

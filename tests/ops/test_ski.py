@@ -80,6 +80,7 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
 
 
+@pytest.mark.real_device
 @pytest.mark.parametrize("local", [False, True])
 def test_a_graph_has_the_values_and_gradients(local: bool) -> None:
     x, coefficients, taps = (torch.randn(*shape) for shape in ((2, 40, 3), (3, 17), (3, 5)))
