@@ -135,20 +135,22 @@ _SLOW = [pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("fd-tnn-lm"
 
 @pytest.mark.parametrize("recipe", ["megalodon-lm", *_SLOW])
 def test_resuming_is_exact(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """With two micro-batches in a step, and checkpoints in the middle of documents."""
+    """With two micro-batches in a step, and checkpoints in the middle of documents. On CUDA, sums as in Megalodon's
+    norm are not repeatable to the last bit (`torch.cumsum`, as `torch.use_deterministic_algorithms` says)."""
+    tolerance = 1e-4 if torch.cuda.is_available() else 0.0
     model = load_recipe(recipe).model
     tiny_recipe.model = {**model, "hidden_size": 32, "num_hidden_layers": 1}
     tiny_recipe.training.carry_states, tiny_recipe.training.accumulate = 4, 2
     whole = train(tiny_recipe, tmp_path / "whole", progress=False)
     half = train(tiny_recipe, tmp_path / "half", progress=False)
     resume_from_first(half)
-    assert losses(half) == losses(whole)
+    assert losses(half) == pytest.approx(losses(whole), rel=tolerance, abs=0)
     for name, weight in weights(whole).items():
-        assert torch.equal(weight, weights(half)[name]), name
+        torch.testing.assert_close(weights(half)[name], weight, rtol=tolerance, atol=tolerance)
     (checkpoints(half)[-1] / "carried-0.safetensors").unlink()
     (half / "config.json").unlink()
     resume(half, progress=False)  # from the checkpoint before
-    assert losses(half) == losses(whole)
+    assert losses(half) == pytest.approx(losses(whole), rel=tolerance, abs=0)
 
 
 @pytest.mark.parametrize(
