@@ -4,11 +4,11 @@
     python benchmarks/sound_rates.py train work/ [KEY=VALUE ...]
     python benchmarks/sound_rates.py score work/ --out benchmarks/results/sound-rates-cpu.json
 
-root/ has the unpacked Debian packages asterisk-core-sounds-{en,es,fr,it}-g722: prompts at 16 kHz. Half a second of each,
-where it is loudest, is English, Spanish, French or Italian. The model, of S4D's kernels, is trained on files of 16 kHz.
-The same test files are then resampled (polyphase) to other rates, and evaluated in three ways: as files of their rate,
-for which `lagwise evaluate` scales the steps of the kernels; with a header that says 16 kHz, so that nothing is scaled;
-and resampled back to 16 kHz.
+root/ has the unpacked Debian packages asterisk-core-sounds-{en,es,fr,it}-g722: prompts at 16 kHz. Half a second of
+each, where it is loudest, is English, Spanish, French or Italian. The model, of S4D's kernels, is trained on files of
+16 kHz. The same test files are then resampled (polyphase) to other rates, and evaluated in three ways: as files of
+their rate, for which `lagwise evaluate` scales the steps of the kernels; with a header that says 16 kHz, so that
+nothing is scaled; and resampled back to 16 kHz.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def prepare(root: Path, work: Path) -> None:
 
 def read_prompt(path: Path) -> np.ndarray:
     """The samples of a file of G.722 at 16 kHz, within -1 and 1."""
-    import av
+    import av  # pyrefly: ignore[missing-import]  # only for this part
 
     with av.open(str(path), format="g722") as file:
         frames = [frame.to_ndarray().reshape(-1) for frame in file.decode(audio=0)]
@@ -80,13 +80,13 @@ def write(path: Path, samples: np.ndarray, hertz: int) -> None:
 
 def score(work: Path, out: Path) -> None:
     from lagwise.analysis.timing import save_results
-    from lagwise.runs import evaluate
+    from lagwise.runs import evaluate_run
 
     results = []
     for hertz in RATES:
         scores = {}
         for way in ("as-it-is", "unscaled", "resampled"):
-            found = evaluate(work / "run", source=str(work / f"{hertz}-{way}"), progress=False)["test"]
+            found = evaluate_run(work / "run", source=str(work / f"{hertz}-{way}"), progress=False)["test"]
             scores[way.replace("-", "_")] = found["accuracy"]
         results.append({"hertz": hertz, "sounds": found["rows"], **scores})
         print(json.dumps(results[-1]), flush=True)

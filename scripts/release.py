@@ -30,7 +30,7 @@ PLACES = {
 ADDRESSED = {
     "pyproject.toml": r"^\[project\.urls\]\n(?:\w+ = .*\n)*",
     "CITATION.cff": r"^license: .*\n(?:repository-code: .*\n)?",
-    "README.md": r"\A# lagwise\n(?:\n\[!\[.*\n)?",
+    "README.md": r"\A# lagwise\n(?:\n\[!\[checks\].*\n\n(?:\[\w+\]: .*\n)+)?",
 }
 TESTED = Path("build/tested")  # the tree that passed, by git's name for it
 
@@ -126,7 +126,8 @@ def _addresses(pyproject: str, repository: str) -> dict[str, str]:
     return {
         "pyproject.toml": "[project.urls]\n" + "".join(f'{key} = "{url}"\n' for key, url in urls.items()),
         "CITATION.cff": f'license: {license}\nrepository-code: "{source}"\n',
-        "README.md": f"# lagwise\n\n[![checks]({checks}/badge.svg)]({checks}) [documentation]({site})\n",
+        "README.md": "# lagwise\n\n[![checks][badge]][checks] [documentation][site]\n\n"
+        + f"[badge]: {checks}/badge.svg\n[checks]: {checks}\n[site]: {site}\n",
     }
 
 

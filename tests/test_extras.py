@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from with_extra import ENOUGH, PYPROJECT
+from with_extra import ENOUGH, PYPROJECT, plain
 
 from lagwise.extras import EXTRAS, PACKAGES, explained, require
 
@@ -29,6 +29,15 @@ def listed(extra: str) -> set[str]:
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_installs_what_its_table_says(extra: str) -> None:
     assert {PACKAGES.get(name, name) for name in EXTRAS[extra]} <= listed(extra)
+
+
+def test_the_tested_version_of_every_package_is_written_down() -> None:
+    """But for torchvision, each version of which needs one of torch."""
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    needed = {re.split(r"[>=<]", text)[0] for text in project["dependencies"]}
+    needed |= set().union(*map(listed, project["optional-dependencies"])) - {"torchvision"}
+    written = re.findall(r"^([\w.-]+)==", (FOLDER.parent / "constraints.txt").read_text(), re.MULTILINE)
+    assert {plain(name) for name in needed} <= {plain(name) for name in written}
 
 
 def test_every_optional_package_that_lagwise_imports_is_in_an_extra() -> None:

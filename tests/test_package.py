@@ -103,6 +103,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in {**release.PLACES, **release.ADDRESSED}:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
+    project = tmp_path / "pyproject.toml"  # which has an address after the first release
+    project.write_text(re.sub(release.ADDRESSED[project.name], "[project.urls]\n", project.read_text(), flags=re.M))
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 9.1.0 (unreleased)\n\n- New.\n\n## 0.2.0\n")
     (tmp_path / ".gitignore").write_text("build/\n")
     for role in ("AUTHOR", "COMMITTER"):
@@ -149,8 +151,10 @@ def test_the_first_release_says_where_the_repository_is(clone: Path, capsys: pyt
         assert project["scripts"]
         assert yaml.safe_load((clone / "CITATION.cff").read_text())["repository-code"] == expected
         readme = (clone / "README.md").read_text()
-        assert readme.startswith(f"# lagwise\n\n[![checks]({expected}/")
-        assert readme.count("badge.svg") == 1
+        assert readme.startswith("# lagwise\n\n[![checks][badge]][checks] [documentation][site]\n")
+        assert re.findall(r"^\[badge\]: (.*)$", readme, re.MULTILINE) == [
+            f"{expected}/actions/workflows/checks.yml/badge.svg"
+        ]
         assert "\n\nlagwise is a PyTorch library" in readme
 
 

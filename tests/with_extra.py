@@ -91,11 +91,11 @@ def packages_of(extra: str) -> set[str]:
                 continue
         for needed in map(Requirement, texts):
             if needed.marker is None or needed.marker.evaluate({"extra": wanted}):
-                todo += [(_plain(needed.name), each) for each in ("", *needed.extras)]
+                todo += [(plain(needed.name), each) for each in ("", *needed.extras)]
     return {name for name, _ in seen}
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -104,7 +104,7 @@ def hide_all_but(packages: set[str]) -> None:
     hidden = {
         module
         for module, owners in importlib.metadata.packages_distributions().items()
-        if not packages & {_plain(owner) for owner in owners}
+        if not packages & {plain(owner) for owner in owners}
     }
     finder = importlib.machinery.PathFinder
 
@@ -116,7 +116,7 @@ def hide_all_but(packages: set[str]) -> None:
         @classmethod
         def find_distributions(cls, *args: object, **options: object) -> Iterator[importlib.metadata.Distribution]:
             for found in finder.find_distributions(*args, **options):
-                if _plain(found.name or "") in packages:
+                if plain(found.name or "") in packages:
                     yield found
 
     sys.meta_path[sys.meta_path.index(finder)] = Visible
@@ -223,15 +223,15 @@ def outcomes(folder: Path) -> dict[str, str]:
         return {name: check() for name, check in checks.items()}
 
 
-def unusable(extra: str) -> str | None:
-    """Why an extra cannot be tried here: its torchvision was compiled for another torch, which nothing of lagwise can
+def unusable_torchvision() -> str | None:
+    """Why the installed torchvision cannot be imported: it was compiled for another torch, which nothing of lagwise can
     help, since transformers imports torchvision wherever it is installed."""
-    if extra != "vision":
-        return None
     import torch
 
     try:
         importlib.import_module("torchvision")
+    except ModuleNotFoundError as error:
+        return None if error.name == "torchvision" else str(error)
     except Exception as error:  # RuntimeError, ImportError or OSError, as the versions differ
         version = importlib.metadata.version("torchvision")
         reason = str(error).strip().splitlines()[0]
@@ -242,13 +242,17 @@ def unusable(extra: str) -> str | None:
 def main(folder: Path, extra: str, hide: bool) -> int:
     if hide:
         hide_all_but(packages_of(extra))
-    if reason := unusable(extra):
+    if reason := unusable_torchvision():
         print(f"skipped: {reason}")
-        return 0
+        if extra == "vision":
+            return 0
+        hide_all_but({plain(each.name) for each in importlib.metadata.distributions()} - {"torchvision"})
     if not folder.is_dir():
-        begun = folder.with_name(f"{folder.name}-begun")
-        make_inputs(begun)
-        begun.rename(folder)
+        try:
+            make_inputs(folder)
+        except BaseException:  # the next call makes them anew; runs name the files of their data
+            shutil.rmtree(folder)
+            raise
     failed = 0
     for name, outcome in outcomes(folder).items():
         refuses = re.fullmatch(r"error: [^\n]* install lagwise\[\w+\][^\n]*", outcome) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tables import measured_table, results
+from tables import has_results, measured_table, results
 
 _NAME = "gpu-counts.json"
 _TRANSFORMER = "transformer-alibi-lm"
@@ -46,6 +46,32 @@ def _change(
 ) -> str:
     values = [f"{row[figure] / unit:,.{digits}f}" for row in pair if row is not None]
     return " → ".join(dict.fromkeys(values)) or "-"
+
+
+def graphs() -> str:
+    """The launches of compiled steps beside those of eager ones."""
+    name = "gpu-graphs.json"
+    if not has_results(name):
+        return ""
+    rows = [
+        [
+            row["model"],
+            *(f"{calls:.0f}" for calls in (row["eager"], row["compiled"]["calls"], row["combined"]["calls"])),
+            row["compiled"]["waits"],
+            row["compiled"]["refused"] or "yes",
+        ]
+        for row in results(name)["results"]["rows"]
+    ]
+    columns = ["model", "eager calls", "compiled", "with combo_kernels", "waits", "CUDA graph"]
+    return f"""### Through torch.compile
+
+Launches of a layer's training step at 4 × 2,048 (512 channels, bfloat16 autocast), as inductor schedules its graphs for
+an H100; nothing ran. Eager steps use the kernels in Triton, which join more than inductor does, and cast all weights in
+few calls: inductor casts each weight, and each weight's gradient, by a launch of its own. Its option `combo_kernels`
+puts independent loops into one launch. Waits are of the host, in a whole model; a graph without any can be a CUDA graph
+(`mode="reduce-overhead"`).
+
+{measured_table(name, columns, rows)}"""
 
 
 def measured() -> str:

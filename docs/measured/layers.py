@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import tables
-from tables import measured_table, mebibytes, ratio, results
+from tables import has_results, measured_table, mebibytes, ratio, results
 
 _DIRECTIONS = {True: "causal", False: "two-sided"}
 
@@ -144,6 +144,36 @@ def vocabulary_loss() -> str:
 
 Training steps of a TNN of 4 layers and 256 channels whose loss is computed 512 tokens at a time, by PyTorch's
 linear_cross_entropy, over steps with the logits of all tokens. Losses and gradients were compared first.
+
+{measured_table(name, columns, rows)}"""
+
+
+def compiled_training() -> str:
+    name = "compile-cpu.json"
+    if not has_results(name):
+        return ""
+    content = results(name)["results"]
+    rows = [
+        [
+            row["recipe"],
+            row["rows"],
+            row["graphs"],
+            *(f"{seconds:.0f}" for seconds in row["compile_seconds"][:2]),
+            f"{row['loss']:.0e}",
+            f"{row['gradients']:.0e}",
+            f"{row['compiled']['median'] / row['eager']['median']:.2f}",
+        ]
+        for row in content["rows"]
+    ]
+    columns = ["recipe", "rows", "graphs", "s, first length", "s, second", "loss", "gradients", "step over eager"]
+    lengths = ", ".join(map(str, content["lengths"]))
+    return f"""## Training steps through torch.compile
+
+Models of {content["layers"]} layers with the recipe's width, {content["batch"]} rows of bytes, lengths {lengths}, by
+inductor with `fullgraph=True`: one graph for the first length, and one for all others. Seconds are of the CPU, those of
+the C++ compiler and of two steps included. Losses and gradients differ from the model's own by the given shares of
+their largest. The last column is the time of a step over that of the model itself, at the first length: on a CPU, there
+is little to gain.
 
 {measured_table(name, columns, rows)}"""
 

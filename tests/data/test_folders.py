@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from lagwise.data import open_rows, open_source
-from lagwise.data.folders import split_word
+from lagwise.data.folders import files_below, split_word
 from lagwise.data.image_files import open_images
 
 
@@ -102,3 +103,12 @@ def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     (tmp_path / "sheets" / "a.xlsx").write_text("x")
     with pytest.raises(ValueError, match=r"file in folder '.*'; 1 file is not read: 1 \.xlsx"):
         open_rows(str(tmp_path / "sheets"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has these folders")
+@pytest.mark.parametrize("made_up", ["/proc", "/sys"])
+def test_what_the_system_makes_up_is_no_data(made_up: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(made_up)
+    for root in (Path(made_up), tmp_path):
+        with pytest.raises(ValueError, match="what the system says of itself"):
+            files_below(root)

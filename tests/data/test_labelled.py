@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import lagwise.data.labelled as labelled_module
+from lagwise import LagwiseConfig
 from lagwise.data import LabelledData, open_rows, prepare_labelled
 from lagwise.data.rows import RowSource
 
@@ -35,6 +36,19 @@ def prepare(source: str | RowSource, **options: Any) -> LabelledData:
 @pytest.fixture
 def source(tmp_path: Path) -> str:
     return write(tmp_path / "rows.jsonl", reviews())
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_whether_samples_are_missing_is_noted_with_the_rows(tmp_path: Path, missing: bool) -> None:
+    """So that a training does not read all rows for it; also when they come from the cache."""
+    rows = [{"input_values": [float(i), 1.0, 2.0], "label": ("good", "bad")[i % 2]} for i in range(30)]
+    rows[17]["input_values"][1] = None if missing else 3.0
+    name = write(tmp_path / "series.jsonl", rows)
+    for _ in range(2):
+        data = prepare(name, inputs="values", cache=tmp_path / "cache")
+        assert data.gaps is missing
+    assert LagwiseConfig(inputs={"name": "values", "features": 1, "gaps": missing}).takes_gaps is missing
+    assert not LagwiseConfig().takes_gaps
 
 
 class TestText:

@@ -160,6 +160,30 @@ class TestTokenFiles:
         read = len("".join(map("".join, texts)).encode())
         assert (read == sum(whole.text_bytes.values())) == (stop == 1 or lost > 0)
 
+    def test_what_another_version_has_begun_is_not_continued(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path
+    ) -> None:
+        """It may have cut the text into other pieces."""
+        whole = prepare(str(text_file), "bytes", cache=tmp_path / "whole", progress=False)
+        encode, batches = tokens_module.encode_texts, []
+
+        def killed(given: list[str], *args: object) -> list[np.ndarray]:
+            batches.append(given)
+            if len(batches) == 3:
+                raise KeyboardInterrupt
+            return encode(given, *args)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as older:
+            older.setattr(tokens_module, "__version__", "0.0")
+            older.setattr(tokens_module, "_PIECE", 30)
+            older.setattr(tokens_module, "_BATCH", 60)
+            older.setattr(tokens_module, "encode_texts", killed)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(str(text_file), "bytes", cache=tmp_path / "cache", progress=False)
+        again = prepare(str(text_file), "bytes", cache=tmp_path / "cache", progress=False)
+        assert again.text_bytes == whole.text_bytes
+        assert all(again.splits[split].tolist() == ids.tolist() for split, ids in whole.splits.items())
+
     def test_too_little_text_for_three_splits(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("ab")
         with pytest.raises(ValueError, match=r"too short: .* the (valid|test) split"):

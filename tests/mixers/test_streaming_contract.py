@@ -67,12 +67,6 @@ def test_an_old_state_stays_valid(name: str, options: dict) -> None:
 
 
 @every_stream
-def test_states_can_be_selected_by_row(name: str, options: dict) -> None:
-    """Needed for beam search."""
-    testing.check_picked_states(factory(name, options), CHANNELS)
-
-
-@every_stream
 def test_joined_states_continue_as_if_alone(name: str, options: dict) -> None:
     testing.check_joined_states(factory(name, options), CHANNELS)
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification, LagwiseModel, StreamingCache
+from lagwise.models.inputs import check_precision
 from lagwise.ops import Layout
 
 INPUTS: dict[str, tuple[Any, str, torch.Size]] = {
@@ -265,3 +266,13 @@ def test_constant_series_and_causal_models_on_their_own_scale() -> None:
         LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs={"name": "values", "by_row": True}))
     with pytest.raises(ValueError, match="by_row needs one series in each row"):
         model(input_values=torch.randn(1, 8, 2), seq_idx=torch.tensor([[0, 1]]))
+
+
+def test_parts_in_float64_are_refused_on_devices_without() -> None:
+    apple = torch.device("mps")
+    check_precision(make("tokens"), apple)
+    block = {"name": "prenorm", "token_mixer": {"name": "lru"}}
+    model = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=2, block=block))
+    check_precision(model, torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"LRUMixer \(layers\.0\..*\) computes in float64, which Apple's GPUs"):
+        check_precision(model, apple)

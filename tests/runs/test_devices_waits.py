@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingSession
+from lagwise.kernels import KERNELS
+from lagwise.mixers import MIXERS
+from lagwise.mixers.timestep_norm import TimestepNorm
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM, StreamingSession
 from lagwise.models.generation import sampled
 from lagwise.serving.sampling import Sampling, draw
 from lagwise.training import load_recipe
@@ -61,17 +64,18 @@ def batch(kind: str) -> dict[str, Tensor]:
     return {"cu_seqlens": torch.tensor([0, 20, 64, 120, 192])}
 
 
-def model_of(name: str) -> LagwiseForCausalLM:
+def model_of(name: str) -> Any:
     model: dict[str, Any] = {**load_recipe(name).model, "hidden_size": 32, "vocab_size": 300}
     if "value_size" in model["block"]:
         model["block"] = {**model["block"], "value_size": 24, "query_size": 8}
     if name != "best-lm":
         model["num_hidden_layers"] = 2
-    return LagwiseForCausalLM(LagwiseConfig(**model))
+    causal = not name.endswith("mlm")
+    return (LagwiseForCausalLM if causal else LagwiseForMaskedLM)(LagwiseConfig(**model, causal=causal))
 
 
 @pytest.mark.parametrize("kind", ["plain", "right-padded", "left-padded", "packed", "positions", "cu_seqlens"])
-@pytest.mark.parametrize("name", ["tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm"])
+@pytest.mark.parametrize("name", ["tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "ski-tnn-mlm", "mega-mlm"])
 def test_a_step_waits_once_at_most(name: str, kind: str, pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--device") != "pretended":
         pytest.skip("counts operations on the pretended device")
@@ -90,6 +94,36 @@ def test_a_step_waits_once_at_most(name: str, kind: str, pytestconfig: pytest.Co
     assert len(waits.found) <= (kind != "plain"), waits.found
     assert not waits.wide
     assert torch.allclose(found, expected, rtol=1e-4)
+
+
+_GRIDS = {"grid", "gtu2d", "gfnet", "afno2d"}  # which take images, and mix by mixers of the others
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *({"name": "toeplitz", "kernel": {"name": name}} for name in KERNELS),
+        *({"name": name} for name in MIXERS if name not in _GRIDS),
+        {"name": "ema", "truncation": 10},
+        {"name": "timestep_norm"},
+    ],
+    ids=lambda spec: " ".join(spec.get("kernel", spec)) + " " + spec.get("kernel", spec)["name"],
+)
+def test_parts_say_whether_they_need_float64(spec: dict[str, Any], pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--device") != "pretended":
+        pytest.skip("watches operations on the pretended device")
+    from second_device import NAME, SecondDevice, _There
+
+    options = {key: value for key, value in spec.items() if key != "name"}
+    made = TimestepNorm if spec["name"] == "timestep_norm" else MIXERS[spec["name"]]
+    mixer: Any = made(8, **options, **({"causal": False} if True not in made.directions else {})).train()
+    x = torch.randn(2, 40, 8, requires_grad=True)
+    with SecondDevice():
+        mixer.to(NAME)
+        x = x.to(NAME)
+        with Waits(_There) as waits:
+            mixer(x).sum().backward()
+    assert bool(waits.wide) == any(getattr(part, "needs_float64", False) for part in mixer.modules())
 
 
 def generated(model: LagwiseForCausalLM) -> Callable[[], Any]:

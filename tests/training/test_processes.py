@@ -126,7 +126,9 @@ def test_one_process_uses_one_gpu(tiny_recipe: Recipe, tmp_path: Path, monkeypat
 def torchrun(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", str(restarts), "-m", "lagwise", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Otherwise processes that are started again may find the addresses of those before (see docs/cluster.md).
+    given = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if restarts else "0"}
+    return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def children(process: int) -> list[int]:

@@ -129,7 +129,7 @@ def test_a_changed_corpus_is_refused(streamed: Recipe, tmp_path: Path, corpus: P
 @pytest.mark.parametrize(
     ("recipe", "overrides", "reason"),
     [
-        ("classify", [], r"data\.streaming is for the text of language models"),
+        ("classify", [], r"data\.streaming is for language modelling .* not SequenceClass"),
         ("tnn-lm", ["training.epochs=1"], r"give training\.steps instead of training\.epochs"),
         ("tnn-lm", ["data.lengths=[256,512]"], r"data\.lengths does not go with data\.streaming"),
         ("tnn-lm", ["training.carry_states=4"], r"carry_states does not go with data\.streaming"),

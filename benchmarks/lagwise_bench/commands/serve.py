@@ -31,7 +31,7 @@ def serve(
     """
     import torch
 
-    from lagwise.analysis.prompts import run_prompts
+    from lagwise.analysis.drafts import run_prompts
     from lagwise.analysis.timing import save_results
     from lagwise.cli.terminal import print_table
     from lagwise.models.loading import load_language_model

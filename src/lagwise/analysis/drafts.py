@@ -6,14 +6,17 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lagwise.analysis.timing import Timing
+from lagwise.data import prepare
 from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
+from lagwise.training import load_run
 
 _TIE = 1e-3  # difference of two logits below which rounding may decide which is larger
 
@@ -116,6 +119,14 @@ def _check(model: LagwiseForCausalLM, expected: Tensor, text: Tensor, key: tuple
     if gap > _TIE:
         raise ValueError(f"drafts of {key} change the text at token {place}, where logits differ by {gap:.1e}")
     return False
+
+
+def run_prompts(run: Path, count: int, length: int) -> list[Tensor]:
+    """Token ids ``(length,)`` from evenly spaced positions in the test text of a run."""
+    options = load_run(run).data
+    text = prepare(options.source or "stdlib", options.tokenizer, vocab_size=options.vocab_size).splits["test"]
+    starts = torch.linspace(0, len(text) - length, count).long().tolist()
+    return [torch.tensor(text[start : start + length].astype("int64")) for start in starts]
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:

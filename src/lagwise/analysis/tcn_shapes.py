@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from lagwise.analysis.timing import Timing, interleaved, training_step
 from lagwise.cache import default_cache
+from lagwise.files import write_whole
 from lagwise.mixers import TCNMixer
 from lagwise.ops.toeplitz import StackShape, covering_shapes
 from lagwise.progress import progress_bar
@@ -70,12 +70,7 @@ def choose_tcn(
         return [Choice(StackShape(*c["shape"]), c["parameters"], Timing(**c["seconds"])) for c in found]
     choices = _timed(length, channels, max(1, tokens // length), causal, repeats, progress)
     others = [entry for entry in known if entry["of"] != [machine, asked]]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial_path = path.with_suffix(f".{os.getpid()}")
-    partial_path.write_text(
-        json.dumps([*others, {"of": [machine, asked], "choices": [asdict(c) for c in choices]}]), encoding="utf-8"
-    )
-    os.replace(partial_path, path)
+    write_whole(path, json.dumps([*others, {"of": [machine, asked], "choices": [asdict(c) for c in choices]}]))
     return choices
 
 

@@ -145,7 +145,7 @@ class MegalodonBlock(Block):
         return self.dropout(self.memory_norm(found))
 
     def _update(self, x: Tensor, memory: Tensor, attended: Tensor, mask: Tensor | None) -> Tensor:
-        gated = self.dropout(F.silu(self.reset(memory)) * _join_heads(attended))
+        gated = self.dropout(F.silu(self.reset(memory)) * attended.transpose(1, 2).flatten(2))
         y = x + self.dropout(self.candidate(memory) + self.out(gated)).to(x.dtype)
         return self.channels(y, mask, residual=x)
 
@@ -175,8 +175,3 @@ class NormalizedQueryKey(QueryKey):
         root, normed = heads.shape[-1] ** 0.5, heads.flatten(-2)
         query, key = normed * self.scale[0] + root * self.shift[0], normed * (self.scale[1] / root) + self.shift[1]
         return query, key
-
-
-def _join_heads(x: Tensor) -> Tensor:
-    """``(batch, length, heads * size)`` of ``(batch, heads, length, size)``."""
-    return x.transpose(1, 2).flatten(2)

@@ -135,8 +135,7 @@ def drafts(
     """
     import torch
 
-    from lagwise.analysis.drafts import table_rows, time_drafts
-    from lagwise.analysis.prompts import run_prompts
+    from lagwise.analysis.drafts import run_prompts, table_rows, time_drafts
     from lagwise.cli.terminal import print_table
     from lagwise.models.loading import default_device, load_language_model
 

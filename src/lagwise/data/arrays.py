@@ -46,10 +46,11 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
             continue
         shape = [len(values)]
         if is_list(values.type):
-            sizes = {len(v) if v is not None else 0 for v in values} if not _is_fixed(values.type) else set()
+            fixed = pa.types.is_fixed_size_list(values.type)
+            sizes = {len(v) if v is not None else 0 for v in values} if not fixed else set()
             if len(sizes) > 1:
                 raise ValueError(f"its vectors have {min(sizes)} to {max(sizes)} numbers")
-            shape.append(values.type.list_size if _is_fixed(values.type) else next(iter(sizes), 1))
+            shape.append(values.type.list_size if fixed else next(iter(sizes), 1))
             values = values.flatten()
         if is_list(values.type):
             raise TypeError(f"a column of {column.type}")
@@ -61,10 +62,6 @@ def row_arrays(column: pa.ChunkedArray | pa.Array) -> Iterator[np.ndarray]:
 
 def is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
-def _is_fixed(kind: pa.DataType) -> bool:
-    return pa.types.is_fixed_size_list(kind)
 
 
 def list_column(rows: Sequence[np.ndarray], kind: Any) -> pa.Array:

@@ -39,12 +39,18 @@ class Place:
     inner: tuple[str, ...]
 
 
+_MADE_UP = ("/proc", "/sys")
+
+
 def files_below(root: Path) -> list[Path]:
-    """The files in a folder and in those below it, also through links, in order. Hidden ones are left out."""
+    """The files in a folder and in those below it, also through links, in order. Hidden ones are left out. ValueError
+    if the system makes up any of them: they are no data, and link to each other without end."""
     found: list[Path] = []
     for folder, folders, names in os.walk(root, followlinks=True):
         here = Path(folder)
         whole = here.resolve()
+        if any(whole.is_relative_to(made_up) for made_up in _MADE_UP):
+            raise ValueError(f"{here} holds no files of data, but what the system says of itself; name another folder")
         links = {name: (here / name).resolve() for name in folders if (here / name).is_symlink()}
         # a link to a folder above would be followed without end
         folders[:] = [name for name in folders if name not in links or not whole.is_relative_to(links[name])]

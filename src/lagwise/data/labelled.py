@@ -223,9 +223,9 @@ def _write(
     if rows.features is None:
         train = rows.splits["train"]
         texts = (text for column in rows.columns for text in train[column])
-        made = load_tokenizer(tokenizer, vocab_size=vocab_size, texts=texts)
-        made.save_pretrained(folder / "tokenizer")
-        encoder = RowEncoder(rows.columns, length, made, tokenizer == "bytes", separate=separate)
+        own = load_tokenizer(tokenizer, vocab_size=vocab_size, texts=texts)
+        own.save_pretrained(folder / "tokenizer")
+        encoder = RowEncoder(rows.columns, length, own, tokenizer == "bytes", separate=separate)
     else:
         encoder = RowEncoder(rows.columns, length, features=rows.features, gaps=True)
     several = rows.kind == MULTI_LABEL
@@ -241,23 +241,10 @@ def _write(
             progress_bar(desc=f"encoding {split}", unit=" rows", total=len(values), show=progress) as bar,
         ):
             for batch, too_long in encoder.batches(table, lambda i, split=split: f"{split} row {i + 1}"):
-                own = values.slice(start, batch.num_rows)
-                writer.write_batch(pa.RecordBatch.from_arrays([*batch.columns, own], schema=schema))
+                columns = [*batch.columns, values.slice(start, batch.num_rows)]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
                 start, cut[split] = start + batch.num_rows, cut[split] + too_long
                 bar.update(batch.num_rows)
-    return {
-        "source": rows.name,
-        "columns": rows.columns,
-        "label": rows.label,
-        "length": length,
-        "features": rows.features,
-        "gaps": rows.gaps,
-        "is_bytes": encoder.is_bytes,
-        "separate": separate,
-        "kind": rows.kind,
-        "reason": rows.reason,
-        "label_names": rows.label_names,
-        "cut": cut,
-        "counts": rows.counts,
-        "notes": rows.notes,
-    }
+    same = ("columns", "label", "features", "gaps", "kind", "reason", "label_names", "counts", "notes")
+    made = {"source": rows.name, "length": length, "is_bytes": encoder.is_bytes, "separate": separate, "cut": cut}
+    return {**{name: getattr(rows, name) for name in same}, **made}

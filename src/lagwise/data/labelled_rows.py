@@ -77,9 +77,7 @@ def read_labelled(
         values: whether the inputs are series, not text.
     """
     wanted = (*columns, *label_columns(label))
-    tables = source.read(wanted)
-    if any(not {*wanted} <= {*rows.column_names} for rows in tables.values()):
-        tables = source.read()  # a text may have another name, and messages name the columns
+    tables = source.read(wanted if {*wanted} <= {*source.columns} else None)
     named = tuple(tables)
     if "train" not in tables:
         raise ValueError(f"{source.name!r} has no rows to train on, only {' and '.join(named)} by the names in it")

@@ -43,6 +43,7 @@ class RowSource:
         classes: classes by their folders, of files that are a row each.
         file_notes: what else a reader should know about the files.
         rate: the sampling rate that sounds must have, in Hz.
+        any_rate: whether sounds may have other rates, each its own; their rows have them in ``sampling_rate``.
     """
 
     name: str
@@ -51,6 +52,7 @@ class RowSource:
     classes: dict[Path, str | None] = field(default_factory=dict)
     file_notes: tuple[str, ...] = ()
     rate: int | None = None
+    any_rate: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -134,7 +136,7 @@ class RowSource:
             for path in self.files[split]
         }
         if sounds:
-            check_sounds({path: table for path, table in whole.items() if path in sounds}, self.rate)
+            check_sounds({p: table for p, table in whole.items() if p in sounds}, self.rate, any_rate=self.any_rate)
         read = {}
         for split in self.split_names:
             tables = [whole[path] for path in self.files[split]]

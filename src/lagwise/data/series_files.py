@@ -18,6 +18,7 @@ from lagwise.data.arrays import array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.numbers import count_up
 from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.data.sample_times import read_times, with_times
 from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
 from lagwise.data.text_tables import TextTable, read_head
 from lagwise.tables import known
@@ -118,6 +119,7 @@ def recording_table(
     *,
     per_sample: bool,
     labelled: bool,
+    time: str | None = None,
 ) -> pa.Table:
     """One row: the recording in a .csv or .tsv file, with a line for each sample and a column for each feature.
 
@@ -125,6 +127,7 @@ def recording_table(
         features: their columns, in order.
         wanted: the columns that are returned, None for all.
         per_sample: the column ``label`` has a label for each sample; otherwise it has one label, that of the recording.
+        time: the column of the samples' times (`with_times`); None if it has none.
 
     Without that column, the name of its ``folder`` is the recording's label, unless other recordings have the column
     (``labelled``).
@@ -135,6 +138,8 @@ def recording_table(
     """
     path, found = table.path, folder
     values: Any = _samples(table, label, features)
+    if time is not None:
+        values = with_times(values, read_times(table, time), str(path))
     own: Any = found
     if label in table.columns:
         own = table.cells(label)
@@ -212,16 +217,16 @@ def _numbers_rows(name: str, cells: Sequence[str], samples: bool) -> bool:
     return count_up(cells) or (called and not samples and len(set(map(int, cells))) == len(cells))
 
 
-def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None) -> None:
-    """ValueError if sounds, read by `wav_table`, have different sampling rates or numbers of channels, or others than
-    ``rate``, in Hz."""
+def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None, *, any_rate: bool = False) -> None:
+    """ValueError if sounds, read by `wav_table`, have different numbers of channels, or, unless they may have any_rate,
+    different sampling rates or others than ``rate``, in Hz."""
     wanted, by = rate, "the model was trained at"
     channels: tuple[int, Path] | None = None
     for path, table in tables.items():
         own, vectors = table.column("sampling_rate")[0].as_py(), table.schema.field(SERIES).type.value_type
         if wanted is None:
             wanted, by = own, f"{path} has"
-        if own != wanted:
+        if own != wanted and not any_rate:
             raise ValueError(
                 f"{path} has a sampling rate of {own} Hz, {by} {wanted} Hz; resample the sounds to one rate"
             )

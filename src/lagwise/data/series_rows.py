@@ -10,9 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.folders import class_folders, nested_note
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
+from lagwise.data.sample_times import with_times
 from lagwise.data.series_files import (
     SERIES,
     first_rate,
@@ -23,6 +25,7 @@ from lagwise.data.series_files import (
 )
 from lagwise.data.text_tables import is_data, no_header, read_text_table
 from lagwise.files import expanded
+from lagwise.tables import known
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,15 @@ class SeriesSource(RowSource):
     per_sample: bool = False
     features: Sequence[str] | None = None
     lines: bool | None = None
+    time: str | None = None
 
     def __post_init__(self) -> None:
         names = self.features or ()
+        if self.time in (self.label, *self.more_labels, *names, SERIES):
+            raise ValueError(f"task.time must be a column of its own, not one of labels or features, got {self.time!r}")
+        if self.time is not None and (self.lines or self.dataset is not None):
+            what = "tables whose lines are series" if self.lines else "data sets of the hub"
+            raise ValueError(f"task.time {self.time!r} names a column of times, which {what} have not")
         if {self.label, *self.more_labels} & {*names} or len(set(names)) < len(names):
             raise ValueError(
                 f"task.features must be different columns without that of the labels, "
@@ -78,9 +87,9 @@ class SeriesSource(RowSource):
     def key(self) -> str:
         whole = super().key()
         if not self._tables:
-            return whole
+            return whole if self.time is None else hashlib.sha256(f"{self.time}:{whole}".encode()).hexdigest()
         usual = self._all_features(self._columns_of_tables[0]), self._has_labels and not self.per_sample
-        chosen = list(self.features or self._first), self._has_lines
+        chosen = [*(self.features or self._first), *([] if self.time is None else [None, self.time])], self._has_lines
         return whole if chosen == usual else hashlib.sha256(f"{chosen}:{whole}".encode()).hexdigest()
 
     def _folder_column(self, path: Path) -> str | None:
@@ -99,15 +108,35 @@ class SeriesSource(RowSource):
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         if not self._is_table(path):
-            return super()._table(path, columns)
+            return self._timed_rows(path, columns) if self.time else super()._table(path, columns)
         table = read_text_table(path)
         features = self.features or self._default_features(path, table.names)
         if not self.features and (keys := long_columns(table, self._all_features(table.names))):
             raise ValueError(_long(path, *keys, self.per_sample))
+        if self._has_lines and self.time is not None:
+            raise ValueError(f"task.time {self.time!r} names a column of times, but each line of {path} is a series")
         if self._has_lines:
             return lines_table(table, self.label, features, columns)
-        kind = {"per_sample": self.per_sample, "labelled": self._has_labels}
-        return recording_table(table, self.label, features, columns, self._class(path), **kind)
+        kind: dict[str, Any] = {"per_sample": self.per_sample, "labelled": self._has_labels}
+        return recording_table(table, self.label, features, columns, self._class(path), **kind, time=self.time)
+
+    def _timed_rows(self, path: Path, columns: Sequence[str] | None) -> Any:
+        """Rows of a file that have the times of their samples in a column of lists."""
+        import pyarrow as pa
+
+        assert self.time is not None
+        table = super()._table(path)
+        for name in (SERIES, self.time):
+            known(name, table.column_names, f"column of {path} (task.time)")
+        both = zip(row_arrays(table.column(SERIES)), row_arrays(table.column(self.time)), strict=True)
+        rows = [with_times(x, times, f"{path}, row {i}") for i, (x, times) in enumerate(both, 1)]
+        kind = pa.list_(pa.list_(pa.float32(), rows[0].shape[1] if rows else 1))
+        if len({row.shape[1] for row in rows}) > 1:
+            raise ValueError(f"{path} has series of different numbers of features")
+        table = table.drop_columns([self.time]).set_column(
+            table.drop_columns([self.time]).column_names.index(SERIES), SERIES, list_column(rows, kind)
+        )
+        return table if columns is None else table.select([name for name in table.column_names if name in columns])
 
     def _default_features(self, path: Path, columns: Sequence[str]) -> list[str]:
         """Those of the first table, in its order; of lines, which may be series of different lengths, their own."""
@@ -122,7 +151,7 @@ class SeriesSource(RowSource):
         )
 
     def _all_features(self, columns: Sequence[str]) -> list[str]:
-        return [name for name in columns if name not in (self.label, *self.more_labels)]
+        return [name for name in columns if name not in (self.label, *self.more_labels, self.time)]
 
     def _features_of(self, columns: Sequence[str]) -> list[str]:
         return [name for name in self._all_features(columns) if name not in self._row_numbers]
@@ -187,6 +216,8 @@ def open_series(
     features: Sequence[str] | None = None,
     lines: bool | None = None,
     rate: int | None = None,
+    any_rate: bool = False,
+    time: str | None = None,
 ) -> SeriesSource:
     """Find series by name, as `open_rows` finds rows.
 
@@ -199,21 +230,21 @@ def open_series(
         lines: whether every line is a series, if the column ``label`` does not say so: a recording may have a column of
             its one label, and series may have none.
         rate: the sampling rate that sound files must have, in Hz.
+        any_rate: whether each may have another one.
+        time: the column of the times of samples, which makes the time since the sample before the first feature
+            (`with_times`): of a recording, or a column of lists.
 
     Errors as `open_rows`.
     """
     found = open_rows(name)
     first, *more = (label,) if isinstance(label, str) else label
-    return SeriesSource(
-        found.name,
-        found.files,
-        found.dataset,
-        found.classes,
-        found.file_notes,
-        label=first,
-        more_labels=more,
-        per_sample=per_sample,
-        features=features,
-        lines=lines,
-        rate=rate,
-    )
+    options: dict[str, Any] = {
+        **vars(found),
+        "per_sample": per_sample,
+        "features": features,
+        "lines": lines,
+        "rate": rate,
+        "any_rate": any_rate,
+        "time": time,
+    }
+    return SeriesSource(**options, label=first, more_labels=more)

@@ -17,6 +17,7 @@ from lagwise.data.folders import by_split, check_file, files_below, split_word, 
 from lagwise.data.reading import inner_suffix, is_compressed, read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
+from lagwise.data.sample_times import read_times, with_times
 from lagwise.data.series_files import SERIES, first_rate, read_sound, row_numbers
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.text_tables import read_text_table
@@ -52,6 +53,8 @@ class SignalSource:
     Attributes:
         rows: the files; of pairs, those of the inputs.
         partners: the target of each input of a pair.
+        any_rate: whether sounds may have different sampling rates.
+        time: the column of the samples' times, which makes the time since the sample before the first input.
     """
 
     rows: RowSource
@@ -59,6 +62,8 @@ class SignalSource:
     features: Sequence[str] | None = None
     targets: Sequence[str] | None = None
     rate: int | None = None
+    any_rate: bool = False
+    time: str | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -77,7 +82,7 @@ class SignalSource:
             (str(one.relative_to(root)), hashlib.sha256(other.read_bytes()).hexdigest())
             for one, other in self.partners.items()
         )
-        return hashlib.sha256(f"{self.rows.key()}{others}{self.columns}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.rows.key()}{others}{self.columns}{self.time or ''}".encode()).hexdigest()
 
     @cached_property
     def columns(self) -> tuple[list[str], list[str]]:
@@ -89,7 +94,7 @@ class SignalSource:
             inputs = list(self.features or [SERIES])
             return inputs, inputs if self.targets is None else list(self.targets)
         names = read_columns(first)
-        others = [name for name in names if name not in (self.targets or ())]
+        others = [name for name in names if name not in (*(self.targets or ()), self.time)]
         numbers = row_numbers(first, others, samples=True)
         inputs = list(self.features or [name for name in others if name not in numbers])
         return inputs, inputs if self.targets is None else list(self.targets)
@@ -115,10 +120,13 @@ class SignalSource:
                 table = read_text_table(path)
                 inputs, targets = self.columns
                 x = self._numbers(table, inputs)
-                yield Signal(str(path), x, x if targets is inputs else self._numbers(table, targets))
+                y = x if targets is inputs else self._numbers(table, targets)
+                if self.time is not None:
+                    x = with_times(x, read_times(table, self.time), str(path))
+                yield Signal(str(path), x, y)
             elif file_kind(path) in SOUNDS:
                 signal = self._sound(path)
-                if rate is not None and signal.rate != rate:
+                if rate is not None and signal.rate != rate and not self.any_rate:
                     raise ValueError(_other_rate(path, signal.rate, f"{by} {rate}"))
                 rate, by = (signal.rate, f"{path} has") if rate is None else (rate, by)
                 yield signal
@@ -156,22 +164,28 @@ class SignalSource:
 
     def _of_records(self, rows: Any, where: str) -> Iterator[Signal]:
         table = rows.with_format("arrow")[:]
-        for names in self.columns:
+        times = [] if self.time is None else [self.time]
+        for names in (*self.columns, times):
             _check_columns(names, table.column_names, where)
         if not table.num_rows:
             raise ValueError(f"{where} has no rows")
         try:
             inputs, targets = self.columns
-            columns = {name: row_arrays(table.column(name)) for name in {*inputs, *targets}}
+            columns = {name: row_arrays(table.column(name)) for name in {*inputs, *targets, *times}}
             for i in range(table.num_rows):
-                found = {name: next(arrays).astype(np.float32) for name, arrays in columns.items()}
+                found = {name: next(arrays).astype(_type(name, times)) for name, arrays in columns.items()}
                 place = f"{where}, row {i + 1}"
                 x = _stacked([found[name] for name in inputs], place)
-                yield Signal(place, x, x if targets is inputs else _stacked([found[name] for name in targets], place))
+                y = x if targets is inputs else _stacked([found[name] for name in targets], place)
+                yield Signal(place, x if self.time is None else with_times(x, found[self.time], place), y)
         except TypeError as error:
             raise ValueError(
                 f"{where}: a signal must be a list of numbers or of equally long vectors ({error})"
             ) from error
+
+
+def _type(name: str, times: Sequence[str]) -> type[np.floating]:
+    return np.float64 if name in times else np.float32  # times are large numbers, of which differences count
 
 
 def _other_rate(path: Path, rate: int | None, wanted: str) -> str:
@@ -202,6 +216,7 @@ def open_signals(
     features: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
     rate: int | None = None,
+    time: str | None = None,
     alone: bool = False,
 ) -> SignalSource:
     """Find signals by name, as `open_rows` finds rows.
@@ -209,19 +224,23 @@ def open_signals(
     Sounds are paired by the names of their files, the inputs being in a folder named as one of `INPUTS` and the targets
     in one of `TARGETS`; the paths must be the same but for that word. A .csv or .tsv file is a signal, with a line for
     each sample; ``targets`` are the columns of the targets, ``features`` those of the inputs, by default all others.
-    Other tables have a signal in every row, in columns of lists. alone: without targets, which are then the inputs; of
-    pairs of sounds the targets are read.
+    Other tables have a signal in every row, in columns of lists. time: as in `SignalSource`. alone: without targets,
+    which are then the inputs; of pairs of sounds the targets are read.
 
     FileNotFoundError or ValueError name what is missing, such as a partner. Only names of files are read yet.
     """
     path = expanded(name)
     sounds = _sounds(path, ("target", "none", "input") if alone else ()) if path.is_dir() else None
+    if sounds is not None and time is not None:
+        raise ValueError(f"task.time {time!r} names a column of tables or records, but {name!r} has sounds")
     if sounds is not None:
         return replace(sounds, rate=rate)
     rows = open_rows(name)
-    source = SignalSource(rows, features=features, targets=None if alone else targets or TARGET, rate=rate)
+    source = SignalSource(rows, features=features, targets=None if alone else targets or TARGET, rate=rate, time=time)
     if not alone and any(file_kind(file) in SOUNDS for file in rows.files.get("train", ())):
         raise ValueError(_unpaired(name))
+    if time in (*(features or ()), *(targets or TARGET)):
+        raise ValueError(f"column {time!r} is in task.time and in task.features or task.targets")
     if features is not None and not alone and (both := {*features} & {*(targets or TARGET)}):
         raise ValueError(f"column {min(both)!r} is in both task.features and task.targets")
     return source

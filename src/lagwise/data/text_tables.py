@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +97,18 @@ def parse_text_table(data: bytes, path: Path, *, titles: bool = False) -> TextTa
 
 def read_head(path: Path, rows: int = 0, *, titles: bool = False) -> TextTable:
     """The columns of a file and its first ``rows`` rows. Errors in later rows are not found."""
-    most = max(rows, _LOOKED_AT)
+    most, table = max(rows, _LOOKED_AT), None
     with opened(path) as f:
         data = f.read(_HEAD)
         whole = not f.read(1)
     if not whole:
         text = codecs.getincrementaldecoder(marked_encoding(data) or "utf-8")("replace").decode(data)
         with suppress(ValueError):  # a header longer than this, or a field in quotes that goes on behind the line break
-            return _first(_table(text[: text.rindex("\n") + 1], path, titles, most), rows)
-        data = read_whole(path)
-    return _first(_table(decoded(data, path), path, titles, most), rows)
-
-
-def _first(table: TextTable, rows: int) -> TextTable:
+            table = _table(text[: text.rindex("\n") + 1], path, titles, most)
+    if table is None:
+        table = _table(decoded(data if whole else read_whole(path), path), path, titles, most)
     columns = {name: cells[:rows] for name, cells in table.columns.items()}
-    return TextTable(table.path, columns, table.lines[:rows], table.separator, table.notes)
+    return replace(table, columns=columns, lines=table.lines[:rows])
 
 
 def _table(text: str, path: Path, titles: bool, most: int | None = None) -> TextTable:

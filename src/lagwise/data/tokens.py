@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from lagwise._version import __version__
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.sources import Source, open_source
 from lagwise.data.splits import SPLITS
@@ -149,11 +150,9 @@ def copy_tokenizer(folder: Path, target: Path) -> None:
 
 
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:
+    done = _begun(folder)
     tokenizer = _made_tokenizer(source, name, vocab_size, folder)
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-    done: dict[str, dict[str, int]] = {}  # of each split: pieces, bytes of the file, and bytes of the text
-    if (folder / _DONE).is_file():  # of a process that was killed
-        done = json.loads((folder / _DONE).read_text(encoding="utf-8"))
     for split in SPLITS:
         begun = done.setdefault(split, {"pieces": 0, "file": 0, "text": 0})
         with (
@@ -196,6 +195,18 @@ def _made_tokenizer(source: Source, name: str, vocab_size: int, folder: Path) ->
         made.save_pretrained(folder / _UNFINISHED)
         (folder / _UNFINISHED).rename(folder / "tokenizer")
     return load_tokenizer(str(folder / "tokenizer"))
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    """How far a killed process came: of each split the pieces, and the bytes of the file and of the text. What another
+    version has begun, which may cut text into other pieces, is removed."""
+    done = json.loads((folder / _DONE).read_text(encoding="utf-8")) if (folder / _DONE).is_file() else {}
+    if done.get("version") != __version__:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        done = {"version": __version__}
+        write_whole(folder / _DONE, json.dumps(done))
+    return done
 
 
 def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:

@@ -89,7 +89,6 @@ class FlashMixer(Derived, Mixer):
         return self.out(gate * self._attend(inner, start, end, None, torch.zeros_like(start))[0])
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
         places = torch.arange(self.chunk, device=self.out.weight.device)
         return Rotations(*rotary_factors(places, self.scale.shape[1], dtype=dtype))

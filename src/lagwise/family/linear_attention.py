@@ -103,7 +103,6 @@ class LinearAttentionMixer(Mixer):
 
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         pieces = layout.pieces
-        assert pieces is not None
         whole = pieces.whole
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
         counted = real.new_ones(len(x), pieces.length).long() if whole.mask is None else whole.mask.long()

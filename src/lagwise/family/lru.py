@@ -65,7 +65,6 @@ class LRUMixer(RecurrentMixer):
         self.reset_maps(len(self.rate))
 
     def recurrence(self) -> Recurrence:
-        """See `RecurrentMixer.recurrence`."""
         dtype = torch.promote_types(self.rate.dtype, torch.float32)
         rate, gain = self.rate.to(dtype), self.log_gain.to(dtype)
         into, out, direct = self.maps(dtype)

@@ -61,6 +61,8 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
     end, so that lag 0 counts in both.
     """
 
+    needs_float64 = True
+
     def __init__(self, channels: int, causal: bool, states: int):
         super().__init__(channels, causal)
         self.input = nn.Parameter(torch.empty(states, channels, 2))
@@ -91,7 +93,6 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
 
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         pieces = layout.pieces
-        assert pieces is not None
         y = documents(lambda x, _: self._run(x, None)[0], x, Layout(layout.mask, layout.seq_idx))
         log_decay, angle, into, outputs, _ = self.recurrence()
         lags = torch.arange(x.shape[1] + 1, dtype=torch.float64, device=x.device)[:, None]
@@ -126,7 +127,6 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         return y.to(x.dtype), after
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         if not self.causal:
             return ()
         log_decay, angle, into, (out, *_), direct = self.recurrence()

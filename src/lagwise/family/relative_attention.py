@@ -71,7 +71,6 @@ class RelativeAttentionMixer(Derived, Mixer):
         return layout.near(self.mix, x, self.memory, 0)
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         return Places(self._positions())
 
     def init_state(self, batch_size: int) -> WindowState:

@@ -50,7 +50,6 @@ class S5Mixer(RecurrentMixer):
         self.reset_maps(2 * len(self.rate))
 
     def recurrence(self) -> Recurrence:
-        """See `RecurrentMixer.recurrence`."""
         dtype = torch.promote_types(self.rate.dtype, torch.float32)
         decay, angle, step = (
             self.rate.to(dtype).exp(),

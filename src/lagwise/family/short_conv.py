@@ -61,7 +61,6 @@ class ShortConvMixer(Derived, Mixer):
         return dilated_convolution(x, self.taps, 1, causal=self.causal)
 
     def derive(self, form: str = "eager") -> BackwardTaps:
-        """See `Derived.derive`."""
         return BackwardTaps(self.taps.flip(1).t().contiguous())
 
     def init_state(self, batch_size: int) -> WindowState:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
+import pandas as pd
 
 _CLOCK_MONTHS = (3, 4, 10, 11)  # in which clocks go back, in the south or the north, on a Sunday
 # One zone for each rule by which local clocks change, the most frequent first.
@@ -29,8 +27,6 @@ _NAMED = 3  # days in a note
 def repeated_days(times: Any) -> list[str]:
     """The days on which an hour occurs twice because clocks went back; ValueError for other times that occur twice, and
     for fewer than 3."""
-    import pandas as pd
-
     again = times[times.duplicated()]
     if len(again):
         if not _clock_went_back(times, again):
@@ -61,8 +57,6 @@ def repeated_note(days: Sequence[str]) -> list[str]:
 def clock_zone(times: Any, grid: Any) -> str | None:
     """A zone whose clock changes local times without an offset show, by an hour that occurs twice or that alone is
     missing from their grid: no time is one that its clocks skip, and those twice are those that they repeat."""
-    import pandas as pd
-
     if not isinstance(times, pd.DatetimeIndex) or times.tz is not None:
         return None
     if len(grid) < 2 or np.diff(grid[:2])[0] > np.timedelta64(1, "h"):
@@ -102,8 +96,6 @@ def _listed(days: Sequence[str]) -> str:
 
 def _clock_went_back(times: Any, again: Any) -> bool:
     """Whether the times that occur twice are one whole hour of a night, once a year."""
-    import pandas as pd
-
     if not isinstance(times, pd.DatetimeIndex) or times.tz is not None or again.duplicated().any():
         return False
     again = again.sort_values()

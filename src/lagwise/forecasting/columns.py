@@ -227,7 +227,9 @@ def column_path(
     ahead = a[0][:, :, look_back:]  # (look_back, channels, horizon)
     inner = weights @ a[0, :, 0, :look_back] @ weights
     levels = np.einsum("i,icj->cj", weights, ahead).sum(1)
-    targets = targets - _cross(levels) + _corner(horizon * inner, len(targets))
+    targets[0] -= levels
+    targets[:, 0] -= levels
+    targets[0, 0] += horizon * inner
     a = a.copy()
     a[:, :, 0] -= (a[:, :, 0, :look_back] @ weights)[:, :, None]
     a[0] -= np.einsum("i,icj->cj", weights, a[0])
@@ -275,17 +277,3 @@ def column_path(
             if change <= _CLOSE**2 * sum(float((x**2).sum()) for x in found):
                 break
         yield found
-
-
-def _cross(x: np.ndarray) -> np.ndarray:
-    """A matrix whose first row and column get x, the corner twice."""
-    made = np.zeros((len(x), len(x)))
-    made[0] += x
-    made[:, 0] += x
-    return made
-
-
-def _corner(x: Any, size: int) -> np.ndarray:
-    made = np.zeros((size, size))
-    made[0, 0] = x
-    return made

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -129,11 +129,11 @@ def usable_rows(
     longest = max(1, int(_LONGEST_GAP * look_back))
     first, last = (len(x), len(x)) if held is None else held
     found = [
-        Stretch(x[a:b, series], missing[a:b, series], None if columns is None else columns[a:b, series])
+        Stretch(x[rows, series], missing[rows, series], None if columns is None else columns[rows, series])
         for begin, end in ((0, first), (last, len(x)))
         if end - begin >= width
-        for (a, b), series in _shifted(stretches(missing[begin:end], longest), begin)
-        if b - a >= width
+        for (a, b), series in stretches(missing[begin:end], longest).items()
+        if b - a >= width and (rows := slice(begin + a, begin + b))
     ]
     if not found:
         raise ValueError(
@@ -142,11 +142,6 @@ def usable_rows(
             "the values"
         )
     return found
-
-
-def _shifted(found: Mapping[tuple[int, int], Any], by: int) -> Iterator[tuple[tuple[int, int], Any]]:
-    for (a, b), series in found.items():
-        yield (a + by, b + by), series
 
 
 def held_out_stretches(

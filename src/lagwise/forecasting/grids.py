@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 _MOST_ADDED = 10  # rows filled in per existing row; a larger number means that the step is wrong
 _MOST_CLOSED = 200  # times at which nothing ever happens, per existing row
@@ -45,8 +43,6 @@ def regular_grid(times: pd.Index) -> Grid:
 
     ValueError for times on none of these grids; it names the place.
     """
-    import pandas as pd
-
     index = times.sort_values()
     if not isinstance(index, pd.DatetimeIndex):
         return _numbers(index)
@@ -71,15 +67,11 @@ def _spanned(index: pd.DatetimeIndex, make: Make) -> Grid:
 
 def steps(first: Any, last: Any, count: int | None, *, freq: Any) -> pd.DatetimeIndex:
     """Times at an offset of pandas."""
-    import pandas as pd
-
     return pd.date_range(first, last, periods=count, freq=freq)  # type: ignore[no-matching-overload]
 
 
 def _months(first: Any, last: Any, count: int | None, *, months: int, day: int, clock: Any) -> pd.DatetimeIndex:
     """Every so many months on the same day, or the last day of shorter months."""
-    import pandas as pd
-
     start = first.tz_localize(None).to_period("M")
     size = count or (last.tz_localize(None).to_period("M") - start).n // months + 1
     found = pd.period_range(start, periods=(size - 1) * months + 1, freq="M")[::months]
@@ -97,15 +89,11 @@ def _used(first: Any, last: Any, count: int | None, *, step: Any, origin: Any, u
 
 def _evenly(first: Any, last: Any, count: int | None, *, step: Any) -> pd.Index:
     """Numbers a step apart."""
-    import pandas as pd
-
     return pd.Index(first + step * np.arange(count or round((last - first) / step) + 1))
 
 
 def _calendars(index: pd.DatetimeIndex) -> list[Make]:
     """The calendars that may contain these times."""
-    import pandas as pd
-
     if (index[-1] - index[0]) < pd.Timedelta(days=1) * len(index):  # more than a row a day
         return []
     names: list[Any] = ["B", *(f"{n}{unit}" for unit in ("BME", "BMS") for n in _MONTHS)]
@@ -125,8 +113,6 @@ def _calendars(index: pd.DatetimeIndex) -> list[Make]:
 def _open_times(index: pd.DatetimeIndex) -> Make | None:
     """The times of the week, or within two weeks of the day, at which there is ever a row; None if rows are missing at
     others too often for that to be a calendar."""
-    import pandas as pd
-
     day, week = np.timedelta64(1, "D"), np.timedelta64(7, "D")
     zoned = index.tz_convert("UTC") if index.tz is not None else index
     ticks = np.diff(zoned.as_unit("ns").astype("int64"))
@@ -180,8 +166,6 @@ def _parts_of_years(values: np.ndarray) -> int | None:
 
 def _step(index: pd.Index) -> Any:
     """The most frequent step of sorted times, of which all others are multiples."""
-    import pandas as pd
-
     zoned = isinstance(index, pd.DatetimeIndex) and index.tz is not None
     values = (index.tz_convert("UTC") if zoned else index).to_numpy()  # type: ignore[missing-attribute]
     steps = np.diff(values)
@@ -197,8 +181,6 @@ def _step(index: pd.Index) -> Any:
 
 
 def _irregular(index: pd.Index, row: int, step: Any) -> None:
-    import pandas as pd
-
     step = pd.Timedelta(step) if isinstance(step, np.timedelta64) else step
     raise ValueError(
         f"the times in column {index.name!r} are irregular: {index[row]} follows {index[row - 1]} (most rows are "

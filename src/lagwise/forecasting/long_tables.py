@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from lagwise.forecasting.clock_changes import clock_zone, repeated_days, repeated_note
 from lagwise.forecasting.times import Times, regular_times
 from lagwise.tables import shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _IDS = ("unique_id", "item_id", "series_id", "id", "series")  # usual names, lower case
 _TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quarter", "day", "period", "year")
@@ -89,8 +87,6 @@ def _is_label(column: pd.Series) -> bool:
 
 def _is_text(column: pd.Series) -> bool:
     """Whether the first value is no number."""
-    import pandas as pd
-
     values = column.dropna()
     first = values.iloc[:1].astype(str).str.replace(",", ".")
     return bool(pd.to_numeric(first, errors="coerce").isna().any())
@@ -103,8 +99,6 @@ def place_rows(frame: pd.DataFrame, time: str, ids: Sequence[str], some: np.ndar
 
     ValueError for a row without an id, a time that occurs twice in one series, and times as `regular_times`.
     """
-    import pandas as pd
-
     for name in ids:
         if (missing := frame[name].isna() | (frame[name].astype(str).str.strip() == "")).any():
             raise ValueError(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from lagwise.data.numbers import to_floats
 from lagwise.tables import shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FAR = 30  # robust deviations from the median: a value worth a note
 _LEAST = 10  # values without which nothing is known of their range
@@ -23,8 +20,6 @@ def to_numbers(column: pd.Series, decimal: str) -> np.ndarray:
 
     ValueError names the row and value of anything else, and of infinity.
     """
-    import pandas as pd
-
     name = str(column.name)
     if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
         raise ValueError(

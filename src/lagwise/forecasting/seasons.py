@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lagwise.forecasting.gaps import carry_forward, scales
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _DEVIATIONS = 4  # in units of noise's autocorrelation: a larger one, of changes, is a season
 _YEAR = 365.2425  # days
@@ -22,8 +20,6 @@ def season(frame: pd.DataFrame) -> int:
     Args:
         frame: Series on a regular grid of times.
     """
-    import pandas as pd
-
     times = frame.index
     if not isinstance(times, pd.DatetimeIndex):
         return _repeating(frame.to_numpy(np.float64))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lagwise.forecasting.columns import KINDS, Columns
 from lagwise.forecasting.gaps import fill
 from lagwise.forecasting.numbers import to_numbers
 from lagwise.forecasting.year_parts import plain_times
 from lagwise.tables import known, shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _MOST = 50  # different texts in a column
 

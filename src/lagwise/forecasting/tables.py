@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from lagwise.data.numbers import count_up, decimal_separator, is_missing, usual_decimal
 from lagwise.data.reading import check_spreadsheet, inner_suffix
 from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_table
 from lagwise.data.text_tables import read_head, read_text_table
-from lagwise.extras import require
 from lagwise.files import one_line
 from lagwise.forecasting.clock_changes import is_skipped, skipped_note
 from lagwise.forecasting.columns import Columns
@@ -26,10 +26,6 @@ from lagwise.forecasting.table_columns import TableColumns, beside_columns, chec
 from lagwise.forecasting.times import MONTH_NAME, Times, date_formats, is_clock, regular_times
 from lagwise.forecasting.year_parts import Writer
 from lagwise.tables import known, shown
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _UNNAMED = "Unnamed: 0"  # pandas' name for a first column without a name: the index of a table that pandas wrote
 _MONTHS = 12
@@ -201,8 +197,6 @@ def _long(
     beside: Mapping[str, Sequence[str]],
 ) -> SeriesTable:
     """The series of a long table."""
-    import pandas as pd
-
     frame, below = _without_totals(frame, start.time)
     chosen = target is None
     target = find_target(frame, rest) if target is None else known(target, rest, "column to forecast")
@@ -251,8 +245,6 @@ def _early_ends(frame: pd.DataFrame) -> list[str]:
 
 def _numbers_rows(frame: pd.DataFrame) -> bool:
     """Whether the first column counts the rows, and the second has no numbers, as times."""
-    import pandas as pd
-
     numbers, times = (frame[name] for name in frame.columns[:2])
     dates = pd.api.types.is_datetime64_any_dtype(times) or pd.to_numeric(times, errors="coerce").isna().all()
     return count_up(numbers.astype(str).tolist()) and bool(dates)
@@ -271,9 +263,6 @@ def table_columns(path: str | Path) -> list[str] | None:
 def _frame(path: Path) -> tuple[pd.DataFrame, str | None, tuple[str, ...]]:
     """A table, of text files as text, with the decimal separator that is usual in it, and notes on lines that are no
     rows."""
-    require("forecast", "a table of series", "pandas")
-    import pandas as pd
-
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r}")
     check_spreadsheet(path)
@@ -301,8 +290,6 @@ def _frame(path: Path) -> tuple[pd.DataFrame, str | None, tuple[str, ...]]:
 def _joined_times(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[str], list[str]]:
     """The table with whole times in the column ``time`` where they are spread over columns: a date and a time of day,
     or year, month and day; the other columns that they came from; and notes."""
-    import pandas as pd
-
     parts = {name.lower(): name for name in frame.columns if name.lower() in ("year", "month", "day")}
     clocks = [name for name in frame.columns if name != time and is_clock(frame[name])]
     if time in parts.values() and {"year", "month"} <= parts.keys():
@@ -326,8 +313,6 @@ def _form(text: object) -> str:
 
 def _without_totals(frame: pd.DataFrame, time: str) -> tuple[pd.DataFrame, list[str]]:
     """The rows without those at the end that have a word, or nothing, for a time (Total, Source: ...), and notes."""
-    import pandas as pd
-
     if not (pd.api.types.is_object_dtype(frame[time]) or pd.api.types.is_string_dtype(frame[time])):
         return frame, []
     count, notes = len(frame), []
@@ -363,8 +348,6 @@ def _values(frame: pd.DataFrame, usual: str | None) -> tuple[pd.DataFrame, list[
 
 def _regular(frame: pd.DataFrame, times: Times) -> tuple[pd.DataFrame, list[str]]:
     """The rows at their positions on the grid, missing values between them, and notes."""
-    import pandas as pd
-
     grid = times.grid.times
     at = times.times
     if at.has_duplicates:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from lagwise.forecasting.year_parts import Reading, parts_of_years, with_centuries
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Dates as integers. Those with an hour are from 1900 to 2100.
 _INTEGERS = (
@@ -23,8 +22,6 @@ _FRACTION = 4  # decimals of a day number with a time of day
 
 def numbers_as_times(column: pd.Series, text: pd.Series) -> list[Reading]:
     """Numbers as dates, times since 1970, or themselves; and as days of a spreadsheet, if they may be those."""
-    import pandas as pd
-
     whole = bool((column == column.round()).all()) and float(column.abs().max()) < 2**63
     if whole and not text.str.contains(r"[.,e]", regex=True).any():
         integers = column.astype("int64")
@@ -56,8 +53,6 @@ def numbers_as_times(column: pd.Series, text: pd.Series) -> list[Reading]:
 
 def _of_sheets(column: pd.Series, decimals: int) -> list[Reading]:
     """Numbers as days of a spreadsheet, with a fraction for the time of day, to the second."""
-    import pandas as pd
-
     if not column.between(*_SHEETS).all():
         return []
     start, day = pd.Timestamp(_SHEET), pd.Timedelta(days=1)

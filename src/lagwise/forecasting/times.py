@@ -7,9 +7,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from lagwise.forecasting.clock_changes import clock_zone, repeated_days, repeated_note
 from lagwise.forecasting.grids import Grid, regular_grid
@@ -24,9 +25,6 @@ from lagwise.forecasting.year_parts import (
     with_centuries,
 )
 from lagwise.tables import shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _OFFSET = r"(?P<minutes>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"  # the UTC offset after a time of day
 _END_OF_DAY = r"\b24:00(?=(?::00)?$)"
@@ -104,8 +102,6 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None) -> Times:
 
 def is_clock(column: pd.Series) -> bool:
     """Whether a column has times of day, and no dates."""
-    import pandas as pd
-
     return bool(pd.api.types.is_string_dtype(column) and len(column) and column.str.match(_CLOCK).all())
 
 
@@ -125,8 +121,6 @@ def _placed(times: Any, some: np.ndarray | None) -> tuple[list[str], Grid]:
 
 def _readings(column: pd.Series) -> list[Reading]:
     """The ways to read a column: several if all of it can be read in several orders of day, month and year."""
-    import pandas as pd
-
     if pd.api.types.is_datetime64_any_dtype(column):
         if column.isna().any():
             _no_time(column, column)
@@ -197,8 +191,6 @@ def _starts(text: pd.Series) -> pd.Series | None:
 
 def _dates(column: pd.Series, text: Any) -> list[Reading]:
     """The ways to read text as dates, with a time of day or without. 24:00 is the next day's midnight."""
-    import pandas as pd
-
     offsets: Any = text.str.extract(_OFFSET)["offset"]
     some: Any = offsets.notna()
     if bool(some.any()) and not some.all():
@@ -234,8 +226,6 @@ def _dates(column: pd.Series, text: Any) -> list[Reading]:
 def _parsed(text: pd.Series) -> Iterator[Reading]:
     """Text read as ISO 8601, with and without a time of day; or else by the formats that its first row may have; or
     else as pandas reads it. Only formats that fit every row count."""
-    import pandas as pd
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unknown formats, and formats for which dayfirst has no effect
         if text.str.match(r"\d{4}").all():
@@ -355,8 +345,6 @@ def _are_months(times: pd.DatetimeIndex) -> bool:
 
 def _of_calendar(times: pd.Index) -> Any:
     """Times without their zone if they are days or more apart, because days of a zone may be shorter or longer."""
-    import pandas as pd
-
     if not isinstance(times, pd.DatetimeIndex) or times.tz is None:
         return times
     far = np.median(np.diff(np.sort(times.tz_convert("UTC").to_numpy()))) >= _DAY
@@ -376,8 +364,6 @@ def _check_years(times: Any, column: pd.Series) -> None:
 
 def _no_time(column: pd.Series, text: pd.Series) -> Any:
     """Raise a ValueError that names the first row without a time, or with another format than the first."""
-    import pandas as pd
-
     missing = text.isna()
     if not missing.any():
         with warnings.catch_warnings():

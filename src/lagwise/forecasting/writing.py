@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from lagwise.figures import close
 from lagwise.files import one_line, saved_whole
 from lagwise.forecasting.estimator import LagForecaster
 from lagwise.forecasting.plotting import forecast_figure
 from lagwise.forecasting.tables import SeriesTable
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def check_names(names: Sequence[str], quantiles: Sequence[float] = ()) -> None:
@@ -69,8 +66,6 @@ def write_forecast(
 
 def _wide(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """A column for each series and part."""
-    import pandas as pd
-
     times = table.next_times(len(parts[""]))
     exist = table.exist(times)
     columns = {f"{name}{end}": x[exist, i] for i, name in enumerate(table.frame.columns) for end, x in parts.items()}

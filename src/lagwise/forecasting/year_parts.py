@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 # Parts of years. The month in which a part begins is factor * (part - 1) + 1.
 YEAR, _SHORT = r"(?P<year>\d{4})", r"(?P<year>\d{4}|\d\d)"
@@ -42,8 +40,6 @@ class Reading(NamedTuple):
 
 def parts_of_years(text: pd.Series) -> Reading | None:
     """Quarters, half years, months and ISO weeks as numbers."""
-    import pandas as pd
-
     for pattern, factor in (*_PARTS, (_WEEK, 0), (_YEAR_LAST, 0), (_WEEK_NUMBER, 0)):
         first = re.match(pattern, text.iloc[0], re.IGNORECASE)
         if first is None:
@@ -98,8 +94,6 @@ def centuries(years: np.ndarray) -> np.ndarray:
 
 
 def with_centuries(times: pd.DatetimeIndex) -> pd.DatetimeIndex:
-    import pandas as pd
-
     years = centuries(np.asarray(times.year))
     parts: Any = {name: getattr(times, name) for name in ("month", "day", "hour", "minute", "second", "microsecond")}
     made = pd.to_datetime({"year": years, **parts, "us": parts.pop("microsecond")}, errors="coerce")

@@ -41,6 +41,8 @@ class LagKernel(KeepsFloat32):
     continuous: bool = False
     #: whether `recurrence` gives the kernel as a state space, to stream by
     recurrent: ClassVar[bool] = False
+    #: whether it computes in float64 whatever its parameters' dtype, which Apple's GPUs do not have
+    needs_float64: bool = False
     #: whether it is in continuous time, so that ``token_time`` may be other than 1
     any_rate: bool = False
     #: time from token to token, relative to that for which the parameters are

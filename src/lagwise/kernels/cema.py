@@ -64,7 +64,6 @@ class CEMAKernel(DiagonalKernel):
         ]
 
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """See `DiagonalKernel.real_sides`."""
         dtype, n = self.precision(self.alpha), self.alpha.shape[2]
         with torch.autocast(self.alpha.device.type, enabled=False):
             alpha, delta, theta = (p.double().sigmoid() for p in (self.alpha, self.delta, self.theta))

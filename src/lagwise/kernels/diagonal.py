@@ -29,6 +29,7 @@ class DiagonalKernel(LagKernel):
     """
 
     recurrent = True
+    needs_float64 = True
 
     def sides(self) -> list[Modes]:
         """The modes for lags 0 and up, and, if the kernel is two-sided, those for 0 and down, with a direct part of
@@ -55,7 +56,6 @@ class DiagonalKernel(LagKernel):
         return self.precision(next(self.parameters())).to_complex()
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         if symbolic(length) or torch.compiler.is_exporting():
             sides = [modal_taps_of(*side, length) for side in self.real_sides()]
         else:

@@ -66,7 +66,6 @@ class EMAKernel(LagKernel):
         return self.truncation
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         weight, log_decay = self.exponentials()
         with torch.autocast(weight.device.type, enabled=False):
             sides = [ema_taps(w, q, length, truncation=self.truncation) for w, q in zip(weight, log_decay, strict=True)]

@@ -95,7 +95,6 @@ class HyenaKernel(LagKernel):
         return math.ceil(-math.log(negligible(self.precision(self.last))) / slowest * (self.span - 1)) + 1
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         return self.at(self.lags(length, self.last.device))
 
     def at(self, lags: Tensor) -> Tensor:

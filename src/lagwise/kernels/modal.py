@@ -59,14 +59,12 @@ class ModalKernel(DiagonalKernel):
             self.direct.zero_()
 
     def sides(self) -> list[Modes]:
-        """See `DiagonalKernel.sides`."""
         return [
             Modes(modal_poles(rate, angle), torch.view_as_complex(weight.contiguous()), direct)
             for rate, angle, weight, direct in self.real_sides()
         ]
 
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """See `DiagonalKernel.real_sides`."""
         dtype = self.precision(self.rate)
         rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
         rate, angle, weight = held_modes(rate, angle, weight, self.token_time)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -75,7 +77,7 @@ class KernelNetwork(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         if self.normalize and self.activation == "relu" and fused(x) and autocast_dtype(x) == x.dtype:
-            layers = [self.first, *self.hidden]
+            layers: list[Any] = [self.first, *self.hidden]
             weights = [layer.weight.to(x.dtype) for layer in layers]
             return normed_relu_layers(x, weights, [layer.bias.to(x.dtype) for layer in layers], _EPSILON)
         h = self._activated(self.first(x))

@@ -83,7 +83,6 @@ class RPEKernel(LagKernel):
         return truncation_length(self.decay, negligible(self.precision(self._weight)))
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         return self.smooth_at(self.lags(length, self._weight.device))
 
     def at(self, lags: Tensor) -> Tensor:
@@ -92,7 +91,6 @@ class RPEKernel(LagKernel):
         return values * (lags >= 0) if self.causal else values
 
     def smooth_at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.smooth_at`."""
         dtype = self.precision(self._weight)
         with torch.autocast(lags.device.type, enabled=False):
             lags = lags.to(dtype)

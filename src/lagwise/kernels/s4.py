@@ -38,6 +38,7 @@ class S4Kernel(LagKernel):
 
     undecayed = ("low_rank", "input")
     shared = ("rate", "angle", "low_rank", "input")
+    needs_float64 = True
     kept_in_float32 = ("log_step", "rate", "angle", "low_rank", "direct")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int = 32, span: int = 1024):
@@ -68,7 +69,6 @@ class S4Kernel(LagKernel):
         return self.span
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         n = min(length, self.span)
         with torch.autocast(self.rate.device.type, enabled=False):
             sides = torch.fft.irfft(self._generating(), self.span)[..., :n]

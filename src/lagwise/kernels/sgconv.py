@@ -48,7 +48,6 @@ class SGConvKernel(LagKernel):
         return size << (scales - 1)
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         n, dtype = min(length, self.support), self.precision(self.weight)
         weight, decay = self.weight.to(dtype), self.decay.to(dtype)[:, None]
         parts, done = [], 0

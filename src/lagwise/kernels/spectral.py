@@ -57,7 +57,6 @@ class SpectralKernel(LagKernel):
         return self.span
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         n, dtype = min(length, self.span), self.precision(self.weight)
         filters = torch.from_numpy(self._filters[:, :n]).to(self.weight.device, dtype)
         if self.alternating:

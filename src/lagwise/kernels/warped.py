@@ -65,12 +65,10 @@ class WarpedKernel(LagKernel):
         return max(warp, self.filter_size if self.causal else self.filter_size // 2 + 1)
 
     def taps(self, length: int) -> Tensor:
-        """See `LagKernel.taps`."""
         lags = self.lags(length, self.values.device)
         return self.smooth_at(lags) + self._filter_at(lags)
 
     def at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.at`."""
         values = self.smooth_at(lags) + self._filter_at(lags)
         return values * (lags >= 0) if self.causal else values
 
@@ -88,7 +86,6 @@ class WarpedKernel(LagKernel):
             return self.values.to(dtype) @ hats
 
     def local_taps(self) -> tuple[Tensor, int] | None:
-        """See `LagKernel.local_taps`."""
         if self.filter is None:
             return None
         return self.filter.to(self.precision(self.filter)), 0 if self.causal else self.filter_size // 2

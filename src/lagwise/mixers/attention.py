@@ -11,6 +11,7 @@ from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
 from lagwise.ops.attention import alibi_slopes, attention
 from lagwise.ops.constants import remembered_tables
+from lagwise.ops.operators import in_graph
 from lagwise.ops.window import Window, common
 from lagwise.tables import known
 
@@ -56,7 +57,6 @@ class AttentionMixer(Mixer):
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         """By heads: every process attends with all tokens and its share of the heads."""
         pieces, size = layout.pieces, self.channels // self.heads
-        assert pieces is not None
         first, end = pieces.share(self.heads)
 
         def attend(joined: Tensor, layout: Layout) -> Tensor:
@@ -93,7 +93,10 @@ class AttentionMixer(Mixer):
     def _slopes(self, query: Tensor) -> Tensor | None:
         if self.position != "alibi":
             return None
-        like = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        if in_graph():  # which would copy them from the host at every step
+            return alibi_slopes(self.heads, device=query.device, dtype=dtype)
+        like = query.new_empty(0, dtype=dtype)
         return remembered_tables(_slope_table, self.heads, like=like)[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

@@ -54,6 +54,8 @@ class Mixer(nn.Module):
     #: whether its own state, apart from those of mixers inside, grows with the text: a step then has no fixed shapes to
     #: compile or export
     grows: bool = False
+    #: whether it computes in float64 whatever its parameters' dtype, which Apple's GPUs do not have
+    needs_float64: bool = False
 
     def __init__(self, channels: int, causal: bool):
         super().__init__()

@@ -16,6 +16,7 @@ from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.bilinear import traced
 from lagwise.ops.constants import remembered_tables
+from lagwise.ops.operators import in_graph
 from lagwise.ops.packing import added, known_counts, move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
@@ -291,8 +292,8 @@ class CausalSKI:
         else:  # a few more than needed do no harm
             nodes = limit or nodes + plan.short_nodes
         like = next(kernel.parameters())
-        if symbolic(nodes):
-            (lags,) = (t.to(like.device) for t in _split_lags(plan, nodes))
+        if symbolic(nodes) or in_graph():
+            (lags,) = _split_lags(plan, nodes, like.device)
         else:
             (lags,) = remembered_tables(_split_lags, plan, nodes, like=like)
         values = kernel.at(lags)
@@ -324,9 +325,10 @@ class CausalSKI:
         return torch.stack(rows, dim=1)
 
 
-def _split_lags(plan: SKIPlan, nodes: int) -> tuple[Tensor]:
+def _split_lags(plan: SKIPlan, nodes: int, device: torch.device | None = None) -> tuple[Tensor]:
     """The lags of the short taps, and of so many coarse ones."""
-    return (torch.cat([torch.arange(plan.width), torch.arange(nodes) * plan.spacing]),)
+    short, coarse = (torch.arange(count, device=device) for count in (plan.width, nodes))
+    return (torch.cat([short, coarse * plan.spacing]),)
 
 
 def _capacity(nodes: int, most: int | None) -> int:

@@ -155,7 +155,6 @@ class ChunkedAttention(Derived):
         return y.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         return LagBias(self._lag_bias(self.chunks * self.window))
 
     def init_state(self, batch_size: int, value_size: int, *, like: Tensor) -> ChunkState:

@@ -76,6 +76,7 @@ class EMAMixer(Derived, Mixer):
         super().__init__(channels, causal)
         self.any_rate = True
         self.kernel = EMAKernel(channels, causal=causal, dimension=dimension, truncation=truncation)
+        self.needs_float64 = truncation is not None
         self.engine: str = known(engine, EMA_ENGINES, "engine")
         self.omega = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
@@ -97,7 +98,6 @@ class EMAMixer(Derived, Mixer):
 
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         pieces = layout.pieces
-        assert pieces is not None
         if (reach := self.kernel.truncation) is not None:
             return pieces.near(self.mix, x, reach - 1, 0 if self.causal else reach - 1)
         weights, log_decays = self.kernel.exponentials()
@@ -112,7 +112,6 @@ class EMAMixer(Derived, Mixer):
         return F.silu(y + self.omega * x).to(x.dtype)
 
     def require_times(self, layout: Layout | None = None) -> None:
-        """See `Mixer.require_times`."""
         super().require_times(layout)
         if self.kernel.truncation is not None:
             raise ValueError("an average with a truncation counts tokens, which therefore have no times of their own")
@@ -120,7 +119,7 @@ class EMAMixer(Derived, Mixer):
     def mix_timed(self, x: Tensor, layout: Layout, state: EMAState | None) -> tuple[Tensor, Any]:
         assert layout.token_time is not None
         signal = x.to(self.kernel.precision(self.omega))
-        y, average = self.omega * signal, None
+        y, ends = self.omega * signal, []
         weights, log_decays = self.kernel.exponentials()
         times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
         for i, (weight, log_decay, time) in enumerate(zip(weights, log_decays, times, strict=True)):
@@ -129,11 +128,10 @@ class EMAMixer(Derived, Mixer):
             averages = varying_scan(factors * given, poles, None if state is None else state.average.transpose(1, 2))
             found = (averages * weight).sum(3)
             y = y + (found.flip(1) if i else found)
-            average = averages[:, -1].transpose(1, 2)
-        return F.silu(y).to(x.dtype), None if state is None else EMAState(average)
+            ends.append(averages[:, -1].transpose(1, 2))
+        return F.silu(y).to(x.dtype), None if state is None else EMAState(ends[0])
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         if not self.causal:
             return ()
         weight, log_decay = (part[0].t().contiguous() for part in self.kernel.exponentials())

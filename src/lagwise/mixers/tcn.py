@@ -130,12 +130,10 @@ class TCNMixer(Derived, Mixer):
         return layout.near(self.mix, x, *tap_reach(self.receptive_field, causal=self.causal))
 
     def require_pieces(self) -> None:
-        """See `Mixer.require_pieces`."""
         if self.circular:
             raise ValueError("a circular TCN cannot mix a sequence that is split between processes: its ends meet")
 
     def derive(self, form: str = "eager") -> BackwardTaps:
-        """See `Derived.derive`."""
         return BackwardTaps(self.taps.flip(2).transpose(1, 2).contiguous())
 
     def init_state(self, batch_size: int) -> TCNState:

@@ -35,6 +35,8 @@ class TimestepNorm(Mixer):
     torch.Size([2, 100, 4])
     """
 
+    needs_float64 = True
+
     def __init__(
         self,
         channels: int,
@@ -64,7 +66,6 @@ class TimestepNorm(Mixer):
         return self._normed(x, self._start(x.shape[0]), layout.mask)[0]
 
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
-        assert layout.pieces is not None
         inside, tokens = token_moments(x, self.groups)
 
         def so_far(tokens: Tensor, layout: Layout) -> Tensor:

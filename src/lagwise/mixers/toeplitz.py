@@ -125,7 +125,6 @@ class ToeplitzMixer(Derived, Mixer):
     def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
         """By the tokens within the kernel's support if these are fewer than all tokens of a share of the channels."""
         pieces, support = layout.pieces, self.kernel.support
-        assert pieces is not None
         most = 2 * pieces.length * (pieces.count - 1) // pieces.count**2  # tokens that two all-to-alls send and receive
         if self.ski is None and support is not None and support - 1 <= most:
             return pieces.near(self.mix, x, support - 1, 0 if self.causal else support - 1)
@@ -135,7 +134,6 @@ class ToeplitzMixer(Derived, Mixer):
         return pieces.by_channels(share.mix, x)
 
     def require_times(self, layout: Layout | None = None) -> None:
-        """See `Mixer.require_times`."""
         super().require_times(layout)
         kernel = self.kernel
         if self.ski is not None or not (isinstance(kernel, DiagonalKernel) and kernel.any_rate):
@@ -152,7 +150,7 @@ class ToeplitzMixer(Derived, Mixer):
         with torch.autocast(x.device.type, enabled=False):
             sides = self.kernel.sides()
             signal = x.to(sides[0].direct.dtype)
-            y = sides[0].direct * signal
+            y, ends = sides[0].direct * signal, []
             times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
             for i, (modes, time) in enumerate(zip(sides, times, strict=True)):
                 poles, factors = (each.flip(1) if i else each for each in self.kernel.held(time)[i])
@@ -160,7 +158,8 @@ class ToeplitzMixer(Derived, Mixer):
                 states = varying_scan(factors * given[..., None], poles, memory)
                 found = (states * modes.weights).real.sum(3)
                 y = y + (found.flip(1) if i else found)
-        after = None if state is None else ModalState(*torch.view_as_real(states[:, -1].transpose(1, 2)).unbind(-1))
+                ends.append(states[:, -1].transpose(1, 2))
+        after = None if state is None else ModalState(ends[0].real, ends[0].imag)
         return y.to(x.dtype), after
 
     def _product(self, x: Tensor) -> Tensor:
@@ -209,7 +208,6 @@ class ToeplitzMixer(Derived, Mixer):
         return self.causal and self.kernel.support is None and not self.kernel.recurrent
 
     def require_fixed(self, *, online: bool = False) -> None:
-        """See `Mixer.require_fixed`."""
         if self.grows and (self.ski is not None or not online):
             raise ValueError(
                 f"kernel {type(self.kernel).__name__} has infinite support, so its streaming state grows with the "
@@ -217,7 +215,6 @@ class ToeplitzMixer(Derived, Mixer):
             )
 
     def derive(self, form: str = "eager") -> Any:
-        """See `Derived.derive`."""
         if not self.causal:
             return ()
         if isinstance(self.ski, CausalSKI):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lagwise.kernels import LagKernel
 from lagwise.ops import Layout, ski_product
+from lagwise.ops.constants import remembered_tables
 from lagwise.ops.packing import row_extents
 from lagwise.ops.ski import ragged_ski_product, row_spacing
 from lagwise.ops.symbolic import symbolic
@@ -58,7 +59,8 @@ class TwoSidedSKI:
         """SKI-TNN alg. 1."""
         rank = min(self._nodes(x.shape[1]), x.shape[1])
         spacing = (x.shape[1] - 1) / max(1, rank - 1)
-        lags = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device) * spacing
+        dtype = torch.promote_types(x.dtype, torch.float32)  # not every device has float64
+        lags = torch.arange(1 - rank, rank, dtype=dtype, device=x.device) * spacing
         return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
 
     def _mix_rows(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
@@ -68,13 +70,17 @@ class TwoSidedSKI:
             first, lengths = row_extents(layout.mask)
             longest = x.shape[1]
         else:
-            first, lengths, longest = layout.extents
+            first, lengths, longest = layout.host.extents
         rank = min(self._nodes(longest), longest)
         nodes = lengths.new_full(lengths.shape, min(self.rank, longest))
         if self.spacing is not None:
             nodes = nodes.maximum(_nodes_apart(lengths, self.spacing))
-        steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=x.device)
-        lags = row_spacing(lengths, nodes)[:, None] * steps
+        if torch.compiler.is_compiling():
+            lags = _row_lags(lengths, nodes, rank)
+        else:
+            like = x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
+            sizes = tuple(lengths.tolist()), tuple(nodes.tolist()), rank
+            (lags,) = remembered_tables(_row_tables, *sizes, like=like)
         coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
         local = kernel.local_taps()
         return ragged_ski_product(x, coefficients, first, lengths, nodes=nodes, degree=self.degree, local=local)
@@ -82,6 +88,16 @@ class TwoSidedSKI:
     def _nodes(self, length: int) -> int:
         """Inducing points of a text that has at least as many tokens."""
         return self.rank if self.spacing is None else max(self.rank, _nodes_apart(length, self.spacing))
+
+
+def _row_lags(lengths: Tensor, nodes: Tensor, rank: int) -> Tensor:
+    """The lags between the nodes of each row, ``(batch, 2 rank - 1)``, in float64."""
+    steps = torch.arange(1 - rank, rank, dtype=torch.float64, device=lengths.device)
+    return row_spacing(lengths, nodes)[:, None] * steps
+
+
+def _row_tables(lengths: tuple[int, ...], nodes: tuple[int, ...], rank: int) -> tuple[Tensor]:
+    return (_row_lags(torch.tensor(lengths), torch.tensor(nodes), rank),)
 
 
 def _nodes_apart(length: Length, spacing: int) -> Length:

@@ -270,7 +270,6 @@ class StreamingCache(RowCache):
         self.model = self.behind = self.past = None
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """See `RowCache.batch_select_indices`."""
         if self.stream is None or not self.stream.select_rows(indices):
             for layer in self.layers:
                 layer.select_rows(indices)  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.models.inputs import check_vocabulary
+from lagwise.models.linear.scaling import standardised
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced, transformed
 from lagwise.tables import check_integer
@@ -110,15 +111,8 @@ class ValueInput(nn.Linear):
         return torch.where(since == 0, 1, since / self.time)
 
     def standardized(self, input_values: Tensor) -> Tensor:
-        """The values of samples less their mean, over their deviation; in at least float32: in bfloat16 a signal far
-        from 0 would lose its digits."""
-        x = self.values(input_values)
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        if self.mean is not None:
-            x = x - x.new_tensor(self.mean)
-        if self.std is not None:
-            x = x / x.new_tensor(self.std)
-        return x
+        """The values of samples less their mean, over their deviation."""
+        return standardised(self.values(input_values), self.mean, self.std)
 
     def steps(self, z: Tensor) -> Tensor:
         """The steps ``(batch, steps, hidden_size)`` of standardised samples."""

@@ -107,7 +107,6 @@ class FixedCache(RowCache):
     activate_past_recording = crop
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """See `RowCache.batch_select_indices`."""
         if self.state is not None:
             self.state = {name: select_rows(tensor, indices) for name, tensor in self.state.items()}
 

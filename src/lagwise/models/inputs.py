@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lagwise.models.cache import StreamingCache, real_positions
 from lagwise.ops.bilinear import traced
@@ -29,6 +29,17 @@ def check_whole() -> None:
     """ValueError within torch's ``context_parallel``, where a process has a piece of each sequence."""
     if getattr(F.scaled_dot_product_attention, "__module__", None) == _CONTEXT_PARALLEL:
         raise ValueError(f"this model was called within context_parallel. {_PIECES}")
+
+
+def check_precision(model: nn.Module, device: torch.device) -> None:
+    """ValueError if a part of a model needs float64 and the device has none."""
+    if device.type == "mps":
+        for name, part in model.named_modules():
+            if getattr(part, "needs_float64", False):
+                raise ValueError(
+                    f"{type(part).__name__} ({name}) computes in float64, which Apple's GPUs do not have; use the CPU, "
+                    "with model.to('cpu')"
+                )
 
 
 def check_piece(cache: Any, *others: Any) -> None:

@@ -3,7 +3,7 @@ half-initialised model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,36 @@ def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
     return model.eval()
+
+
+@torch.inference_mode(False)  # its weights are those of the model, for any use
+def at_rate(model: Any, rate: float) -> Any:
+    """A model of samples for another sampling rate, relative to that of its training: with its weights, and the steps
+    of its kernels scaled. Itself for its own rate. ValueError names a part that counts samples."""
+    if model.config.model_type == LagwiseLinearConfig.model_type:
+        raise ValueError(f"rate {rate:g} is not for a first answer (a linear model), which counts samples")
+    if rate == model.config.rate:
+        return model
+    config = type(model.config).from_dict({**model.config.to_dict(), "rate": rate})
+    with torch.device("meta"):
+        planned = type(model)(config)
+    return filled(planned, model.state_dict())
+
+
+def by_rate(model: Any, hertz: Sequence[int], trained: int) -> list[tuple[Any, list[int]]]:
+    """For each sampling rate of some sounds, in Hz, the model for it and the places of these sounds; trained: the rate
+    of training. ValueError for a rate that the model cannot have."""
+    places: dict[int, list[int]] = {}
+    for i, own in enumerate(hertz):
+        places.setdefault(own, []).append(i)
+    try:
+        return [(model if own == trained else at_rate(model, own / trained), where) for own, where in places.items()]
+    except ValueError as error:
+        others = ", ".join(f"{own}" for own in places if own != trained)
+        raise ValueError(
+            f"sounds have a sampling rate of {others} Hz, the model was trained at {trained} Hz; resample them to that "
+            f"rate ({error})"
+        ) from error
 
 
 def check_weights(folder: Path, model: nn.Module | None = None) -> None:

@@ -22,6 +22,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
     check_piece,
+    check_precision,
     check_types,
     check_whole,
     current_mask,
@@ -33,6 +34,7 @@ from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbeddi
 from lagwise.models.offload import OffloadProbe
 from lagwise.models.pieces import require_pieces
 from lagwise.models.rates import require_times, set_rate
+from lagwise.models.remote_code import LoadedSafely
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.pieces import Pieces
@@ -57,7 +59,7 @@ class _Number:
         return _Number()
 
 
-class LagwisePreTrainedModel(PreTrainedModel):
+class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
     config_class = LagwiseConfig
     config: LagwiseConfig
     base_model_prefix = "model"
@@ -89,16 +91,6 @@ class LagwisePreTrainedModel(PreTrainedModel):
         """Collect what the parts keep in float32, as transformers does for models that contain models."""
         self._keep_in_fp32_modules_strict = {n for part in self.modules() for n in getattr(part, "kept_in_float32", ())}
         super().post_init()
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights are only read from safetensors files, because a pickle can run code."""
-        kwargs.setdefault("use_safetensors", True)
-        return super().from_pretrained(*args, **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Does nothing, as `LagwiseConfig.register_for_auto_class`."""
 
     def to_recurrent(self, tolerance: float = 1e-3, **options: Any) -> Self:
         """A copy with kernels as state spaces, which streams in constant memory. See `recurrent_form`, also for
@@ -278,6 +270,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             check_piece(past_key_values, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
         given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
         h, grid = self._embed(inputs_embeds, attention_mask, given)
+        check_precision(self, h.device)
         batch, length, _ = h.shape
         if token_time is not None:
             require_times(self, self.config)

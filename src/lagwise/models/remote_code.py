@@ -50,3 +50,17 @@ class SavedWithCode:
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
         """Does nothing. After loading by `auto_map`, transformers calls it to copy the module of the class into later
         saves, but `save_pretrained` writes its own file there."""
+
+
+class LoadedSafely:
+    """A model of a configuration that is `SavedWithCode`."""
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but weights are only read from safetensors files, because a pickle can run code."""
+        kwargs.setdefault("use_safetensors", True)
+        return super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Does nothing, as `SavedWithCode.register_for_auto_class`."""

@@ -61,7 +61,6 @@ class SignalStream:
         """Samples pushed so far."""
         return self._steps * self.stride + len(self._waiting)
 
-    @torch.inference_mode()
     def push(self, samples: Any, times: Any = None) -> Tensor:
         """Process the next samples.
 
@@ -110,7 +109,9 @@ class SignalStream:
             raise ValueError("times must be finite and increase from sample to sample")
         return since
 
+    @torch.inference_mode()
     def _through(self, x: Tensor) -> Tensor:
+        """The outputs of the steps that samples, with their times if they have some, complete."""
         x = torch.cat([self._waiting, x])
         whole = len(x) - len(x) % self.stride
         self._waiting = x[whole:].clone()

@@ -28,7 +28,7 @@ def remembered_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tens
     tables = kept.pop(key, None)
     if tables is None:
         with torch.inference_mode(False), torch.no_grad():  # or they could not be saved for a backward pass
-            with unset_fake_temporarily():  # sizes depend on values
+            with unset_fake_temporarily(), torch.device("cpu"):  # sizes depend on values
                 made = make(*sizes)
             tables = _move_to(made, like)
         while len(kept) >= _MOST:

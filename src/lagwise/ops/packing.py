@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,19 @@ from lagwise.ops.constants import moved
 _COMPACT_BELOW = 0.8
 # Copies on the CPU of tensors on another device that nothing changes.
 _known = WeakTensorKeyDictionary()
+
+
+def _once(compute: Callable[[Any], Any]) -> Any:
+    """A property that is computed at its first use."""
+    name = compute.__name__
+
+    @functools.wraps(compute)
+    def get(layout: Layout) -> Any:
+        if name not in layout._found:
+            layout._found[name] = compute(layout)
+        return layout._found[name]
+
+    return property(get)
 
 
 class Layout:
@@ -88,18 +102,10 @@ class Layout:
             )
         return self.grid
 
-    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
-        if name not in self._found:
-            self._found[name] = compute()
-        return self._found[name]
-
-    @property
+    @_once
     def host(self) -> Layout:
         """This layout on the CPU, where shapes that depend on values are worked out: by one copy, for which the host
         waits once. Itself on the CPU, and in a graph."""
-        return self._once("host", self._host)
-
-    def _host(self) -> Layout:
         parts = [t for t in (self.mask, self.seq_idx) if t is not None]
         if torch.compiler.is_compiling() or all(t.device.type == "cpu" for t in parts):
             return self
@@ -114,36 +120,30 @@ class Layout:
         assert like is not None
         return on_device(tensors, like.device)
 
-    @property
+    @_once
     def padded_before(self) -> bool:
         """Whether a row starts with padding."""
-        return self._once("before", lambda: self.mask is not None and not bool(_mask(self.host)[:, 0].all()))
+        return self.mask is not None and not bool(_mask(self.host)[:, 0].all())
 
-    @property
+    @_once
     def padded_after(self) -> bool:
         """Whether a row ends with padding."""
-        return self._once("after", lambda: self.mask is not None and not bool(_mask(self.host)[:, -1].all()))
+        return self.mask is not None and not bool(_mask(self.host)[:, -1].all())
 
-    @property
+    @_once
     def extents(self) -> tuple[Tensor, Tensor, int]:
         """`row_extents` of the mask, and the largest of these lengths."""
-        return self._once("extents", self._extents)
-
-    def _extents(self) -> tuple[Tensor, Tensor, int]:
         first, lengths = row_extents(_mask(self.host))
         moved = [first, lengths] if self.host is self else self._moved(first, lengths)
         return moved[0], moved[1], int(lengths.max())  # type: ignore[return-value]
 
-    @property
+    @_once
+    @torch.compiler.disable  # shapes depend on values: compilers begin a new graph here
     def buckets(self) -> tuple[Bucket, ...]:
         """The documents of packed rows, grouped by similar length, without documents that are only padding.
 
         Padding at most doubles the tokens of a bucket.
         """
-        return self._once("buckets", self._buckets)
-
-    @torch.compiler.disable  # shapes depend on values: compilers begin a new graph here
-    def _buckets(self) -> tuple[Bucket, ...]:
         if self.host is not self:
             there = self.host.buckets
             masks = [bucket.layout.mask for bucket in there]
@@ -188,14 +188,11 @@ class Layout:
             known_on_host(self.mask, host.mask)
         return self
 
-    @property
+    @_once
     def axes(self) -> tuple[Layout, Layout]:
         """For a batch of grids, the layouts of all rows as one batch ``(batch * height, width)``, and of all columns
         ``(batch * width, height)``. Rows and columns that are only padding count as real, because mixers need at
         least one token per row."""
-        return self._once("axes", self._axes)
-
-    def _axes(self) -> tuple[Layout, Layout]:
         assert self.grid is not None
         if self.mask is None:
             return Layout(), Layout()
@@ -203,13 +200,10 @@ class Layout:
         rows, columns = mask.flatten(0, 1), mask.transpose(1, 2).flatten(0, 1)
         return Layout(rows | ~rows.any(1, keepdim=True)), Layout(columns | ~columns.any(1, keepdim=True))
 
-    @property
+    @_once
     def compact(self) -> tuple[Tensor, Layout] | None:
         """The positions ``(n,)``, in the flattened batch, from each row's first real token to its last, and the layout
         of these n tokens as one packed row. None if this is hardly shorter than the batch, or if there is a grid."""
-        return self._once("compact", self._compact)
-
-    def _compact(self) -> tuple[Tensor, Layout] | None:
         if self.mask is not None and self.host is not self:
             found = self.host.compact
             if found is None:

@@ -105,21 +105,27 @@ def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
 
 
 def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
-    modes = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
-    intercepted = any(type(mode) is not DeviceContext for mode in modes)  # a default device changes no layer
-    return not intercepted and all(_plain_linear(layer, x, biased=biased) for layer in layers)
+    if nn.Linear.forward is not _FORWARD or torch.nn.modules.module._has_any_global_hook():
+        return False
+    for i in range(torch._C._len_torch_function_stack()):
+        if type(torch._C._get_function_stack_at(i)) is not DeviceContext:  # a default device changes no layer
+            return False
+    device = x.device
+    return all(_plain_linear(layer, device, biased) for layer in layers)
 
 
-def _plain_linear(layer: Any, x: Tensor, *, biased: bool = True) -> bool:
+def _plain_linear(layer: Any, device: torch.device, biased: bool) -> bool:
     """Whether a module computes ``x W' + b`` and nothing else: other libraries replace layers, weights and `forward`,
     and add hooks. biased: whether there must be a bias."""
-    if type(layer) is not nn.Linear or nn.Linear.forward is not _FORWARD or "forward" in vars(layer):
+    if type(layer) is not nn.Linear or "forward" in vars(layer):
         return False
-    parts = (layer.weight, layer.bias) if biased or layer.bias is not None else (layer.weight,)
-    if any(type(part) not in (nn.Parameter, FakeTensor) or part.device != x.device for part in parts):
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         return False
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return not any(hooks) and not torch.nn.modules.module._has_any_global_hook()
+    weight, bias = layer.weight, layer.bias
+    for part in (weight, bias) if biased or bias is not None else (weight,):
+        if type(part) not in (nn.Parameter, FakeTensor) or part.device != device:
+            return False
+    return True
 
 
 def _fast(x: Tensor) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 from lagwise.data import label_cells
 from lagwise.data.arrays import row_arrays
 from lagwise.data.formats import FORMATS
-from lagwise.models.loading import default_device, load_model
+from lagwise.models.loading import by_rate, default_device, load_model
 from lagwise.runs.evaluate import open_run
+from lagwise.tasks import Task
 
 
 def predict_run(
@@ -43,11 +44,25 @@ def predict_run(
     model, tokenizer = load_model(run, device=default_device())
     found: list[dict[str, Any]] = []
     for table in tables:
-        added = task.predict(model, tokenizer, table, progress=progress)
+        added = _predictions(task, model, tokenizer, table, progress)
         given = table if isinstance(table, list) else _cells(table)
         if taken := sorted(set(added[0]) & {name for row in given for name in row}):
             raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")
         found += [{**row, **new} for row, new in zip(given, added, strict=True)]
+    return found
+
+
+def _predictions(task: Task, model: Any, tokenizer: Any, table: Any, progress: bool) -> list[dict[str, Any]]:
+    """Predictions for rows, of which sounds may have other sampling rates than those of training."""
+    names = table[0] if isinstance(table, list) else table.column_names
+    if task.rate is None or "sampling_rate" not in names:
+        return task.predict(model, tokenizer, table, progress=progress)
+    hertz = [row["sampling_rate"] for row in table] if isinstance(table, list) else table["sampling_rate"][:]
+    found: list[Any] = [None] * len(table)
+    for own, places in by_rate(model, hertz, task.rate):
+        part = [table[i] for i in places] if isinstance(table, list) else table.select(places)
+        for place, row in zip(places, task.predict(own, tokenizer, part, progress=progress), strict=True):
+            found[place] = row
     return found
 
 

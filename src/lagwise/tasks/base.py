@@ -73,6 +73,8 @@ class Task:
     before: ClassVar[str | None] = None
     #: whether training may carry a model's states from step to step: its texts are longer than a step
     carries: ClassVar[bool] = False
+    #: the sampling rate in Hz of the sounds that it learns from
+    rate: int | None = None
     #: whether its data can be streamed (``data.streaming``)
     streams: ClassVar[bool] = False
     #: what a training needs, for people, where it has no data of its own

@@ -18,8 +18,7 @@ from lagwise.data.examples import epoch_order
 from lagwise.data.options import DataOptions
 from lagwise.data.splits import split_sizes
 from lagwise.files import expanded
-from lagwise.forecasting.gaps import scales
-from lagwise.forecasting.tables import read_series, table_columns
+from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.progress import progress_bar
 from lagwise.schema import Count
 from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
@@ -72,8 +71,13 @@ class Forecasting(Task):
         with open(expanded(str(self.data.source)), "rb") as file:
             return f"{hashlib.file_digest(file, 'sha256').hexdigest()}-{self.time}-{self.series}"
 
+    def _read(self, source: str) -> Any:
+        from lagwise.forecasting import read_series  # needs pandas
+
+        return read_series(expanded(source), self.time, self.series)
+
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesParts:
-        table = read_series(expanded(source or str(self.data.source)), self.time, self.series)
+        table = self._read(source or str(self.data.source))
         x = table.frame.to_numpy(np.float64)
         length, width = self.data.length, self.data.length + self.horizon
         sizes = split_sizes(len(x), *_TENTHS)
@@ -97,11 +101,13 @@ class Forecasting(Task):
     def continuation(self, source: str) -> Callable[[Any], list[dict[str, Any]]] | None:
         """The next rows of a table over time, on the scale of the table, with the training columns or by default all;
         None for one with lists of past values. Only the last ``data.length`` rows are used."""
+        from lagwise.forecasting.tables import table_columns
+
         names = table_columns(expanded(source))
         return None if names is None or "past_values" in names else partial(self._next_rows, source)
 
     def _next_rows(self, source: str, model: Any) -> list[dict[str, Any]]:
-        table = read_series(expanded(source), self.time, self.series)
+        table = self._read(source)
         past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
         for name, values in zip(table.frame.columns, past.T, strict=True):
             if np.isnan(values).all():
@@ -185,8 +191,6 @@ class SeriesParts(TaskData):
         windows = self._windows(
             "test", drawn=None if max_tokens is None else max(1, max_tokens // self.task.data.length)
         )
-        from lagwise.forecasting.gaps import carry_forward
-
         found: dict[str, list[np.ndarray]] = {"model": [], "last value": []}
         with progress_bar(desc="forecasting", total=len(windows), unit="window", show=progress) as bar:
             for start in range(0, len(windows), _BATCH):

@@ -209,13 +209,8 @@ class LabelledImages(LabelledRows):
     most_mistakes = _MISTAKES
 
     def __init__(self, task: ImageClassification, images: ImageData | None = None):
-        super().__init__(task)
-        self.rows: Any = images
+        super().__init__(task, None, images)
         self.reader = task.reader(images)
-        if images is None:
-            return
-        self.label_names, splits = images.label_names, images.splits
-        self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
 
     def fields(self) -> dict[str, Any]:
         return {**class_fields(self.rows.label_names), "problem_type": "single_label_classification"}

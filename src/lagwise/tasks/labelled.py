@@ -57,7 +57,7 @@ class LabelledRows(TaskData):
     """Rows with a label each, or several. Abstract.
 
     Attributes:
-        rows: the rows of the run's own data, in splits.
+        rows: the rows of the run's own data, in splits; None for other data.
         label_names: names of the classes, by id; None for numbers.
         several: whether a row may have several labels.
         scored: rows to evaluate on and their labels, by split.
@@ -72,6 +72,13 @@ class LabelledRows(TaskData):
     unused: Sequence[str] = ("lengths", "max_tokens")
     #: wrong predictions that are shown
     most_mistakes: int = 10
+
+    def __init__(self, task: Labelled, tokenizer: Any, rows: Any):
+        super().__init__(task, tokenizer)
+        self.rows = rows
+        if rows is not None:
+            self.label_names, splits = rows.label_names, rows.splits
+            self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
 
     def logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
         """Logits ``(rows, labels)`` in the order of the rows."""

@@ -27,8 +27,7 @@ from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
 from lagwise.tables import build, counted, known
 from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
-from lagwise.tasks.row_logits import TOKENS_A_BATCH
-from lagwise.tasks.sequence_classification import ClassifiedRows, SequenceClassification
+from lagwise.tasks.sequence_classification import TOKENS_A_BATCH, ClassifiedRows, SequenceClassification
 
 if TYPE_CHECKING:
     from datasets import Dataset as Rows
@@ -74,6 +73,11 @@ class RowModelling(Task):
         table, spec = {_ROWS: SequenceClassification}, {**self.options, "name": _ROWS}
         self.rows: SequenceClassification = build(table, spec, data, what="task.rows", prefix="task.rows.")
         self.objective = known(objective, OBJECTIVES, "task.objective")
+        if self.rows.time is not None:
+            raise ValueError(
+                "row_modelling (training.pretrain) does not read times of samples (task.time "
+                f"{self.rows.time!r}), which it would predict as values"
+            )
         self.inputs = self.rows.inputs
         self.headline = _METRICS[self.inputs]
 

@@ -40,11 +40,14 @@ from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
+from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
+from lagwise.models.loading import by_rate
+from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, Records, require_none
+from lagwise.tasks.base import Metric, Records, finite, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,
     balanced_weights,
@@ -55,7 +58,6 @@ from lagwise.tasks.classes import (
 )
 from lagwise.tasks.figures import Log
 from lagwise.tasks.labelled import Labelled, LabelledRows, threshold_of
-from lagwise.tasks.row_logits import TOKENS_A_BATCH, row_logits
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from transformers import PreTrainedTokenizerBase
 
+TOKENS_A_BATCH = 16384  # with padding, in an evaluation
 _SHOWN = 120  # characters of a text in a report
 _STEPS, _MOST_STRIDE = 256, 16  # of the model in the longest series, at least, where samples have to share steps
 
@@ -92,6 +95,9 @@ class SequenceClassification(Labelled):
         lines: whether every line of .csv and .tsv files is a series, not a sample; found in the data: it is where there
             is a column of labels.
         rate: sampling rate of sound files in Hz; found in the data.
+        time: column of the times of samples, numbers or dates, where these are not equally far apart: kernels in
+            continuous time then step from sample to sample by it. Of .csv and .tsv files that are a recording each, or
+            lists of records; needs a stride of 1.
         class_weights: ``balanced`` weights each class by the inverse of its share of the training rows.
         label_smoothing: share of the true class's probability that is spread over all classes.
         separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
@@ -125,6 +131,7 @@ class SequenceClassification(Labelled):
         features: list[str] | None = None,
         lines: bool | None = None,
         rate: Count | None = None,
+        time: str | None = None,
         class_weights: str = "none",
         label_smoothing: Share = 0.0,
         separate: bool = False,
@@ -145,14 +152,18 @@ class SequenceClassification(Labelled):
         if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
             raise ValueError("task.reverse_complement is for sequences in one column of text")
         self.reverse_complement = reverse_complement
-        self.finds_stride = stride is None
+        if time is not None and stride is None:
+            stride = 1
+        if time is not None and stride != 1:
+            raise ValueError(f"task.time, of samples with times of their own, needs task.stride=1, got {stride}")
+        self.finds_stride, self.time = stride is None, time
         self.stride, self.unlabelled = _MOST_STRIDE if stride is None else stride, unlabelled
         self.features, self.lines, self.rate = features, lines, rate
         if (stride is None or stride > 1) and (inputs == "tokens" or packing):
             raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
         if inputs == "tokens":
             what = "sequence_classification with task.inputs=tokens"
-            require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate})
+            require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate, "task.time": time})
 
     @property
     def headline(self) -> Metric:  # type: ignore[override]
@@ -169,8 +180,8 @@ class SequenceClassification(Labelled):
         return "text" if self.inputs == "tokens" and len(self.columns()) == 1 else "data"
 
     def fixed_fields(self) -> dict[str, Any]:
-        inputs = {"inputs": {"name": "values", "stride": self.stride}} if self.inputs == "values" else {}
-        return {"causal": False} | inputs
+        inputs = {"name": "values", "stride": self.stride, **timed_fields(self.time)}
+        return {"causal": False} | ({"inputs": inputs} if self.inputs == "values" else {})
 
     def lengths(self) -> dict[str, int]:
         return {"data.length": self.steps(self.data.length)}
@@ -180,8 +191,18 @@ class SequenceClassification(Labelled):
 
     def open_rows(self, source: str) -> RowSource:
         if self.inputs == "values":
-            return open_series(source, self.label, features=self.features, lines=self.lines, rate=self.rate)
+            return self._series(source, any_rate=self.rate is not None)
         return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
+
+    @property
+    def source(self) -> RowSource:
+        """The rows of the data, not yet read; sounds have one sampling rate."""
+        assert self.data.source is not None
+        return self._series(self.data.source) if self.inputs == "values" else self.open_rows(self.data.source)
+
+    def _series(self, source: str, *, any_rate: bool = False) -> SeriesSource:
+        options: dict[str, Any] = {"features": self.features, "lines": self.lines, "rate": self.rate, "time": self.time}
+        return open_series(source, self.label, **options, any_rate=any_rate)
 
     def write_split(self, folder: Path) -> None:
         if self.data.format is not None:
@@ -255,6 +276,8 @@ class SequenceClassification(Labelled):
         opened = self.open_rows(source)
         rows, labels = rows_to_score(opened, self.columns(), self.label, found.label_names, several=found.several)
         found.scored = {"test": (self.encoder(config, found.tokenizer)(rows), labels)}
+        if self.rate is not None and "sampling_rate" in rows.column_names:
+            found.hertz = rows["sampling_rate"][:]
         return found
 
     def columns(self) -> tuple[str, ...]:
@@ -270,11 +293,23 @@ class SequenceClassification(Labelled):
             return several_columns(logits, class_names(model.config), threshold_of(model.config))
         return class_columns(logits, class_names(model.config))
 
+    @torch.inference_mode()
     def logits(self, model: Any, tokenizer: Any, rows: Rows | pa.Table, progress: bool) -> np.ndarray:
-        """Logits of encoded rows, in steps of the model: a first answer reads single samples."""
+        """Logits ``(rows, labels)`` in the order of encoded rows, computed in batches of similar lengths, in steps of
+        the model: a first answer reads single samples."""
         inputs = model.config.inputs
         stride = inputs.get("stride", 1) if isinstance(inputs, dict) else 1
-        return row_logits(model, rows, partial(self.padded, tokenizer, stride=stride), progress, stride)
+        ordered, order = by_length(rows)
+        examples, lengths = EncodedExamples(ordered), (-(-np.asarray(ordered["length"][:]) // stride)).tolist()
+        result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
+        with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
+            for places in like_lengths(lengths, TOKENS_A_BATCH):
+                own = [{k: v for k, v in examples[i].items() if k != "label"} for i in places]
+                batch = self.padded(tokenizer, own, stride=stride)
+                logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
+                result[order[places.start : places.stop]] = logits.float().cpu().numpy()
+                bar.update(len(places))
+        return finite(result, "logits")
 
     def padded(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
         """A batch of encoded rows. options: of the collator."""
@@ -307,18 +342,17 @@ class ClassifiedRows(LabelledRows):
     """Texts, pairs of texts or series with a label each. rows: None for other data than the task's own."""
 
     task: SequenceClassification
+    hertz: Sequence[int] | None = None  #: sampling rates of the rows of other data
 
     def __init__(self, task: SequenceClassification, tokenizer: Any, rows: LabelledData | None = None):
-        super().__init__(task, tokenizer)
-        self.rows: Any = rows
+        super().__init__(task, tokenizer, rows)
         if rows is None:
             return
-        self.label_names, splits, self.several = rows.label_names, rows.splits, rows.kind == MULTI_LABEL
+        train, self.several = rows.splits["train"], rows.kind == MULTI_LABEL
         if rows.label_names is not None and task.class_weights == "balanced":
             self.weights = balanced_weights(torch.tensor([rows.counts["train"][name] for name in rows.label_names]))
-        self.label_variance = float(np.var(splits["train"]["label"][:])) or 1.0
-        self._longest = task.steps(max(splits["train"]["length"][:]))
-        self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
+        self.label_variance = float(np.var(train["label"][:])) or 1.0
+        self._longest = task.steps(max(train["length"][:]))
 
     @property
     def headline(self) -> Metric:
@@ -330,10 +364,13 @@ class ClassifiedRows(LabelledRows):
         fields = super().fields()
         if self.rows.features is not None:
             mean, std = feature_scale(series(self.rows.splits["train"]))
-            scale = {"stride": self.task.stride, "mean": mean, "std": std}
+            scale: dict[str, Any] = {"stride": self.task.stride, "mean": mean, "std": std}
             if self.rows.gaps:
                 scale["gaps"] = True
-            if not self.task.packing and sizes_differ(series(self.rows.splits["train"])):
+            if self.task.time is not None:
+                scale["time"] = typical_time(series(self.rows.splits["train"]))
+            values = (each[:, self.task.time is not None :] for each in series(self.rows.splits["train"]))
+            if not self.task.packing and sizes_differ(values):
                 scale["by_row"] = True
             fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
         if isinstance(self.task.text, list) and len(self.task.text) == 2:
@@ -349,6 +386,7 @@ class ClassifiedRows(LabelledRows):
         fields = self.fields()
         if self.task.inputs == "values":
             fields["inputs"] = {**fields["inputs"], "stride": 1}
+            fields["inputs"].pop("time", None)  # one more feature
             fields["inputs"].pop("by_row", None)
         else:
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
@@ -399,7 +437,13 @@ class ClassifiedRows(LabelledRows):
         return self.task.padded(self.tokenizer, rows)
 
     def logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
-        return self.task.logits(model, self.tokenizer, rows, progress)
+        if self.hertz is None:
+            return self.task.logits(model, self.tokenizer, rows, progress)
+        assert self.task.rate is not None
+        found = np.empty((len(rows), model.config.num_labels), dtype=np.float32)
+        for own, places in by_rate(model, self.hertz, self.task.rate):
+            found[places] = self.task.logits(own, self.tokenizer, rows.select(places), progress)
+        return found
 
     def shown(self, rows: Rows, i: int) -> dict[str, Any]:
         """Its number, and the start of its text."""

@@ -21,6 +21,7 @@ from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_serie
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.rows import rows_to_evaluate
+from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series_windows import (
     RandomWindows,
     SeriesWindows,
@@ -58,6 +59,7 @@ class SequenceLabelling(Labelled):
             drop (see `lagwise.data.augmentation.CHANGES`).
         features: columns of .csv and .tsv files that are read, in this order; found in the data.
         rate: sampling rate of sound files in Hz; found in the data.
+        time: column of the times of samples, as in `SequenceClassification`; needs a stride of 1 and no delay.
 
     Metrics of steps: accuracy and macro F1; of events: the share detected with the right class (accuracy), macro F1,
     the share detected, and the share of detections that are true. Macro F1 is the headline.
@@ -84,6 +86,7 @@ class SequenceLabelling(Labelled):
         augment: dict[str, float] | None = None,
         features: list[str] | None = None,
         rate: Count | None = None,
+        time: str | None = None,
     ):
         super().__init__(data)
         self.stride, self.delay = stride, delay
@@ -103,16 +106,21 @@ class SequenceLabelling(Labelled):
                 raise ValueError(f"task.augment.{name} must be in [0, {CHANGES[name]:g}], got {value!r}")
         self.class_weights = checked_class_weights(class_weights)
         self.values, self.label, self.events = values, label, events
-        self.features, self.rate = features, rate
+        if time is not None and (stride != 1 or delay or self.changes):
+            raise ValueError(
+                "task.time, of samples with times of their own, needs task.stride=1, task.delay=0 and no task.augment, "
+                f"got {stride}, {delay} and {self.changes}"
+            )
+        self.features, self.rate, self.time = features, rate, time
 
     def fixed_fields(self) -> dict[str, Any]:
-        return {"inputs": {"name": "values", "stride": self.stride}}
+        return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}}
 
     def lengths(self) -> dict[str, int]:
         return {"data.length (in steps)": self.steps(self.data.length)}
 
     def open_rows(self, source: str) -> SeriesSource:
-        return open_series(source, self.label, per_sample=True, features=self.features, rate=self.rate)
+        return open_series(source, self.label, per_sample=True, features=self.features, rate=self.rate, time=self.time)
 
     def key(self) -> str:
         return series_key(self.source, self.values, self.label, self.events)
@@ -214,6 +222,8 @@ class SeriesWithClasses(TaskData):
 
     def fields(self) -> dict[str, Any]:
         scale = {"mean": self.rows.mean, "std": self.rows.std, **({"gaps": True} if self.rows.gaps else {})}
+        if self.task.time is not None:
+            scale["time"] = typical_time(series(self.rows.splits["train"]))
         return {
             "inputs": {"name": "values", "features": self.rows.features, "stride": self.task.stride, **scale},
             **class_fields(self.label_names),

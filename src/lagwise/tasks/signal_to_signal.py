@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lagwise.data.arrays import row_arrays
 from lagwise.data.folders import files_below
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
@@ -21,6 +23,7 @@ from lagwise.data.prepared import key_of
 from lagwise.data.reading import inner_suffix
 from lagwise.data.row_files import file_kind
 from lagwise.data.row_writing import rows_as_csv, write_sounds
+from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series_files import SERIES
 from lagwise.data.series_windows import WindowCollator, even_windows
 from lagwise.data.signal_files import SignalSource, inputs_of, open_signals
@@ -36,6 +39,7 @@ from lagwise.data.signal_windows import (
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores
+from lagwise.models.loading import by_rate
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.schema import Whole as WholeNumber
@@ -74,6 +78,8 @@ class SignalToSignal(Task):
         hide: share of the samples of each input that is hidden, to learn to fill gaps.
         hide_length: samples that are hidden together.
         rate: sampling rate of sound files in Hz; found in the data.
+        time: column of the times of samples, as in `SequenceClassification`; needs a stride of 1, and no delay, window,
+            noise or hidden samples.
 
     Metrics: mean squared error, mean absolute error, SI-SDR in dB, each a mean over signals; the headline is that of
     the loss. Where there are as many outputs as inputs, also those of the inputs as they are, and the gain in SI-SDR.
@@ -100,6 +106,7 @@ class SignalToSignal(Task):
         hide: Share = 0.0,
         hide_length: Count = 1,
         rate: Count | None = None,
+        time: str | None = None,
     ):
         super().__init__(data)
         if (noise is None) != (ratios is None):
@@ -122,7 +129,12 @@ class SignalToSignal(Task):
                 f"task.window must be 0 or at least task.stride + task.delay = {stride + delay}, got {window}"
             )
         self.headline = LOSSES[known(loss, LOSSES, "task.loss")]
-        self.features, self.targets, self.rate = features, targets, rate
+        if time is not None and (stride != 1 or delay or window or self.made):
+            raise ValueError(
+                "task.time, of samples with times of their own, needs task.stride=1, task.delay=0, task.window=0, and "
+                f"no task.noise or task.hide, got {stride}, {delay}, {window}, {noise!r} and {hide:g}"
+            )
+        self.features, self.targets, self.rate, self.time = features, targets, rate, time
         self.stride, self.delay, self.window, self.loss = stride, delay, window, loss
         self.noise, self.ratios, self.hide, self.hide_length = noise, ratios or [], hide, hide_length
 
@@ -139,11 +151,15 @@ class SignalToSignal(Task):
         return open_signals(self.noise, features=None, alone=True, rate=self.source.reading_options().get("rate"))
 
     def _signals(self, name: str) -> SignalSource:
-        return open_signals(name, features=self.features, targets=self.targets, rate=self.rate, alone=self.made)
+        return open_signals(name, **self._reading, alone=self.made)
+
+    @property
+    def _reading(self) -> dict[str, Any]:
+        return {"features": self.features, "targets": self.targets, "rate": self.rate, "time": self.time}
 
     def fixed_fields(self) -> dict[str, Any]:
         outputs = {"delay": self.delay, "window": self.window}
-        return {"inputs": {"name": "values", "stride": self.stride}, "outputs": outputs}
+        return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}, "outputs": outputs}
 
     def lengths(self) -> dict[str, int]:
         return {"data.length (in steps)": -(-self.data.length // self.stride)}
@@ -162,7 +178,10 @@ class SignalToSignal(Task):
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SignalData:
         if source is not None:
             assert run is not None
-            return SignalData(self, scored={"test": self._other(source, run)})
+            signals, hertz = self._other(source, run)
+            found = SignalData(self, scored={"test": signals})
+            found.hertz = hertz if self.rate is not None else None
+            return found
         pairs = prepare_signals(self.source, progress=progress)
         noises = None if self.noises is None else prepare_signals(self.noises, progress=progress)
         if noises is not None and noises.inputs not in (1, pairs.inputs):
@@ -175,16 +194,17 @@ class SignalToSignal(Task):
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
         return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage) for split in SPLITS})
 
-    def _other(self, name: str, run: Path) -> Sequence[Whole]:
-        """The signals of other data (their test split, or all), which must have targets, for the model of a run."""
+    def _other(self, name: str, run: Path) -> tuple[Sequence[Whole], list[int | None]]:
+        """The signals of other data (their test split, or all), which must have targets, for the model of a run; and
+        the sampling rates of sounds."""
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
         wanted = config.inputs["features"], config.outputs["features"]
-        source = open_signals(name, features=self.features, targets=self.targets, rate=self.rate)
+        source = open_signals(name, **self._reading)
         split = "test" if "test" in source.split_names else source.split_names[0]
-        found = []
-        for signal in source.signals(split):
+        found, hertz = [], []
+        for signal in replace(source, any_rate=self.rate is not None).signals(split):
             checked_signal(signal, None)
             shapes = signal.inputs.shape[1], signal.targets.shape[1]
             if shapes != wanted:
@@ -193,7 +213,8 @@ class SignalToSignal(Task):
                     f"{wanted[1]}"
                 )
             found.append(Whole(signal.inputs, signal.targets, None))
-        return found
+            hertz.append(signal.rate)
+        return found, hertz
 
     def open_rows(self, source: str) -> Any:
         return _Inputs(self, source)
@@ -235,12 +256,17 @@ class SignalToSignal(Task):
         lines = []
         for number, row in enumerate(rows, 1):
             x, y = (np.asarray(row[name], dtype=np.float32) for name in (SERIES, "predicted"))
+            x = self.values(x)
             names = _names(self.features, x.shape[1], "input") + _names(self._of_outputs, y.shape[1], "predicted")
             place = {"file": row.get("file", number)} if len(rows) > 1 else {}
             for values in np.concatenate([x, y], axis=1).tolist():
                 cells = ["" if math.isnan(value) else f"{value:.7g}" for value in values]
                 lines.append({**place, **dict(zip(names, cells, strict=True))})
         return rows_as_csv(lines)
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """Inputs without their times."""
+        return x if self.time is None else x[:, 1:]
 
     @property
     def _of_outputs(self) -> list[str] | None:
@@ -314,7 +340,7 @@ class _Inputs:
         self.task, self.name = task, name
 
     def read(self) -> dict[str, Any]:
-        source = SignalSource(inputs_of(self.name), features=self.task.features, rate=self.task.rate)
+        source = SignalSource(inputs_of(self.name), features=self.task.features, time=self.task.time, any_rate=True)
         return {split: list(source.input_rows(split)) for split in source.split_names}
 
 
@@ -327,6 +353,7 @@ class SignalData(TaskData):
     """
 
     task: SignalToSignal
+    hertz: Any = None  #: sampling rates of the signals of other data
 
     def __init__(self, task: SignalToSignal, pairs: SignalPairs | None = None, scored: dict[str, Any] | None = None):
         super().__init__(task)
@@ -340,6 +367,9 @@ class SignalData(TaskData):
             ("inputs", "outputs"), (self.pairs.inputs, self.pairs.outputs), self.pairs.mean, self.pairs.std, strict=True
         )
         found = {name: {"features": count, "mean": mean, "std": std} for name, count, mean, std in kinds}
+        if self.task.time is not None:
+            rows: Any = self.pairs.splits["train"].with_format("arrow")
+            found["inputs"]["time"] = typical_time(each for part in rows.iter(1) for each in row_arrays(part["signal"]))
         fixed = self.task.fixed_fields()
         return {name: {**fixed[name], **own} for name, own in found.items()}
 
@@ -413,13 +443,16 @@ class SignalData(TaskData):
         result: dict[str, Any] = {"kind": "signals", "delay": self.task.delay + self.task.stride - 1}
         for split, signals in self.scored.items():
             rows: list[dict[str, Any]] = []
-            for whole in progress_bar(
-                signals, desc=f"scoring {split}", unit="signal", total=len(signals), show=progress
-            ):
-                made = self.task.output(model, whole.inputs)
+            models = [model] * len(signals)
+            for own, places in by_rate(model, self.hertz, self.task.rate or 0) if self.hertz else ():
+                for place in places:
+                    models[place] = own
+            bar = progress_bar(signals, desc=f"scoring {split}", unit="signal", total=len(signals), show=progress)
+            for own, whole in zip(models, bar, strict=True):
+                made = self.task.output(own, whole.inputs)
                 rows.append(self._row(whole, made))
                 if split == "test" and "example" not in result:
-                    result["example"] = _example(whole, made)
+                    result["example"] = _example(self.task.values(whole.inputs), whole.targets, made)
             own = {name: [row[name] for row in rows] for name in rows[0]}
             result[split] = {**_means(own["scores"]), "rows": len(rows)}
             if rows[0]["input"] is not None:
@@ -433,9 +466,10 @@ class SignalData(TaskData):
 
     def _row(self, whole: Whole, made: np.ndarray) -> dict[str, Any]:
         scores, given, missing = signal_scores(made, whole.targets), None, None
-        if whole.inputs.shape == whole.targets.shape:
-            gaps = np.isnan(whole.inputs)
-            given = signal_scores(np.where(gaps, 0, whole.inputs), whole.targets)
+        inputs = self.task.values(whole.inputs)
+        if inputs.shape == whole.targets.shape:
+            gaps = np.isnan(inputs)
+            given = signal_scores(np.where(gaps, 0, inputs), whole.targets)
             scores = {**scores, "si_sdr_gain": scores["si_sdr"] - given["si_sdr"]}
             if gaps.any():
                 missing = signal_scores(made, np.where(gaps, whole.targets, np.nan))
@@ -451,10 +485,10 @@ def _means(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return found
 
 
-def _example(whole: Whole, made: np.ndarray) -> dict[str, list[float | None]]:
+def _example(inputs: np.ndarray, targets: np.ndarray, made: np.ndarray) -> dict[str, list[float | None]]:
     """The first feature and output in the middle of a signal."""
     start = max(0, len(made) // 2 - _SHOWN // 2)
-    part = {"input": whole.inputs[:, 0], "target": whole.targets[:, 0], "output": made[:, 0]}
+    part = {"input": inputs[:, 0], "target": targets[:, 0], "output": made[:, 0]}
     return {
         name: [None if np.isnan(v) else round(float(v), 6) for v in x[start : start + _SHOWN]]
         for name, x in part.items()

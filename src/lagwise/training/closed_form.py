@@ -147,7 +147,7 @@ def _likeliest(
     own = None if weights is None else weights[y]
     model, penalty, least = _best(make, penalties, loss, x, y, held_out, own)
     labels, both = np.concatenate([y, held_out[1]]), [x, held_out[0]]
-    rows = vstack(both).tocsr() if issparse(x) else np.concatenate(both)
+    rows: Any = vstack(both).tocsr() if issparse(x) else np.concatenate(both)
     final = make(penalty).fit(rows, labels, None if weights is None else weights[labels])
     of_train, of_all = _logits(model), _logits(final)
     return Fit(*of_all, f"{name}={penalty:g}", held_out[0] @ of_train[0].T + of_train[1], least)

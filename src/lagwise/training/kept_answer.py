@@ -6,8 +6,10 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
+from torch.utils.data import DataLoader
 
 from lagwise.files import read_json, write_whole
 from lagwise.tables import counted
@@ -58,11 +60,13 @@ def needs_no_training(out: Path) -> bool:
     return of_first_process(about is not None and is_perfect(about))
 
 
-def is_kept(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> bool:
+def is_kept(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> bool:
     """Whether the trained model is better than the first answer on the held-out rows, or there is no first answer; what
     is kept is noted and printed. The model's configuration is set by these rows (`TaskData.calibrated`)."""
-    model = trainer.accelerator.unwrap_model(trainer.model).eval()
-    logits, labels = held_out(data, model, trainer.get_eval_dataloader())
+    rows: Any = trainer.eval_dataset  # all of them: the Trainer's batches are those of one process
+    size = trainer.args.per_device_eval_batch_size
+    batches = DataLoader(rows, batch_size=size, collate_fn=data.collate_evaluation)
+    logits, labels = held_out(data, model.eval(), batches)
     trained = data.calibrated(model, logits, labels)
     if read_first_answer(out) is None:
         return True

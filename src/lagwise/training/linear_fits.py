@@ -88,13 +88,7 @@ def _series(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
     features = Convolutions(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
     features.prepare(series, seed)
 
-    def rows(batches: Batches) -> tuple[np.ndarray, np.ndarray]:
-        found = [features(b["input_values"], _mask(b)).numpy() for b in batches]
-        return np.concatenate([_none(features), *found]), labels_of(batches)
-
-    return _with_levels_if_better(
-        options, features, rows(_thinned(batches, features.size, seed)), rows(data.valid), data
-    )
+    return _with_levels_if_better(options, features, data, seed)
 
 
 def _table(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
@@ -103,26 +97,15 @@ def _table(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
     features = Columns(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
     features.prepare(torch.cat([batch["input_values"].flatten(0, 1) for batch in data.train]))
 
-    def rows(batches: Batches) -> tuple[np.ndarray, np.ndarray]:
-        found = [features(b["input_values"], _mask(b)).numpy() for b in batches]
-        return np.concatenate([_none(features), *found]), labels_of(batches)
-
-    return _with_levels_if_better(
-        options, features, rows(_thinned(data.train, features.size, seed)), rows(data.valid), data, columns=True
-    )
+    return _with_levels_if_better(options, features, data, seed, columns=True)
 
 
 def _with_levels_if_better(
-    options: dict[str, Any],
-    features: Any,
-    train: tuple[np.ndarray, np.ndarray],
-    valid: tuple[np.ndarray, np.ndarray],
-    data: LinearRows,
-    *,
-    columns: bool = False,
+    options: dict[str, Any], features: Any, data: LinearRows, seed: int, *, columns: bool = False
 ) -> tuple[dict[str, Any], Any, Fit]:
     """Features with their levels, which are last, or without, if these do not make the error clearly smaller."""
-    (x, y), (other, true), plain = train, valid, features.without_levels()
+    (x, y), valid = _dense_rows(features, data, seed)
+    (other, true), plain = valid, features.without_levels()
     simple = fit_linear(x[:, :plain], y, (other[:, :plain], true), data.weights, columns=columns)
     if options["levels"]:
         fit = fit_linear(x, y, valid, data.weights, columns=columns)
@@ -140,12 +123,22 @@ def _images(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
     features = Patches(sample.shape[1], **options)
     features.prepare(sample, seed)
 
-    def rows(batches: Batches) -> tuple[np.ndarray, np.ndarray]:
-        found = [features(batch["pixel_values"]).numpy() for batch in batches]
-        return np.concatenate([_none(features), *found]), labels_of(batches)
-
-    train, valid = rows(_thinned(batches, features.size, seed)), rows(data.valid)
+    train, valid = _dense_rows(features, data, seed)
     return options, features, fit_linear(*train, valid, data.weights)
+
+
+def _dense_rows(features: Any, data: LinearRows, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Features and labels of the training rows, or of a random part if there are too many, and of the held-out rows."""
+
+    def of(batch: Mapping[str, Tensor]) -> np.ndarray:
+        images = "pixel_values" in batch
+        return (features(batch["pixel_values"]) if images else features(batch["input_values"], _mask(batch))).numpy()
+
+    none = np.zeros((0, features.size), dtype=np.float32)
+    return [
+        (np.concatenate([none, *map(of, batches)]), labels_of(batches))
+        for batches in (_thinned(data.train, features.size, seed), data.valid)
+    ]
 
 
 #: by the name of the features
@@ -163,11 +156,6 @@ def labels_of(batches: Batches) -> np.ndarray:
         return np.zeros(0, dtype=np.int64)
     labels = torch.cat([batch["labels"] for batch in batches]).numpy()
     return labels.astype(np.int64) if labels.ndim == 2 else labels
-
-
-def _none(features: Any) -> np.ndarray:
-    """Dense features of no rows."""
-    return np.zeros((0, features.size), dtype=np.float32)
 
 
 def _thinned(batches: Batches, size: int, seed: int) -> list[dict[str, Tensor]]:

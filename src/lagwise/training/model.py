@@ -31,6 +31,9 @@ _BACKBONE = "model."  # prefix of the backbone's weights in every head
 def check_model(recipe: Recipe, task: Task) -> None:
     """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
     than the machine can train, or a training length that the model or one of its kernels does not support."""
+    for name in _OF_THE_DATA:
+        if name in recipe.model:
+            raise ValueError(f"model.{name} follows from the data; leave it out")
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
     shares = group_size() if recipe.training.shard else 1
     check_memory(task.model_class, config, training=True, shares=shares)

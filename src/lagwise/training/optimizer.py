@@ -86,7 +86,6 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """See `torch.optim.Optimizer.step`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -33,7 +33,6 @@ def pretraining(recipe: Recipe) -> Recipe:
     """The recipe of the steps before the labels."""
     options, rows = recipe.training, {name: value for name, value in recipe.task.items() if name != "name"}
     before = make_task(recipe).before
-    assert before is not None
     task = {
         "name": before,
         "rows": rows,

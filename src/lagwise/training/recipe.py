@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from lagwise.data.options import MADE_OF_TEXT, DataOptions, upgraded
+from lagwise.data.options import DataOptions, upgraded
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded
 from lagwise.models.presets import GRID_PRESETS, PRESETS
@@ -364,8 +364,6 @@ def _check(recipe: Recipe) -> None:
         if value is not None and not value.strip():
             raise ValueError(f"data.{key} must not be empty")
     _check_lengths(data)
-    if data.streaming:
-        _check_streaming(data, training)
     if training.schedule == "polynomial" and training.learning_rate <= _LAST_RATE:
         raise ValueError(
             f"training.learning_rate must be over {_LAST_RATE:g}, with which the polynomial schedule ends, got "
@@ -384,24 +382,6 @@ def _check_lengths(data: DataOptions) -> None:
         raise ValueError("data.lengths must be integers of at least 2, got []")
     if data.length != max(data.lengths):
         raise ValueError(f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}")
-
-
-def _check_streaming(data: DataOptions, training: TrainingOptions) -> None:
-    """ValueError for options that need the whole text before training."""
-    if training.epochs is not None:
-        raise ValueError(
-            "data.streaming is for the text of language models, whose length is not known; give training.steps instead "
-            "of training.epochs, or leave it out"
-        )
-    if data.lengths is not None:
-        raise ValueError("data.lengths does not go with data.streaming; give data.length alone")
-    if training.carry_states > 1:
-        raise ValueError("training.carry_states does not go with data.streaming")
-    if data.tokenizer in MADE_OF_TEXT:
-        raise ValueError(
-            f"tokenizer {data.tokenizer!r} is made of the whole text, which data.streaming does not read first; train "
-            "a few steps on a part of the text with it, and give the run's folder as data.tokenizer"
-        )
 
 
 _SECTIONS = {"data": DataOptions, "training": TrainingOptions}

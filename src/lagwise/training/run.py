@@ -56,7 +56,7 @@ from lagwise.training.pretraining import PRETRAINED, check_pretraining, pretrain
 from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions, rooted
 from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
-from lagwise.training.streaming import streamed_text
+from lagwise.training.streaming import check_streaming, streamed_text
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
@@ -245,6 +245,7 @@ def check_recipe(recipe: Recipe) -> Task:
     check_precision(recipe.training.precision)
     _check_sharing()
     task, kind = make_task(recipe), recipe.training.first_answer
+    check_streaming(recipe.data, recipe.training)
     check_carried(task, recipe.training)
     check_pretraining(recipe, task)
     if kind != "none":
@@ -454,8 +455,11 @@ def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) 
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
             if data.calibrates or read_first_answer(out) is not None:
-                load_model_weights(model, partial)
-                if not is_kept(trainer, data, out, progress):
+                if is_sharded(model):  # one process has only its part
+                    model = data.task.model_class.from_pretrained(partial).to(model.device)
+                else:
+                    load_model_weights(model, partial)
+                if not is_kept(model, trainer, data, out, progress):
                     take_first(out, partial)
                 elif data.calibrates:
                     model.config.save_pretrained(partial)

@@ -8,8 +8,9 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from lagwise.data.options import MADE_OF_TEXT, DataOptions
 from lagwise.data.streams import StreamLoader
-from lagwise.training.recipe import Recipe
+from lagwise.training.recipe import Recipe, TrainingOptions
 
 _FILE = "stream_{}.json"  # one for each process
 
@@ -29,6 +30,25 @@ class SavedStream:
         if not (folder / self.file).is_file():
             raise ValueError(f"{self.file} is missing: a stream is resumed by as many processes as have begun it")
         self.loader.load_state_dict(json.loads((folder / self.file).read_text(encoding="utf-8")))
+
+
+def check_streaming(data: DataOptions, training: TrainingOptions) -> None:
+    """ValueError for options that need the whole text before training."""
+    if not data.streaming:
+        return
+    if training.epochs is not None:
+        raise ValueError(
+            "the length of the text is not known with data.streaming; give training.steps instead of training.epochs"
+        )
+    if data.lengths is not None:
+        raise ValueError("data.lengths does not go with data.streaming; give data.length alone")
+    if training.carry_states > 1:
+        raise ValueError("training.carry_states does not go with data.streaming")
+    if data.tokenizer in MADE_OF_TEXT:
+        raise ValueError(
+            f"tokenizer {data.tokenizer!r} is made of the whole text, which data.streaming does not read first; train "
+            "a few steps on a part of the text with it, and give the run's folder as data.tokenizer"
+        )
 
 
 def streamed_text(recipe: Recipe, data: Any, arguments: TrainingArguments) -> SavedStream | None:

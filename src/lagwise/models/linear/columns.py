@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lagwise.models.linear.scaling import standardised
+from lagwise.models.linear.scaling import DenseFeatures
 from lagwise.tables import check_integer
 
 _LEVELS = 15  # thresholds of each column, where they help
@@ -21,7 +21,7 @@ class ColumnsState(NamedTuple):
     seen: Tensor
 
 
-class Columns(nn.Module):
+class Columns(DenseFeatures):
     """The standardised columns of a table, and which thresholds each exceeds, so that a linear map of them is a smooth
     line and a step function of each column, without products of columns.
 
@@ -76,11 +76,6 @@ class Columns(nn.Module):
             return found.mean(1)
         return (found * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
-    @staticmethod
-    def logits(found: Tensor, classifier: nn.Linear) -> Tensor:
-        """Logits ``(..., labels)`` of features."""
-        return classifier(found)
-
     def start(self, batch: int) -> ColumnsState:
         """The state before a stream's first sample."""
         total = self.biases.new_zeros(batch, self.size, dtype=torch.float64)
@@ -97,6 +92,3 @@ class Columns(nn.Module):
         """The features of each sample, ``(batch, length, size)``."""
         z = self._scaled(x)
         return torch.cat([z, (z[..., None] > self.biases).flatten(-2).to(z.dtype)], -1)
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return standardised(x, self.mean, self.std).to(self.biases.dtype)

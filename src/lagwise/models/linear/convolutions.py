@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from lagwise.models.linear.scaling import standardised
+from lagwise.models.linear.scaling import DenseFeatures
 from lagwise.ops.bilinear import traced
 from lagwise.tables import check_integer
 
@@ -35,7 +35,7 @@ class ConvolutionState(NamedTuple):
     counts: Tensor
 
 
-class Convolutions(nn.Module):
+class Convolutions(DenseFeatures):
     """Shares of the samples at which fixed dilated convolutions exceed thresholds.
 
     Formula: ``mean_t [y_{k,d,t} > b_{k,d,j}]`` with ``y_{k,d,t} = sum_m w_{k,m} z_{t - m d}``, where w_k is one of the
@@ -156,11 +156,6 @@ class Convolutions(nn.Module):
         counts = self._counts(z, place)
         return self._shares(counts, (place >= 0).sum(1))
 
-    @staticmethod
-    def logits(found: Tensor, classifier: nn.Linear) -> Tensor:
-        """Logits ``(..., labels)`` of features."""
-        return classifier(found)
-
     def start(self, batch: int) -> ConvolutionState:
         """The state before a stream's first sample."""
         past = self.biases.new_zeros(batch, self.reach, self.channels)
@@ -176,9 +171,6 @@ class Convolutions(nn.Module):
         later = ConvolutionState(z[:, z.shape[1] - self.reach :].clone(), state.seen + x.shape[1], totals[:, -1])
         found = self._shares(totals.flatten(0, 1), (place + 1).flatten())
         return found.unflatten(0, place.shape), later
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return standardised(x, self.mean, self.std).to(self.biases.dtype)
 
     def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
         """``(batch, kernels, length)``: the convolutions with a dilation of samples after the first ``past``, before

@@ -16,6 +16,7 @@ from lagwise.models.embeddings import check_finite
 from lagwise.models.inputs import check_vocabulary
 from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.features import FEATURES
+from lagwise.models.remote_code import LoadedSafely
 from lagwise.ops.bilinear import traced
 from lagwise.tables import build, check_integer, known
 
@@ -23,7 +24,7 @@ _ARGUMENTS = {"tokens": "input_ids", "values": "input_values", "patches": "pixel
 _IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_attentions", "position_ids")
 
 
-class LinearModel(PreTrainedModel):
+class LinearModel(LoadedSafely, PreTrainedModel):
     """A linear map of fixed features. Weights are fitted in closed form (`lagwise.training.first_answer`).
 
     Subclasses set `answer`, which makes the output of logits.
@@ -45,16 +46,6 @@ class LinearModel(PreTrainedModel):
         self.features = build(FEATURES, config.features, size[config.input_name], what="features", **context)
         self.classifier = nn.Linear(self.features.size, self.num_labels)
         self.post_init()
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights are only read from safetensors files, because a pickle can run code."""
-        kwargs.setdefault("use_safetensors", True)
-        return super().from_pretrained(*args, **kwargs)
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Does nothing, as `SavedWithCode.register_for_auto_class`."""
 
     @can_return_tuple
     def forward(

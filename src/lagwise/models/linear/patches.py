@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from lagwise.models.linear.scaling import DenseFeatures
 from lagwise.ops.bilinear import traced
 from lagwise.tables import check_integer
 
@@ -17,7 +18,7 @@ _WHITENING = 0.1  # added to the variances of whitened directions
 _TOGETHER = 16  # images at a time
 
 
-class Patches(nn.Module):
+class Patches(DenseFeatures):
     """Thresholded products of an image's whitened patches with those of training images, pooled over a grid of
     regions.
 
@@ -91,11 +92,6 @@ class Patches(nn.Module):
         likeness = (patches @ self.filters.t()).transpose(1, 2).unflatten(2, grid)
         both = torch.cat([F.relu(likeness - self.threshold), F.relu(-likeness - self.threshold)], 1)
         return F.adaptive_avg_pool2d(both, self.regions).flatten(1).sqrt()
-
-    @staticmethod
-    def logits(found: Tensor, classifier: nn.Linear) -> Tensor:
-        """Logits ``(batch, labels)`` of features."""
-        return classifier(found)
 
 
 def _normalised(patches: Tensor) -> Tensor:

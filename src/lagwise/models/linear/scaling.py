@@ -1,16 +1,34 @@
-"""Standardised samples."""
+"""What features with a number each share: standardised samples, and the map to logits."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class DenseFeatures(nn.Module):
+    """Features of which most are not 0. Those of samples have ``mean`` and ``std``, of each channel or None, and
+    ``biases`` in the dtype to compute in."""
+
+    mean: list[float] | None
+    std: list[float] | None
+    biases: Tensor
+
+    @staticmethod
+    def logits(found: Tensor, classifier: nn.Linear) -> Tensor:
+        """Logits ``(..., labels)`` of features."""
+        return classifier(found)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Standardised samples, of which missing ones (NaN) count as the mean."""
+        z = standardised(x, self.mean, self.std)
+        return z.masked_fill(z.isnan(), 0).to(self.biases.dtype)
 
 
 def standardised(x: Tensor, mean: list[float] | None, std: list[float] | None) -> Tensor:
     """Samples ``(..., channels)`` less the mean of each channel and over its deviation, as far as these are given: in
-    float32 at least. A missing one (NaN) counts as the mean."""
-    z = x.to(torch.promote_types(x.dtype, torch.float32))
+    at least float32, as in bfloat16 a signal far from 0 would lose its digits."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     if mean is not None:
-        z = z - z.new_tensor(mean)
-    z = z if std is None else z / z.new_tensor(std)
-    return z.masked_fill(z.isnan(), 0)
+        x = x - x.new_tensor(mean)
+    return x if std is None else x / x.new_tensor(std)

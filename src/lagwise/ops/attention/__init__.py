@@ -13,19 +13,3 @@ from lagwise.ops.attention.chunked import (
 )
 from lagwise.ops.attention.full import alibi_slopes, attention, attention_reference
 from lagwise.ops.attention.linear import linear_attention
-
-__all__ = [
-    "ATTENTION_FUNCTIONS",
-    "alibi_slopes",
-    "attention",
-    "attention_reference",
-    "chunked_attention",
-    "chunked_attention_reference",
-    "first_real",
-    "lag_matrix",
-    "linear_attention",
-    "pair_attention",
-    "rotary",
-    "rotary_factors",
-    "rotate",
-]

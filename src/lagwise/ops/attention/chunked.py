@@ -255,59 +255,34 @@ def _in_chunks(
     bias: Tensor | None,
     real: Tensor | None,
 ) -> Tensor:
-    """Attention in chunks counted from the first token: all whole chunks at once, as rows of a batch, then the rest."""
+    """Attention in chunks counted from the first token, all at once, as rows of a batch. What is left after whole
+    chunks is computed alone, or in a graph, which would be compiled anew for every rest, filled up to a chunk."""
     batch, heads, length, _ = query.shape
-    if symbolic(length) or in_graph():  # a graph would be compiled anew for every rest
-        return _in_whole_chunks(query, key, value, chunk, causal, function, bias, real)
-    whole, rest = length // chunk, length % chunk
-    end, parts = whole * chunk, []
-    if whole:
-
-        def fold(x: Tensor) -> Tensor:  # one head: the chunks take its axis, which is a view at any length
-            x = x[:, :, :end].unflatten(2, (whole, chunk))
-            return x[:, 0] if heads == 1 else x.transpose(1, 2).flatten(0, 1)
-
-        kept = None
-        if real is not None:
-            kept = real[:, :end].unflatten(1, (whole, chunk))
-            kept = kept[:, :, None, :] if heads == 1 else kept.flatten(0, 1)[:, None, None, :]
-        y = _attend(
-            fold(query), fold(key), fold(value), causal, function, None if bias is None else _corner(bias, chunk), kept
-        )
-        y = y[:, None] if heads == 1 else y.unflatten(0, (batch, whole)).transpose(1, 2)
-        parts.append(y.flatten(2, 3))
-    if rest:
-        query, key, value = (x[:, :, end:] for x in (query, key, value))
+    graph = symbolic(length) or in_graph()
+    if not graph and (rest := length % chunk):
+        end, own = length - rest, None if bias is None else _corner(bias, rest)
         kept = None if real is None else real[:, None, None, end:]
-        parts.append(_attend(query, key, value, causal, function, None if bias is None else _corner(bias, rest), kept))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-
-def _in_whole_chunks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    chunk: int,
-    causal: bool,
-    function: str,
-    bias: Tensor | None,
-    real: Tensor | None,
-) -> Tensor:
-    """`_in_chunks` in a graph for any length, padded to whole chunks."""
-    batch, _, length, _ = query.shape
+        last = _attend(query[:, :, end:], key[:, :, end:], value[:, :, end:], causal, function, own, kept)
+        if not end:
+            return last
+        query, key, value = (x[:, :, :end] for x in (query, key, value))
+        real = None if real is None else real[:, :end]
+        return torch.cat([_in_chunks(query, key, value, chunk, causal, function, bias, real), last], 2)
     whole = pieces(length, chunk) if symbolic(length) else -(-length // chunk)
     rest = whole * chunk - length
+    one = heads == 1 and not graph  # the chunks take the axis of heads, which is a view at any length
 
     def fold(x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, 0, rest)).unflatten(2, (whole, chunk)).transpose(1, 2).flatten(0, 1)
+        x = (F.pad(x, (0, 0, 0, rest)) if graph else x).unflatten(2, (whole, chunk))
+        return x[:, 0] if one else x.transpose(1, 2).flatten(0, 1)
 
-    if real is None and not causal:
+    if real is None and graph and not causal:
         real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
-    kept = None if real is None else F.pad(real, (0, rest)).unflatten(1, (whole, chunk)).flatten(0, 1)[:, None, None]
-    y = _attend(
-        fold(query), fold(key), fold(value), causal, function, None if bias is None else _corner(bias, chunk), kept
-    )
-    return y.unflatten(0, (batch, whole)).transpose(1, 2).flatten(2, 3)[:, :, :length]
+    kept = None if real is None else fold(real[:, None, :, None]).transpose(2, 3)
+    own = None if bias is None else _corner(bias, chunk)
+    y = _attend(fold(query), fold(key), fold(value), causal, function, own, kept)
+    y = y[:, None] if one else y.unflatten(0, (batch, whole)).transpose(1, 2)
+    return y.flatten(2, 3)[:, :, :length]
 
 
 def _in_sliding_chunks(

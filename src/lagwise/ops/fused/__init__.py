@@ -33,10 +33,12 @@ def available() -> bool:
 
 def fused(*tensors: Tensor) -> bool:
     """Whether fused kernels serve these tensors. Compilers fuse steps themselves."""
-    if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors):
+    for t in tensors:
+        if t.device.type not in _devices or t.dtype not in _DTYPES:
+            return False
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed() or not available():
         return False
-    compiling = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return not compiling and not transformed() and all(t.numel() for t in tensors) and available()
+    return 0 not in [t.numel() for t in tensors]
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
@@ -59,6 +61,8 @@ def rows_of(x: Tensor) -> Tensor:
 def joined(parts: list[Tensor]) -> Tensor:
     """Concatenate parts ``(..., channels)`` along the channels: without a copy where they are neighbours in memory, as
     gradients that were computed into one tensor."""
+    if len(parts) == 1:
+        return parts[0]
     first, channels = parts[0], sum(part.shape[-1] for part in parts)
     place, lead = first.storage_offset(), first.stride()[:-1]
     for part in parts:

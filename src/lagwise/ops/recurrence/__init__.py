@@ -27,36 +27,3 @@ from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
 from lagwise.ops.recurrence.timestep_norm import Moments, moments_so_far, normalised, timestep_norm, token_moments
 from lagwise.ops.recurrence.transfer import largest_difference
 from lagwise.ops.recurrence.varying_scan import held_tokens, varying_scan
-
-__all__ = [
-    "LEAST_RADIUS",
-    "Modes",
-    "Moments",
-    "Reduction",
-    "block_scan",
-    "diagonal_graph_scan",
-    "diagonal_scan",
-    "ema_graph_prefill",
-    "ema_last",
-    "ema_parameters",
-    "ema_prefill",
-    "ema_recurrence",
-    "ema_scan",
-    "ema_taps",
-    "held_inputs",
-    "held_tokens",
-    "largest_difference",
-    "mean_exponential",
-    "modal_graph_prefill",
-    "modal_poles",
-    "modal_prefill",
-    "modal_step",
-    "modal_taps",
-    "modal_taps_of",
-    "moments_so_far",
-    "normalised",
-    "reduce_taps",
-    "timestep_norm",
-    "token_moments",
-    "varying_scan",
-]

@@ -65,7 +65,6 @@ class SplitModes(NamedTuple):
         return self.poles if self.lost is None else self.poles.to(torch.complex128) + self.lost
 
     def split(self, dtype: torch.dtype) -> SplitModes:
-        """See `Modes.split`."""
         return self if dtype == self.direct.dtype else Modes(self.exact, self.weights, self.direct).split(dtype)
 
 

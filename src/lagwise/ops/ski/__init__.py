@@ -19,25 +19,3 @@ from lagwise.ops.ski.products import (
     ski_reference,
     split_kernel,
 )
-
-__all__ = [
-    "PLANS",
-    "SAMPLED_LAGS",
-    "NodeGrid",
-    "SKIPlan",
-    "best_plan",
-    "causal_ski_matrix",
-    "causal_ski_product",
-    "inducing_grid",
-    "interpolation_matrix",
-    "plan_from_tolerance",
-    "prolong",
-    "ragged_ski_product",
-    "restrict",
-    "row_spacing",
-    "ski_error",
-    "ski_product",
-    "ski_reference",
-    "spaced_grid",
-    "split_kernel",
-]

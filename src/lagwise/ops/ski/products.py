@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
+from lagwise.ops.bilinear import differentiable, differentiable_gradients, traced, transformed
 from lagwise.ops.constants import remembered_tables
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
 from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.packing import on_host
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
     BlockWeights,
@@ -186,7 +187,10 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
-    ramp, spread = remembered_tables(_split_constants, plan, like=coarse)
+    tables = (
+        _split_tables(coarse.detach(), *plan) if in_graph() else remembered_tables(_split_constants, plan, like=coarse)
+    )
+    ramp, spread = tables
     head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
     head = head * ramp
     with torch.autocast(coarse.device.type, enabled=False):
@@ -239,9 +243,21 @@ def _sparse_plus_smooth(
         if rows is None:
             return _operator(x, taps, coarse, *numbers)
         return _rows_operator(x, taps, coarse, *rows, *numbers)
-    blocks = None if rows is None else row_weights(*rows, form.grid)
+    if rows is None:
+        blocks = None
+    elif traced():
+        blocks = row_weights(*rows, form.grid)
+    else:  # by the numbers of tokens, which the host works out: layers share the weights
+        sizes = (tuple(each.tolist()) for each in on_host(*rows) if each is not None)
+        blocks = remembered_tables(_row_tables, *sizes, form.grid, like=coarse)
     arguments = (x, taps, coarse, form, blocks)
     return _added(*arguments) if transformed() else _SparsePlusSmooth.apply(*arguments)
+
+
+def _row_tables(
+    first: tuple[int, ...], lengths: tuple[int, ...], nodes: tuple[int, ...], grid: NodeGrid
+) -> BlockWeights:
+    return row_weights(torch.tensor(first), torch.tensor(lengths), torch.tensor(nodes), grid)
 
 
 def _added(x: Tensor, taps: Tensor | None, coarse: Tensor, form: _Form, blocks: BlockWeights | None) -> Tensor:
@@ -412,6 +428,20 @@ def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int)
     grid = plan.grid(length)
     w = interpolation_matrix(grid).to(coarse.dtype)
     return toeplitz_matrix(short, length) + w @ toeplitz_matrix(coarse, grid.nodes) @ w.t()
+
+
+@torch.library.custom_op("lagwise::ski_split_tables", mutates_args=())
+def _split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+    """`_split_constants` for graphs, which would make them on the host at every step. Copies: graphs write into what
+    they are given."""
+    ramp, spread = remembered_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
+    return ramp.clone(), spread.clone()
+
+
+@_split_tables.register_fake
+def _(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+    count = SKIPlan(spacing, width, degree).short_nodes
+    return like.new_empty(count), like.new_empty(count, width)
 
 
 def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:

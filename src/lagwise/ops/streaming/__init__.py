@@ -10,18 +10,3 @@ from lagwise.ops.streaming.fixed import (
     ring_prefill,
 )
 from lagwise.ops.streaming.online import OnlineState, online_block, online_follow, online_prefill
-
-__all__ = [
-    "ONLINE_BLOCK",
-    "DueState",
-    "OnlineFollower",
-    "OnlineState",
-    "OnlineTaps",
-    "WindowState",
-    "due_state",
-    "due_step",
-    "online_block",
-    "online_follow",
-    "online_prefill",
-    "ring_prefill",
-]

@@ -18,26 +18,3 @@ from lagwise.ops.toeplitz.direct import block_lag_products, direct_product
 from lagwise.ops.toeplitz.gated import gated_product
 from lagwise.ops.toeplitz.ragged_dft import ragged_dft, ragged_irdft
 from lagwise.ops.toeplitz.spectral import fast_length, spectral_product
-
-__all__ = [
-    "StackShape",
-    "banded_product",
-    "block_lag_products",
-    "centre_tap",
-    "circular_convolution",
-    "covering_shapes",
-    "dilated_convolution",
-    "dilated_prefill",
-    "dilated_stack",
-    "dilated_step",
-    "direct_product",
-    "fast_length",
-    "gated_product",
-    "ragged_dft",
-    "ragged_irdft",
-    "receptive_field",
-    "smallest_dilation",
-    "spectral_product",
-    "tap_reach",
-    "toeplitz_matrix",
-]

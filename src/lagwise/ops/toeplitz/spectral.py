@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from lagwise.ops.precision import compute_dtype
 _CPU_GROUP_ELEMENTS = 1 << 19
 # But at least as many channels as fill cache lines of the signal: a smaller group reads whole lines for a part of each.
 _CPU_GROUP_CHANNELS = 32
+_grouped = True  # see `all_channels_at_once`
 # Measured crossover, CPU, float32 (docs/log.md, "engine crossover"): overlap-save wins on long signals, short kernels.
 _OVERLAP_SAVE_MIN_LENGTH = 16384
 _OVERLAP_SAVE_MIN_RATIO = 8
@@ -264,11 +267,26 @@ def kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     return gradient
 
 
+@contextmanager
+def all_channels_at_once() -> Iterator[None]:
+    """During the block, CPUs too transform all channels at once, to measure the memory that other devices need."""
+    global _grouped
+    _grouped = False
+    try:
+        yield
+    finally:
+        _grouped = True
+
+
+def _in_groups(x: Tensor) -> bool:
+    return _grouped and x.device.type == "cpu"
+
+
 def _channel_groups(x: Tensor, plan: Plan) -> list[slice]:
     """Slices of channels whose padded signals fit into the cache; all channels at once unless on the CPU."""
     channels = x.shape[2]
     per_channel = max(1, x.shape[0] * plan.frames * plan.n_fft)
-    wanted = channels if x.device.type != "cpu" else max(_CPU_GROUP_CHANNELS, _CPU_GROUP_ELEMENTS // per_channel)
+    wanted = max(_CPU_GROUP_CHANNELS, _CPU_GROUP_ELEMENTS // per_channel) if _in_groups(x) else channels
     size = min(channels, wanted)
     return [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
 
@@ -360,7 +378,7 @@ def _channels_in_cache(spectrum: Tensor) -> list[slice]:
     kernel."""
     channels = spectrum.shape[1]
     fitting = max(1, _CPU_GROUP_ELEMENTS * channels // (2 * spectrum.numel()))
-    size = fitting if spectrum.device.type == "cpu" else channels
+    size = fitting if _in_groups(spectrum) else channels
     return [slice(start, start + size) for start in range(0, channels, size)]
 
 

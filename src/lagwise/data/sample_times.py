@@ -1,0 +1,55 @@
+"""Series whose samples have times of their own: the first feature of each sample is the time since the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from lagwise.data.text_tables import TextTable
+from lagwise.tables import known
+
+
+def read_times(table: TextTable, name: str) -> np.ndarray:
+    """A column of a table as times, float64: numbers as they are, and dates in seconds since 1970. ValueError names a
+    cell that is neither, and a table without the column."""
+    import pandas as pd
+
+    known(name, table.names, f"column of {table.path} (task.time)")
+    try:
+        return table.numbers(name)[:, 0]
+    except ValueError as error:
+        dates = pd.to_datetime(pd.Series(table.columns[name]), errors="coerce", format="ISO8601", utc=True)
+        if dates.notna().all():
+            return dates.to_numpy(dtype="datetime64[ns]").astype(np.int64) / 1e9
+        raise ValueError(
+            f"{error}; task.time names a column of numbers, or of dates such as 2024-05-31 23:59:00"
+        ) from error
+
+
+def with_times(values: np.ndarray, times: np.ndarray, where: str) -> np.ndarray:
+    """Samples ``(samples, features)`` with the time since the one before as first feature, 0 for the first sample.
+    ValueError for times that are missing, do not increase, or are not as many; ``where`` names their series."""
+    values, times = values.reshape(len(values), -1), np.asarray(times, dtype=np.float64).reshape(-1)
+    if len(times) != len(values):
+        raise ValueError(f"{where} has {len(values):,} samples and {len(times):,} times")
+    since = np.diff(times, prepend=times[:1])
+    wrong = np.flatnonzero(~np.isfinite(times) | ~np.isfinite(since) | ((since <= 0) & (np.arange(len(times)) > 0)))
+    if len(wrong):
+        at = int(wrong[0])
+        what = "no time" if not np.isfinite(times[at]) else f"the time {times[at]:g}, which is not after the one before"
+        raise ValueError(f"{where}: sample {at + 1} has {what}; sort the samples, and leave out those without a time")
+    return np.concatenate([since[:, None], values], axis=1).astype(np.float32)
+
+
+def typical_time(series: Iterable[np.ndarray]) -> float:
+    """The median time between samples of series that have times; 1 if none has two samples."""
+    since = np.concatenate([np.zeros(0), *(each[1:, 0] for each in series)])
+    return float(np.median(since)) if len(since) else 1.0
+
+
+def timed_fields(time: str | None) -> dict[str, Any]:
+    """What is known before the data are read of the inputs of a model of samples with times, if they have some: enough
+    to find a part that counts samples."""
+    return {} if time is None else {"features": 2, "time": 1.0}

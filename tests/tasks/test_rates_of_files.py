@@ -1,0 +1,109 @@
+"""Sounds of other sampling rates than those of training, from files to predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import wavfile
+from scipy.signal import resample_poly
+
+from lagwise.runs import evaluate_run, predict_run
+from lagwise.training import load_recipe, train
+
+SMALL = [
+    "training.batch_size=8",
+    "training.warmup_steps=5",
+    "training.precision=float32",
+    "training.learning_rate=0.01",
+]
+CONTINUOUS = (
+    "model.block={name: prenorm, norm: batch, token_mixer: {name: gtu, expansion: 1, kernel: {name: s4d, modes: 4}}, "
+    "channel_mixer: {name: mlp, expansion: 1}}"
+)
+
+
+def write(path: Path, x: np.ndarray, rate: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wavfile.write(path, rate, x.astype(np.float32))
+
+
+def tone(random: np.random.Generator, hertz: float, rate: int = 8000, samples: int = 400) -> np.ndarray:
+    wave = np.sin(2 * np.pi * hertz * random.uniform(0.9, 1.1) / rate * np.arange(samples) + random.uniform(0, 6))
+    return 0.3 * wave + 0.02 * random.normal(size=samples)
+
+
+def classes(root: Path, options: list[str], run: str = "run") -> Path:
+    random = np.random.default_rng(0)
+    for number in range(40):
+        name, hertz = (("low", 150.0), ("high", 600.0))[number % 2]
+        write(root / "sounds" / name / f"{number}.wav", tone(random, hertz), 8000)
+    recipe = load_recipe("signal", ["training.first_answer=none", *SMALL, *options])
+    recipe.data.source = str(root / "sounds")
+    recipe.model |= {"hidden_size": 8, "num_hidden_layers": 1}
+    return Path(train(recipe, root / run, progress=False))
+
+
+def test_every_sound_is_classified_at_its_own_rate(tmp_path: Path) -> None:
+    run = classes(tmp_path, ["task.stride=1", "training.steps=60", "training.evaluate_every=30", CONTINUOUS])
+    random, given = np.random.default_rng(1), []
+    for number in range(12):
+        name, hertz = (("low", 150.0), ("high", 600.0))[number % 2]
+        rate = (4000, 8000, 16000)[number % 3]
+        x = resample_poly(tone(random, hertz, 16000, 800), 1, 16000 // rate)
+        write(tmp_path / "new" / name / f"{number}.wav", x, rate)
+        write(tmp_path / "as-8000" / name / f"{number}.wav", x, 8000)
+        given.append((f"{number}.wav", name))
+    found = {row["file"]: row["predicted"] for row in predict_run(run, source=str(tmp_path / "new"), progress=False)}
+    assert found == dict(given)
+    assert evaluate_run(run, source=str(tmp_path / "new"), progress=False)["test"]["accuracy"] == 1
+    assert evaluate_run(run, source=str(tmp_path / "as-8000"), progress=False)["test"]["accuracy"] < 1
+
+
+def test_a_model_that_counts_samples_names_what_does(tmp_path: Path) -> None:
+    run = classes(tmp_path, ["task.stride=4", "training.steps=2", "training.evaluate_every=2"])
+    write(tmp_path / "new" / "low" / "a.wav", np.ones(400), 16000)
+    message = "sampling rate of 16000 Hz, the model was trained at 8000 Hz; resample .* stride of 1"
+    for call in (predict_run, evaluate_run):
+        with pytest.raises(ValueError, match=message):
+            call(run, source=str(tmp_path / "new"), progress=False)
+    write(tmp_path / "sounds" / "low" / "a.wav", np.ones(400), 16000)
+    with pytest.raises(ValueError, match=r"has a sampling rate of 16000 Hz, .* has 8000 Hz; resample"):
+        classes(tmp_path, ["task.stride=1"], "other")
+
+
+def test_a_first_answer_counts_samples(tmp_path: Path) -> None:
+    run = classes(tmp_path, ["training.first_answer=only"])
+    write(tmp_path / "new" / "low" / "a.wav", np.ones(400), 16000)
+    with pytest.raises(ValueError, match=r"trained at 8000 Hz; resample .*first answer"):
+        predict_run(run, source=str(tmp_path / "new"), progress=False)
+
+
+def test_signals_of_other_rates_are_answered_at_theirs(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for number in range(10):
+        x = tone(random, 200, samples=600)
+        write(tmp_path / "pairs" / "noisy" / f"{number}.wav", x, 8000)
+        write(tmp_path / "pairs" / "clean" / f"{number}.wav", np.convolve(x, 0.9 ** np.arange(60))[:600], 8000)
+    options = ["task.stride=1", "task.delay=0", "task.window=0", "task.loss=mse", "data.length=400", *SMALL]
+    options += ["training.steps=120", "training.evaluate_every=60", "training.save_every=60", "model.causal=true"]
+    recipe = load_recipe("denoise", [*options, CONTINUOUS])
+    recipe.data.source = str(tmp_path / "pairs")
+    recipe.model |= {"hidden_size": 8, "num_hidden_layers": 1}
+    run = Path(train(recipe, tmp_path / "run", progress=False))
+    for kind in ("noisy", "clean"):
+        x = wavfile.read(tmp_path / "pairs" / kind / "3.wav")[1]
+        write(tmp_path / "same" / kind / "a.wav", x, 8000)
+        for place, header in (("own", 4000), ("wrong", 8000)):
+            write(tmp_path / place / kind / "b.wav", resample_poly(x, 1, 2), header)
+    same, own, wrong = (
+        evaluate_run(run, source=str(tmp_path / each), progress=False)["test"]["mse"]
+        for each in ("same", "own", "wrong")
+    )
+    assert own < 2 * same
+    assert wrong > 2 * own
+    write(tmp_path / "own" / "noisy" / "c.wav", x, 8000)  # beside a file of another rate
+    write(tmp_path / "own" / "clean" / "c.wav", x, 8000)
+    rows = predict_run(run, source=str(tmp_path / "own"), progress=False)
+    assert [len(row["predicted"]) for row in rows] == [300, 600]
