@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -45,12 +46,12 @@ class DiagonalKernel(LagKernel):
             sides.append((rate, poles.angle(), torch.view_as_real(weights), direct))
         return sides
 
-    def held(self, token_time: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Poles of the modes of each of `sides` at tokens of different times, and the factors of their inputs
+    def held(self, times: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Poles of the modes of each of `sides` at tokens of its ``times``, and the factors of their inputs
         (`held_tokens`): ``(batch, length, channels, modes)``. Needs `any_rate`, which a subclass with another rule than
         a held input declares only if it overrides this."""
         exponents = [torch.complex(-rate.double().exp(), angle.double()) for rate, angle, *_ in self.real_sides()]
-        return [held_tokens(e.to(self._weight_type()), token_time) for e in exponents]
+        return [held_tokens(e.to(self._weight_type()), time) for e, time in zip(exponents, times, strict=True)]
 
     def _weight_type(self) -> torch.dtype:
         return self.precision(next(self.parameters())).to_complex()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -78,17 +79,11 @@ class S4DKernel(DiagonalKernel):
         a = torch.complex(-self.rate.double().exp(), self.angle.double())
         return a, self.log_step.double().exp()[:, None] * self.token_time
 
-    def held(self, token_time: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def held(self, times: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """See `DiagonalKernel.held`; by the rule of this kernel, whose poles do not tell its angles."""
         a, step = self._continuous()
         exponent = (a * step).to(self._weight_type())
-        if self.rule == "zoh":
-            found = held_tokens(exponent, token_time)
-        else:
-            time = token_time[..., None, None].to(exponent.real.dtype)
-            below = 1 - exponent * time / 2
-            found = (1 + exponent * time / 2) / below, time * (1 - exponent / 2) / below
-        return [found] * len(self.amplitude)
+        return [(held_tokens if self.rule == "zoh" else _bilinear_tokens)(exponent, time) for time in times]
 
     def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Poles, and the factor of C: a pair of conjugate poles is one mode with twice the weight."""
@@ -105,3 +100,10 @@ def _angles(start: str, modes: int) -> Tensor:
     if start == "inv":
         return states / math.pi * (states / (2 * n + 1) - 1)
     return torch.from_numpy(hippo_legs(modes)[0].copy())
+
+
+def _bilinear_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
+    """`held_tokens` by the bilinear rule: ``(1 + e s / 2) / (1 - e s / 2)`` and ``s (1 - e / 2) / (1 - e s / 2)``."""
+    time = token_time[..., None, None].to(exponent.real.dtype)
+    below = 1 - exponent * time / 2
+    return (1 + exponent * time / 2) / below, time * (1 - exponent / 2) / below

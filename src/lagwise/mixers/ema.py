@@ -15,7 +15,7 @@ from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.average import moving_average
 from lagwise.ops.pieces import Pieces, documents
-from lagwise.ops.recurrence import ema_graph_prefill, ema_last, ema_prefill, ema_taps, held_tokens, varying_scan
+from lagwise.ops.recurrence import ema_graph_prefill, ema_last, ema_prefill, ema_taps, held_sums, held_tokens
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, displaced, extended
 from lagwise.tables import known
@@ -119,17 +119,12 @@ class EMAMixer(Derived, Mixer):
     def mix_timed(self, x: Tensor, layout: Layout, state: EMAState | None) -> tuple[Tensor, Any]:
         assert layout.token_time is not None
         signal = x.to(self.kernel.precision(self.omega))
-        y, ends = self.omega * signal, []
         weights, log_decays = self.kernel.exponentials()
         times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
-        for i, (weight, log_decay, time) in enumerate(zip(weights, log_decays, times, strict=True)):
-            poles, factors = (each.flip(1) if i else each for each in held_tokens(log_decay, time))
-            given = (signal.flip(1) if i else signal)[..., None]
-            averages = varying_scan(factors * given, poles, None if state is None else state.average.transpose(1, 2))
-            found = (averages * weight).sum(3)
-            y = y + (found.flip(1) if i else found)
-            ends.append(averages[:, -1].transpose(1, 2))
-        return F.silu(y).to(x.dtype), None if state is None else EMAState(ends[0])
+        held = [held_tokens(log_decay, time) for log_decay, time in zip(log_decays, times, strict=True)]
+        sums, end = held_sums(signal, held, list(weights), None if state is None else state.average.transpose(1, 2))
+        y = sum(sums, self.omega * signal)
+        return F.silu(y).to(x.dtype), None if state is None else EMAState(end.transpose(1, 2))
 
     def derive(self, form: str = "eager") -> Any:
         if not self.causal:

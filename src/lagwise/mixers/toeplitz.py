@@ -20,7 +20,7 @@ from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import reachable_taps
-from lagwise.ops.recurrence import LEAST_RADIUS, modal_graph_prefill, modal_prefill, varying_scan
+from lagwise.ops.recurrence import LEAST_RADIUS, held_sums, modal_graph_prefill, modal_prefill
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -150,17 +150,11 @@ class ToeplitzMixer(Derived, Mixer):
         with torch.autocast(x.device.type, enabled=False):
             sides = self.kernel.sides()
             signal = x.to(sides[0].direct.dtype)
-            y, ends = sides[0].direct * signal, []
             times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
-            for i, (modes, time) in enumerate(zip(sides, times, strict=True)):
-                poles, factors = (each.flip(1) if i else each for each in self.kernel.held(time)[i])
-                given = signal.flip(1) if i else signal
-                states = varying_scan(factors * given[..., None], poles, memory)
-                found = (states * modes.weights).real.sum(3)
-                y = y + (found.flip(1) if i else found)
-                ends.append(states[:, -1].transpose(1, 2))
-        after = None if state is None else ModalState(ends[0].real, ends[0].imag)
-        return y.to(x.dtype), after
+            sums, end = held_sums(signal, self.kernel.held(times), [modes.weights for modes in sides], memory)
+            y = sum(sums, sides[0].direct * signal).to(x.dtype)
+        end = end.transpose(1, 2)
+        return y, None if state is None else ModalState(end.real, end.imag)
 
     def _product(self, x: Tensor) -> Tensor:
         spectrum = self._spectrum(x.shape[1])

@@ -26,4 +26,4 @@ from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
 from lagwise.ops.recurrence.timestep_norm import Moments, moments_so_far, normalised, timestep_norm, token_moments
 from lagwise.ops.recurrence.transfer import largest_difference
-from lagwise.ops.recurrence.varying_scan import held_tokens, varying_scan
+from lagwise.ops.recurrence.varying_scan import held_sums, held_tokens, varying_scan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -75,3 +76,26 @@ def held_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
     """
     grown = torch.expm1(exponent * token_time.view(*token_time.shape, *[1] * exponent.dim()).to(exponent.real.dtype))
     return 1 + grown, grown / torch.expm1(exponent)
+
+
+def held_sums(
+    x: Tensor, held: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], state: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """Sums over modes of tokens of different times: of a recurrence from the first token and, of two-sided ones, of
+    another from the last.
+
+    Formula: ``y_t = Re sum_i w_i h_{i,t}`` with ``h_t = p_t h_{t-1} + f_t x_t``, for each direction.
+
+    Shapes: x ``(batch, length, channels)``; held: poles p and factors f of each direction (`held_tokens`), ``(batch,
+    length, channels, modes)``; weights ``(channels, modes)`` of each; state ``(batch, channels, modes)``, before the
+    first token. Returns the sum of each direction, like x, and the first one's state after the last token.
+    """
+    sums, ends = [], []
+    for backward, ((poles, factors), weight) in enumerate(zip(held, weights, strict=True)):
+        if backward:
+            x, poles, factors = (each.flip(1) for each in (x, poles, factors))
+        states = varying_scan(factors * x[..., None], poles, state)
+        found = (states * weight).sum(3).real
+        sums.append(found.flip(1) if backward else found)
+        ends.append(states[:, -1])
+    return sums, ends[0]
