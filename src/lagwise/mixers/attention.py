@@ -11,7 +11,6 @@ from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
 from lagwise.ops.attention import alibi_slopes, attention
 from lagwise.ops.constants import remembered_tables
-from lagwise.ops.operators import in_graph
 from lagwise.ops.window import Window, common
 from lagwise.tables import known
 
@@ -93,10 +92,7 @@ class AttentionMixer(Mixer):
     def _slopes(self, query: Tensor) -> Tensor | None:
         if self.position != "alibi":
             return None
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        if in_graph():  # which would copy them from the host at every step
-            return alibi_slopes(self.heads, device=query.device, dtype=dtype)
-        like = query.new_empty(0, dtype=dtype)
+        like = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
         return remembered_tables(_slope_table, self.heads, like=like)[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

@@ -16,7 +16,6 @@ from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.bilinear import traced
 from lagwise.ops.constants import remembered_tables
-from lagwise.ops.operators import in_graph
 from lagwise.ops.packing import added, known_counts, move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
@@ -292,10 +291,7 @@ class CausalSKI:
         else:  # a few more than needed do no harm
             nodes = limit or nodes + plan.short_nodes
         like = next(kernel.parameters())
-        if symbolic(nodes) or in_graph():
-            (lags,) = _split_lags(plan, nodes, like.device)
-        else:
-            (lags,) = remembered_tables(_split_lags, plan, nodes, like=like)
+        (lags,) = remembered_tables(_split_lags, plan, nodes, like=like)
         values = kernel.at(lags)
         short, coarse = values.split([plan.width, values.shape[1] - plan.width], dim=1)
         return split_kernel(short, coarse, plan)
@@ -325,10 +321,9 @@ class CausalSKI:
         return torch.stack(rows, dim=1)
 
 
-def _split_lags(plan: SKIPlan, nodes: int, device: torch.device | None = None) -> tuple[Tensor]:
+def _split_lags(plan: SKIPlan, nodes: int) -> tuple[Tensor]:
     """The lags of the short taps, and of so many coarse ones."""
-    short, coarse = (torch.arange(count, device=device) for count in (plan.width, nodes))
-    return (torch.cat([short, coarse * plan.spacing]),)
+    return (torch.cat([torch.arange(plan.width), torch.arange(nodes) * plan.spacing]),)
 
 
 def _capacity(nodes: int, most: int | None) -> int:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._device import DeviceContext
 
 from lagwise.ops.bilinear import traced
 
@@ -22,7 +23,8 @@ def remembered_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tens
     The last of each kind are remembered: they take many small steps on the host, and copies to the device.
     """
     if traced():
-        return _move_to(make(*sizes), like)
+        with DeviceContext(like.device):  # a graph that made them on the host would copy them at every step
+            return _move_to(make(*sizes), like)
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # whose tensors have no values
     key, kept = (sizes, like.device, like.dtype, fake), _kept.setdefault(make, {})
     tables = kept.pop(key, None)

@@ -16,18 +16,18 @@ _QUERY_CHUNK = 512
 _FEATURES = 4  # parts of a position: 32 bits in bfloat16
 
 
-def alibi_slopes(heads: int, *, device: torch.device | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
+def alibi_slopes(heads: int) -> Tensor:
     """Slopes m of ALiBi's penalty ``-m |i - j|``, one per head (Press et al. 2022; compare TNN eq. 6).
 
     Formula: ``2**(-8 k / heads)`` for k = 1..heads when heads is a power of two. Otherwise the slopes of the next lower
-    power of two, followed by every second slope of the next higher one. By default in float64, for scores of any
-    precision. ValueError if heads < 1.
+    power of two, followed by every second slope of the next higher one. In float64, for scores of any precision.
+    ValueError if heads < 1.
     """
     if heads < 1:
         raise ValueError(f"heads must be at least 1, got {heads}")
     below = 2 ** math.floor(math.log2(heads))
-    k = torch.arange(1, below + 1, device=device, dtype=dtype)
-    odd = 2 * torch.arange(heads - below, device=device, dtype=dtype) + 1
+    k = torch.arange(1, below + 1, dtype=torch.float64)
+    odd = 2 * torch.arange(heads - below, dtype=torch.float64) + 1
     return torch.cat([-8 * k / below, -4 * odd / below]).exp2()
 
 

@@ -187,10 +187,10 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
-    tables = (
-        _split_tables(coarse.detach(), *plan) if in_graph() else remembered_tables(_split_constants, plan, like=coarse)
-    )
-    ramp, spread = tables
+    if in_graph():
+        ramp, spread = _split_tables(coarse.detach(), *plan)
+    else:
+        ramp, spread = remembered_tables(_split_constants, plan, like=coarse)
     head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
     head = head * ramp
     with torch.autocast(coarse.device.type, enabled=False):
@@ -432,8 +432,8 @@ def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int)
 
 @torch.library.custom_op("lagwise::ski_split_tables", mutates_args=())
 def _split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
-    """`_split_constants` for graphs, which would make them on the host at every step. Copies: graphs write into what
-    they are given."""
+    """`_split_constants` for graphs, which would make them by many launches at every step. Copies: graphs write into
+    what they are given."""
     ramp, spread = remembered_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
     return ramp.clone(), spread.clone()
 
