@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -363,16 +363,8 @@ class ClassifiedRows(LabelledRows):
         names = self.rows.label_names
         fields = super().fields()
         if self.rows.features is not None:
-            mean, std = feature_scale(series(self.rows.splits["train"]))
-            scale: dict[str, Any] = {"stride": self.task.stride, "mean": mean, "std": std}
-            if self.rows.gaps:
-                scale["gaps"] = True
-            if self.task.time is not None:
-                scale["time"] = typical_time(series(self.rows.splits["train"]))
-            values = (each[:, self.task.time is not None :] for each in series(self.rows.splits["train"]))
-            if not self.task.packing and sizes_differ(values):
-                scale["by_row"] = True
-            fields["inputs"] = {"name": "values", "features": self.rows.features, **scale}
+            own = {"features": self.rows.features, "stride": self.task.stride}
+            fields["inputs"] = {"name": "values", **own, **self._scale}
         if isinstance(self.task.text, list) and len(self.task.text) == 2:
             fields["type_vocab_size"] = 2
         if names is None:
@@ -381,6 +373,21 @@ class ClassifiedRows(LabelledRows):
             return fields | {"num_labels": 1, "problem_type": "regression", **spread}
         kind = "multi_label_classification" if self.several else "single_label_classification"
         return fields | class_fields(names) | {"problem_type": kind}
+
+    @cached_property
+    def _scale(self) -> dict[str, Any]:
+        """Options of inputs that follow from the training series, all of which are read for each."""
+        train = self.rows.splits["train"]
+        mean, std = feature_scale(series(train))
+        scale: dict[str, Any] = {"mean": mean, "std": std}
+        if self.rows.gaps:
+            scale["gaps"] = True
+        if self.task.time is not None:
+            scale["time"] = typical_time(series(train))
+        values = (each[:, self.task.time is not None :] for each in series(train))
+        if not self.task.packing and sizes_differ(values):
+            scale["by_row"] = True
+        return scale
 
     def linear_fields(self) -> dict[str, Any]:
         fields = self.fields()

@@ -92,11 +92,13 @@ def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseC
         known(name, [*field_types(), _START], "key in model")
     own, others = own_fields(recipe), {**task.fixed_fields(), **fields}
     merged: dict[str, Any] = {**others, **own}
-    inputs, found = own.get("inputs"), others.get("inputs")
-    if isinstance(found, dict) and merged.get("causal", True):
-        found.pop("by_row", None)  # a row's own scale depends on its later samples
-    if isinstance(inputs, dict) and isinstance(found, dict) and inputs.get("name") == found["name"]:
-        merged["inputs"] = {**found, **inputs}
+    found = others.get("inputs")
+    if isinstance(found, dict):
+        if merged.get("causal", True):  # a row's own scale depends on its later samples
+            found = {name: value for name, value in found.items() if name != "by_row"}
+        inputs = own.get("inputs", found)
+        if isinstance(inputs, dict) and inputs.get("name") == found["name"]:
+            merged["inputs"] = {**found, **inputs}
     return LagwiseConfig(**merged)
 
 
