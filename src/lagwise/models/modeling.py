@@ -206,7 +206,8 @@ class LagwiseModel(LagwisePreTrainedModel):
         self._number = _Number()
         if config.rate != 1:
             set_rate(self, config)
-        if isinstance(self.embed_tokens, ValueInput) and self.embed_tokens.timed:
+        self._timed = isinstance(self.embed_tokens, ValueInput) and self.embed_tokens.timed
+        if self._timed:
             require_times(self, config)
         limits = [config.length_limit]
         axes = [module for module in self.modules() if isinstance(module, Mixer) and module.needs_grid]
@@ -272,9 +273,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         h, grid = self._embed(inputs_embeds, attention_mask, given)
         check_precision(self, h.device)
         batch, length, _ = h.shape
-        if token_time is not None:
+        if token_time is not None and not self._timed:  # of which the parts are known to take times
             require_times(self, self.config)
-        elif input_values is not None and isinstance(self.embed_tokens, ValueInput):
+        elif token_time is None and self._timed and input_values is not None:
             token_time = self.embed_tokens.token_time(input_values)
         seq_idx = document_numbers(
             batch,
