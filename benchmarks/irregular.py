@@ -81,7 +81,7 @@ def transfer(run: Path, x: np.ndarray, labels: list[str], share: float, *, timed
     """The accuracy of a model of whole series on what is left of them, by their times or without."""
     plain, _ = load_model(run)
     inputs = plain.config.inputs
-    scale = {name: [0.0, *inputs[name]] for name in ("mean",)} | {"std": [1.0, *inputs["std"]]}
+    scale = {"mean": [0.0, *inputs["mean"]], "std": [1.0, *inputs["std"]]}
     model = load_model(run, inputs={**inputs, "features": 2, "time": 1.0, **scale})[0] if timed else plain
     right = 0
     for row, own, label in zip(x, kept(x.shape, share, 1), labels, strict=True):

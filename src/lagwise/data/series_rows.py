@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.folders import class_folders, nested_note
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
@@ -122,8 +123,6 @@ class SeriesSource(RowSource):
 
     def _timed_rows(self, path: Path, columns: Sequence[str] | None) -> Any:
         """Rows of a file that have the times of their samples in a column of lists."""
-        import pyarrow as pa
-
         assert self.time is not None
         table = super()._table(path)
         for name in (SERIES, self.time):
@@ -133,9 +132,8 @@ class SeriesSource(RowSource):
         kind = pa.list_(pa.list_(pa.float32(), rows[0].shape[1] if rows else 1))
         if len({row.shape[1] for row in rows}) > 1:
             raise ValueError(f"{path} has series of different numbers of features")
-        table = table.drop_columns([self.time]).set_column(
-            table.drop_columns([self.time]).column_names.index(SERIES), SERIES, list_column(rows, kind)
-        )
+        table = table.drop_columns([self.time])
+        table = table.set_column(table.column_names.index(SERIES), SERIES, list_column(rows, kind))
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
 
     def _default_features(self, path: Path, columns: Sequence[str]) -> list[str]:

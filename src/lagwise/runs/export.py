@@ -25,8 +25,7 @@ EXPORT_FILE = "export.json"  # marks a folder that holds exported files
 @torch.no_grad()
 def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what: str = "step") -> dict[str, Any]:
     """Write a language model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, with its tokenizer's files beside;
-    or a first answer, of which there is no step, with the names of its classes in
-    ``export.json``.
+    or a first answer, of which there is no step, with the names of its classes in ``export.json``.
 
     Args:
         format: ``onnx`` or ``pt2``.
