@@ -22,7 +22,7 @@ from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
 from lagwise.models.sharded import is_sharded, whole_state
-from lagwise.process import group_size
+from lagwise.process import group_size, is_first
 from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
 from lagwise.training.averaging import AveragedWeights
@@ -244,6 +244,7 @@ def check_recipe(recipe: Recipe) -> Task:
     check_tf32(recipe.training.tf32)
     check_precision(recipe.training.precision)
     _check_sharing()
+    _check_restarts()
     task, kind = make_task(recipe), recipe.training.first_answer
     check_streaming(recipe.data, recipe.training)
     check_carried(task, recipe.training)
@@ -318,6 +319,18 @@ def _check_sharing() -> None:
                 f"processes share the batch, but are to share {split} parallelism), by {short}_size={size}; launch "
                 f"without --parallelism_config_{short}_size"
             )
+
+
+def _check_restarts() -> None:
+    """A warning if torchrun may start processes again that would find the addresses of those before them (PyTorch 2.13,
+    pytorch#135712)."""
+    may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if may_restart and is_first() and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
+        warnings.warn(
+            "processes that torchrun starts again may wait for those before them without end: start torchrun with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment",
+            stacklevel=2,
+        )
 
 
 def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
