@@ -390,3 +390,25 @@ def test_classes_whose_names_are_alike_are_noted(tmp_path: Path, one: str, other
     ]
     data = prepare(write(tmp_path / "rows.jsonl", rows))
     assert any("are different classes" in note and repr(one) in note for note in data.notes)
+
+
+def test_finding_columns_does_not_copy_the_features_for_each_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of 3,000 columns took minutes before its error, or its first row."""
+    copies: list[int] = []
+    original = datasets.Features.copy
+    monkeypatch.setattr(datasets.Features, "copy", lambda self: (copies.append(1), original(self))[1])
+
+    def counted(columns: int, **more: Any) -> int:
+        copies.clear()
+        numbers = {f"x{i}": i + 0.5 for i in range(columns)}
+        name = write(tmp_path / f"{columns}.jsonl", [{**row, **numbers, **more} for row in reviews()])
+        assert prepare(name, cache=tmp_path / "cache", text="text").encoder.columns == ("text",)
+        with pytest.raises(ValueError, match="no column 'stars'"):
+            prepare(name, cache=tmp_path / "cache", label="stars")
+        renamed = [{"review": row.pop("text"), **row} for row in map(json.loads, Path(name).read_text().splitlines())]
+        assert prepare(write(Path(name), renamed), cache=tmp_path / "cache").encoder.columns == ("review",)
+        return len(copies)
+
+    assert counted(3) == counted(40)

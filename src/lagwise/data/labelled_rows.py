@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
@@ -256,16 +257,16 @@ def _input_columns(rows: Dataset, columns: tuple[str, ...], labels: Sequence[str
         return (others[0],) if len(others) == 1 else columns
     if columns != ("text",) or "text" in rows.column_names:
         return columns
-    texts = [name for name in rows.column_names if name not in labels and _is_text(rows, name)]
+    head: Any = rows.with_format("arrow")[:_SAMPLE]  # columns of Arrow, as a Dataset copies all features for each
+    texts = [name for name in head.column_names if name not in labels and _is_text(head.column(name))]
     return (texts[0],) if len(texts) == 1 else columns
 
 
-def _is_text(rows: Dataset, column: str) -> bool:
+def _is_text(column: pa.ChunkedArray) -> bool:
     """Whether a column holds strings that are not all numbers (those of an identifier are)."""
-    feature: Any = rows.features[column]
-    if getattr(feature, "dtype", None) not in ("string", "large_string"):
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return False
-    return not all(is_number(value or "0") for value in rows[column][:_SAMPLE])
+    return not all(is_number(value or "0") for value in column.to_pylist())
 
 
 def _labels(

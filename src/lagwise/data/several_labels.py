@@ -126,9 +126,10 @@ def named_columns(cells: Mapping[str, Sequence[Any]], where: Callable[[int], str
 def indicator_columns(rows: Any, others: Sequence[str]) -> list[str]:
     """The columns of a table that have only 0 and 1 (or true and false), both of them, apart from ``others``; cells may
     be missing."""
-    names = [name for name in rows.column_names if name not in others]
-    likely = [name for name in names if _indicators(rows[name][:_SAMPLE]) is not None]
-    return [name for name in likely if _indicators(rows[name][:]) == {True, False}]
+    table: Any = rows.with_format("arrow")[:]  # columns of Arrow, as a Dataset copies all features for each
+    columns = {name: table.column(name) for name in table.column_names if name not in others}
+    likely = {name: cells for name, cells in columns.items() if _indicators(cells[:_SAMPLE].to_pylist()) is not None}
+    return [name for name, cells in likely.items() if _indicators(cells.to_pylist()) == {True, False}]
 
 
 def _indicators(cells: Sequence[Any]) -> set[bool] | None:
