@@ -32,6 +32,7 @@ def test_ts_files_have_series_of_several_dimensions_and_lengths(tmp_path: Path) 
     assert first == {"input_values": [[1, 4], [2, 5], [3, 6]], "label": "up"}
     assert second["label"] == "down"
     np.testing.assert_allclose(second["input_values"], [[-1, 0.5], [-2, 1e-3]])
+    assert rows_of(tmp_path / "tabs.ts", TS.replace(" ", "\t"))[1]["label"] == "down"
     bare = TS.replace("@classLabel true up down", "@classLabel false").replace(":up", "").replace(":down", "")
     assert rows_of(tmp_path / "bare.ts", bare)[0] == {"input_values": first["input_values"]}
 

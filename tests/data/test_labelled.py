@@ -6,11 +6,14 @@ import dataclasses
 import errno
 import json
 import os
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 
 import lagwise.data.labelled as labelled_module
@@ -329,6 +332,22 @@ def test_declared_classes_are_classes(tmp_path: Path) -> None:
     data = prepare(str(tmp_path / "rows.parquet"))
     assert data.kind == "classification"
     assert data.label_names == tuple(map(str, range(60)))
+
+
+def test_dates_and_decimals_of_parquet_are_read_as_those_of_csv(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"text": [f"row {i}" for i in range(60)]})
+    for values, kind in (
+        ([date(2024, 1 + i % 2, 1) for i in range(60)], "classification"),
+        ([datetime(2024, 1, 1, 12 * (i % 2)) for i in range(60)], "classification"),
+        ([Decimal(i) / 4 for i in range(60)], "regression"),
+        ([Decimal(i % 2) for i in range(60)], "classification"),
+    ):
+        frame["label"] = values
+        frame.to_parquet(tmp_path / "rows.parquet")
+        frame.to_csv(tmp_path / "rows.csv", index=False)
+        found, expected = (prepare(str(tmp_path / f"rows.{suffix}")) for suffix in ("parquet", "csv"))
+        assert (found.kind, found.label_names) == (kind, expected.label_names)
+        assert found.splits["train"]["label"][:] == expected.splits["train"]["label"][:]
 
 
 def test_equal_texts_with_different_numbers_share_a_split(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ class TestFiles:
         np.savez(tmp_path / "c.npz", input_values=np.array([[1.0], [1.0, 2.0]], dtype=object))
         with pytest.raises(ValueError, match=r"'input_values' holds Python objects.*\.parquet"):
             read(tmp_path / "c.npz")
+        np.savez(tmp_path / "d.npz", label=np.array(["ä".encode(), b"b"]))
+        assert read(tmp_path / "d.npz") == {"label": ["ä", "b"]}
+        for wrong in (np.array([1j, 2]), np.zeros(2, "i4,i4"), np.array([b"\xff"])):
+            np.savez(tmp_path / "e.npz", label=wrong)
+            with pytest.raises(ValueError, match=rf"e\.npz: array 'label' of {re.escape(str(wrong.dtype))} cannot be"):
+                read(tmp_path / "e.npz")
+
+    def test_columns_of_one_name_are_refused(self, tmp_path: Path) -> None:
+        parquet.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["x", "x"]), tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=r"a\.parquet has 1 column name\(s\) more than once: 'x'"):
+            read(tmp_path / "a.parquet")
 
     def test_categories_are_read_as_names(self, tmp_path: Path) -> None:
         parquet.write_table(pa.table({"label": pa.array(["b", "a"]).dictionary_encode()}), tmp_path / "a.parquet")

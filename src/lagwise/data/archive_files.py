@@ -71,9 +71,9 @@ def _table(
             if not begun:
                 if not line.startswith("@"):
                     raise ValueError("is before @data, but does not begin with @")
-                key, _, value = line[1:].partition(" ")
+                key, value = (*line[1:].split(maxsplit=1), "", "")[:2]
                 begun = key.lower() == "data"
-                header(key.lower(), value.strip())
+                header(key.lower(), value)
                 continue
             dimensions, label = row(line)
             rows.append(_values(dimensions))

@@ -6,6 +6,8 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, time
+from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -302,7 +304,7 @@ def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -
 
 
 def label_cells(rows: Dataset, label: str) -> list[Any]:
-    """The values of a column of labels, classes by their names."""
+    """The values of a column of labels, classes by their names, and dates as text."""
     from datasets import ClassLabel
 
     feature, cells = rows.features[label], rows[label][:]
@@ -310,7 +312,7 @@ def label_cells(rows: Dataset, label: str) -> list[Any]:
     if isinstance(inner, ClassLabel):
         return [None if cell is None else [inner.names[i] for i in cell] for cell in cells]
     if not isinstance(feature, ClassLabel):
-        return cells
+        return [float(v) if isinstance(v, Decimal) else str(v) if isinstance(v, date | time) else v for v in cells]
     return [None if i is None or i < 0 else feature.names[i] for i in cells]  # -1 where there is no label
 
 

@@ -210,10 +210,11 @@ def _known_pieces(cell: str, names: Mapping[str, int]) -> list[str]:
 
 
 def _vectors(read: Mapping[str, Sequence[Sequence[str] | None]]) -> int:
-    """The length of all lists, if they are vectors of 0 and 1: a list of names has none twice."""
+    """The length of all lists, if they are vectors of 0 and 1: as names, two or more would be in every list, or one
+    twice."""
     cells = [cell for column in read.values() for cell in column if cell is not None]
     same = len({len(cell) for cell in cells}) == 1 and {item for cell in cells for item in cell} <= {*_ON, *_OFF}
-    return len(cells[0]) if same and any(len(set(cell)) < len(cell) for cell in cells) else 0
+    return len(cells[0]) if same and len(cells[0]) > 1 else 0
 
 
 def _of_vector(cell: Any, names: Sequence[str], where: Where, split: str, i: int) -> list[str] | None:

@@ -121,10 +121,9 @@ def _table(text: str, path: Path, titles: bool, most: int | None = None) -> Text
     header = [name.strip() or f"{_UNNAMED}{i}" for i, name in enumerate(rows[0][1])] if rows else []
     if titles:
         header = [name if (n := header[:i].count(name)) == 0 else f"{name}.{n}" for i, name in enumerate(header)]
-    if twice := [name for name, count in Counter(header).items() if count > 1]:
-        if is_data(header):
-            raise ValueError(no_header(path, header))
-        raise ValueError(f"{path} has {len(twice)} column name(s) more than once: {', '.join(map(repr, twice))}")
+    if len(set(header)) < len(header) and is_data(header):
+        raise ValueError(no_header(path, header))
+    check_different(header, path)
     cells = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(header)
     columns = {
         name: list(column)
@@ -132,6 +131,12 @@ def _table(text: str, path: Path, titles: bool, most: int | None = None) -> Text
         if not (i and column and name.startswith(_UNNAMED) and not any(map(str.strip, column)))
     }
     return TextTable(path, columns, [line for line, _ in rows[1:]], mark, notes)
+
+
+def check_different(names: Sequence[str], path: Path) -> None:
+    """ValueError if several columns of a file have the same name."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{path} has {len(twice)} column name(s) more than once: {', '.join(map(repr, twice))}")
 
 
 def _separator(text: str, path: Path, titles: bool) -> str:

@@ -49,6 +49,7 @@ class Forecasting(Task):
     one_length = True
     head = "LagwiseForPrediction"
     query = "data"
+    predicts = "forecast"
     inputs = "values"
 
     def __init__(
