@@ -257,7 +257,7 @@ class TestErrors:
             (
                 [*reviews(), {"text": "x", "label": "odd"}],
                 {},
-                r"a\.jsonl': class 'odd' has 1 different row.*valid, test and train",
+                r"a\.jsonl': too few different rows for valid, test and train.* 1 of 'odd'",
             ),
             ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' has mixed types: str .*int"),
             (reviews(), {"text": ["text", "text"]}, "task.text must name one column"),

@@ -74,6 +74,10 @@ class TestFiles:
         (tmp_path / "a.tsv").write_text('text\tlabel\n"What" he said\t1\nplain\t0\n"open\t1\nand closed"\t0\n')
         expected = ['"What" he said', "plain", '"open', 'and closed"']
         assert read(tmp_path / "a.tsv") == {"text": expected, "label": ["1", "0", "1", "0"]}
+        (tmp_path / "bars.tsv").write_text("text|label\na, b|1\n")  # named as one with tabs
+        assert read(tmp_path / "bars.tsv") == {"text": ["a, b"], "label": ["1"]}
+        (tmp_path / "one.tsv").write_text("text\na, b|c\n")
+        assert read(tmp_path / "one.tsv") == {"text": ["a, b|c"]}
 
     @pytest.mark.parametrize(
         ("name", "content", "message"),

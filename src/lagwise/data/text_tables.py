@@ -141,12 +141,12 @@ def check_different(names: Sequence[str], path: Path) -> None:
 
 def _separator(text: str, path: Path, titles: bool) -> str:
     """Of the marks in the first line, or if there may be titles in any, the one that the most lines have equally often
-    outside quotes. Of .tsv the tab."""
-    if inner_suffix(path) == ".tsv" and not titles:
-        return "\t"
+    outside quotes. Of .tsv the tab, if the first line has one or no mark."""
     lines = re.sub(r'"[^"]*"', "", text[:_HEAD].lstrip()).splitlines()[:_LOOKED_AT]
     lines = [line for line in lines if line.strip()]
     marks = [mark for mark in _MARKS if titles or any(mark in line for line in lines[:1])]
+    if inner_suffix(path) == ".tsv" and not titles and ("\t" in marks or not marks):
+        return "\t"
     counts = {mark: Counter(filter(None, (line.count(mark) for line in lines))) for mark in marks}
     return max(marks, key=lambda mark: max(counts[mark].values(), default=0), default=",")
 
