@@ -251,6 +251,11 @@ class TestErrors:
                 {},
                 r"no column 'text'; .*task.text=COLUMN \(columns: a, b, label\)",
             ),
+            (
+                [{"a": "x", "b": "y", "labl": "z"}],
+                {},
+                r"no column 'text' and no column 'label'; .*task.text=COLUMN, did you mean task.label=labl\? \(columns",
+            ),
             ([*reviews(), {"text": "", "label": "bad"}], {}, "1 of 31 rows have an empty 'text', the first is row 31"),
             (reviews(1), {}, "all 1 labels are 'good'; classification needs two"),
             ([{"text": 5, "label": "a"}, {"text": 6, "label": "b"}], {}, "'text' of row 1 is int, not text"),

@@ -92,16 +92,16 @@ def read_labelled(
     if kind == MULTI_LABEL and isinstance(label, str) and label not in first.column_names:
         label = indicator_columns(first, columns) or label
     for split, rows in tables.items():
-        for column, what in (*((c, "text") for c in columns), *((c, "label") for c in label_columns(label))):
-            if column not in rows.column_names:
-                place = f"{_of(split, named)}{source.name!r}"
-                if what == "label" and column in first.column_names:
-                    raise ValueError(
-                        f"{place} has no column {column!r}, without which it cannot be scored; add it, or move the "
-                        "file away and use lagwise predict for it"
-                    )
-                hint = _several_hint(rows, columns) if what == "label" else ""
-                raise ValueError(_no_column(column, what, rows.column_names, place, source.has_headers) + hint)
+        options = {**dict.fromkeys(columns, "text"), **dict.fromkeys(label_columns(label), "label")}
+        if absent := {column: what for column, what in options.items() if column not in rows.column_names}:
+            place = f"{_of(split, named)}{source.name!r}"
+            if alone := next((c for c, what in absent.items() if what == "label" and c in first.column_names), None):
+                raise ValueError(
+                    f"{place} has no column {alone!r}, without which it cannot be scored; add it, or move the file "
+                    "away and use lagwise predict for it"
+                )
+            hint = _several_hint(rows, columns) if "label" in absent.values() else ""
+            raise ValueError(_no_column(absent, rows.column_names, place, source.has_headers) + hint)
 
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
@@ -207,10 +207,17 @@ def _of(split: str, named: Sequence[str]) -> str:
     return "" if tuple(named) == ("train",) else f"{split} of "
 
 
-def _no_column(name: str, what: str, columns: Sequence[str], where: str, headers: bool) -> str:
-    near = difflib.get_close_matches(name, columns, n=1)
-    hint = f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN"
-    return f"{where} has no column {name!r}; {hint} (columns: {_list_names(columns)}){_first_line(headers)}"
+def _no_column(absent: Mapping[str, str], columns: Sequence[str], where: str, headers: bool) -> str:
+    """The message about columns that a table does not have; absent: the options that name them, ``text`` or
+    ``label``."""
+    hints = []
+    for name, what in absent.items():
+        near = difflib.get_close_matches(name, columns, n=1)
+        hints.append(f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN")
+    return (
+        f"{where} has no column {' and no column '.join(map(repr, absent))}; {', '.join(dict.fromkeys(hints))} "
+        f"(columns: {_list_names(columns)}){_first_line(headers)}"
+    )
 
 
 def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
