@@ -15,6 +15,7 @@ import datasets
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.io import wavfile
 
 import lagwise.data.labelled as labelled_module
 from lagwise import LagwiseConfig
@@ -392,6 +393,16 @@ def test_files_that_are_rows_of_one_folder(tmp_path: Path) -> None:
         (tmp_path / "cat" / f"{i}.txt").write_text(f"text {i}")
     with pytest.raises(ValueError, match="the 4 files to train on are a row each, all of the folder 'cat'"):
         prepare(str(tmp_path))
+
+
+def test_series_are_not_read_as_the_names_of_their_files(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            wavfile.write(tmp_path / name / f"{i}.wav", 8000, np.arange(i + 9, dtype=np.int16))
+    with pytest.raises(ValueError, match=r"has series \(column 'input_values'\), not texts: use the recipe signal"):
+        prepare(str(tmp_path))
+    assert prepare(str(tmp_path), text="file").label_names == ("cat", "dog")  # as it is named
 
 
 def test_only_test_rows_are_not_trained_on(tmp_path: Path) -> None:

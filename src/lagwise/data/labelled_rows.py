@@ -20,6 +20,7 @@ from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
 from lagwise.data.numbers import is_number
 from lagwise.data.row_files import TEXT_TABLES, file_kind
 from lagwise.data.rows import RowSource, rows_to_evaluate
+from lagwise.data.series_files import SERIES
 from lagwise.data.several_labels import (
     MULTI_LABEL,
     has_lists,
@@ -88,6 +89,11 @@ def read_labelled(
         if not len(rows):
             raise ValueError(f"{_of(split, named)}{source.name!r} has no rows")
     first = tables["train"]
+    if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {SERIES}:  # or read the names of sounds
+        raise ValueError(
+            f"{source.name!r} has series (column {SERIES!r}), not texts: use the recipe signal or series, which have "
+            "task.inputs=values, or name a column of text with task.text=COLUMN"
+        )
     columns = _input_columns(first, columns, label_columns(label), values)
     if kind == MULTI_LABEL and isinstance(label, str) and label not in first.column_names:
         label = indicator_columns(first, columns) or label
