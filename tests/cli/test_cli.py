@@ -65,6 +65,25 @@ def test_an_interrupted_training_prints_how_to_resume(
     assert "has not finished" in str(unfinished.exception)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--resume", "run", "--plan", "2"], "--resume continues a run as it was; give no other options"),
+        (["--data", "a.txt", "data.source=b.txt"], "give --data or data.source, not both"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text\n" * 200)
+    result = runner.invoke(app, ["train", *options], env={"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"})
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "runs").exists()
+
+
 def test_version() -> None:
     assert runner.invoke(app, ["--version"]).output.startswith("lagwise 0.")
 

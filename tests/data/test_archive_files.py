@@ -32,6 +32,7 @@ def test_ts_files_have_series_of_several_dimensions_and_lengths(tmp_path: Path) 
     assert first == {"input_values": [[1, 4], [2, 5], [3, 6]], "label": "up"}
     assert second["label"] == "down"
     np.testing.assert_allclose(second["input_values"], [[-1, 0.5], [-2, 1e-3]])
+    assert rows_of(tmp_path / "tabs.ts", TS.replace(" ", "\t"))[1]["label"] == "down"
     bare = TS.replace("@classLabel true up down", "@classLabel false").replace(":up", "").replace(":down", "")
     assert rows_of(tmp_path / "bare.ts", bare)[0] == {"input_values": first["input_values"]}
 
@@ -41,6 +42,9 @@ def test_arff_files_have_one_dimension_or_several(tmp_path: Path) -> None:
     first, second = rows_of(tmp_path / "one.arff", one)
     assert second == {"input_values": [[4], [5], [6]], "label": "b"}
     assert np.isnan(first["input_values"][1][0])
+    first_class = one.replace("@attribute t0", "@attribute class {a,b}\n@attribute t0", 1)
+    with pytest.raises(ValueError, match=r"line 4 follows an attribute that is a class, which must be the last"):
+        rows_of(tmp_path / "one.arff", first_class)
     several = "@relation w\n@attribute r relational\n@data\n'1,2\\n3,4','a b'\n\"5,6\\n7,8\",c\n"
     first, second = rows_of(tmp_path / "several.arff", several)
     assert first["input_values"] == [[1, 3], [2, 4]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -231,6 +232,18 @@ class TestWrongData:
         for number, folder in enumerate(sorted(root.iterdir())):
             folder.rename(root / f"test_{number}")
         self.check(root, tmp_path, "the folders 'test_0', .* are named as splits")
+
+    def test_one_class_and_too_few_images_are_named_before_they_are_decoded(self, tmp_path: Path) -> None:
+        root = folder_of(tmp_path / "data", *arrays())
+        first, *others = sorted(root.iterdir())
+        (first / "damaged.png").write_text("not an image")
+        keep = sorted(others[0].iterdir())[:1]
+        for path in {*others[0].iterdir()} - {*keep}:
+            path.unlink()
+        self.check(root, tmp_path, rf"data': too few different rows .*: 1 of '{others[0].name}'")
+        for folder in others:
+            shutil.rmtree(folder)
+        self.check(root, tmp_path, rf"data': all \d+ labels are '{first.name}'")
 
     def test_a_mode_that_cannot_be_converted_is_named(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())

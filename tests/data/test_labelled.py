@@ -6,12 +6,16 @@ import dataclasses
 import errno
 import json
 import os
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.io import wavfile
 
 import lagwise.data.labelled as labelled_module
 from lagwise import LagwiseConfig
@@ -248,13 +252,18 @@ class TestErrors:
                 {},
                 r"no column 'text'; .*task.text=COLUMN \(columns: a, b, label\)",
             ),
+            (
+                [{"a": "x", "b": "y", "labl": "z"}],
+                {},
+                r"no column 'text' and no column 'label'; .*task.text=COLUMN, did you mean task.label=labl\? \(columns",
+            ),
             ([*reviews(), {"text": "", "label": "bad"}], {}, "1 of 31 rows have an empty 'text', the first is row 31"),
             (reviews(1), {}, "all 1 labels are 'good'; classification needs two"),
             ([{"text": 5, "label": "a"}, {"text": 6, "label": "b"}], {}, "'text' of row 1 is int, not text"),
             (
                 [*reviews(), {"text": "x", "label": "odd"}],
                 {},
-                r"a\.jsonl': class 'odd' has 1 different row.*valid, test and train",
+                r"a\.jsonl': too few different rows for valid, test and train.* 1 of 'odd'",
             ),
             ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' has mixed types: str .*int"),
             (reviews(), {"text": ["text", "text"]}, "task.text must name one column"),
@@ -331,6 +340,22 @@ def test_declared_classes_are_classes(tmp_path: Path) -> None:
     assert data.label_names == tuple(map(str, range(60)))
 
 
+def test_dates_and_decimals_of_parquet_are_read_as_those_of_csv(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"text": [f"row {i}" for i in range(60)]})
+    for values, kind in (
+        ([date(2024, 1 + i % 2, 1) for i in range(60)], "classification"),
+        ([datetime(2024, 1, 1, 12 * (i % 2)) for i in range(60)], "classification"),
+        ([Decimal(i) / 4 for i in range(60)], "regression"),
+        ([Decimal(i % 2) for i in range(60)], "classification"),
+    ):
+        frame["label"] = values
+        frame.to_parquet(tmp_path / "rows.parquet")
+        frame.to_csv(tmp_path / "rows.csv", index=False)
+        found, expected = (prepare(str(tmp_path / f"rows.{suffix}")) for suffix in ("parquet", "csv"))
+        assert (found.kind, found.label_names) == (kind, expected.label_names)
+        assert found.splits["train"]["label"][:] == expected.splits["train"]["label"][:]
+
+
 def test_equal_texts_with_different_numbers_share_a_split(tmp_path: Path) -> None:
     rows = [{"text": f"text {i % 40}", "label": i / 7} for i in range(120)]
     data = prepare(write(tmp_path / "rows.jsonl", rows))
@@ -370,6 +395,16 @@ def test_files_that_are_rows_of_one_folder(tmp_path: Path) -> None:
         prepare(str(tmp_path))
 
 
+def test_series_are_not_read_as_the_names_of_their_files(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(4):
+            wavfile.write(tmp_path / name / f"{i}.wav", 8000, np.arange(i + 9, dtype=np.int16))
+    with pytest.raises(ValueError, match=r"has series \(column 'input_values'\), not texts: use the recipe signal"):
+        prepare(str(tmp_path))
+    assert prepare(str(tmp_path), text="file").label_names == ("cat", "dog")  # as it is named
+
+
 def test_only_test_rows_are_not_trained_on(tmp_path: Path) -> None:
     write(tmp_path / "data" / "test.jsonl", reviews())
     with pytest.raises(ValueError, match="no rows to train on, only test by the names in it"):
@@ -390,3 +425,25 @@ def test_classes_whose_names_are_alike_are_noted(tmp_path: Path, one: str, other
     ]
     data = prepare(write(tmp_path / "rows.jsonl", rows))
     assert any("are different classes" in note and repr(one) in note for note in data.notes)
+
+
+def test_finding_columns_does_not_copy_the_features_for_each_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of 3,000 columns took minutes before its error, or its first row."""
+    copies: list[int] = []
+    original = datasets.Features.copy
+    monkeypatch.setattr(datasets.Features, "copy", lambda self: (copies.append(1), original(self))[1])
+
+    def counted(columns: int, **more: Any) -> int:
+        copies.clear()
+        numbers = {f"x{i}": i + 0.5 for i in range(columns)}
+        name = write(tmp_path / f"{columns}.jsonl", [{**row, **numbers, **more} for row in reviews()])
+        assert prepare(name, cache=tmp_path / "cache", text="text").encoder.columns == ("text",)
+        with pytest.raises(ValueError, match="no column 'stars'"):
+            prepare(name, cache=tmp_path / "cache", label="stars")
+        renamed = [{"review": row.pop("text"), **row} for row in map(json.loads, Path(name).read_text().splitlines())]
+        assert prepare(write(Path(name), renamed), cache=tmp_path / "cache").encoder.columns == ("review",)
+        return len(copies)
+
+    assert counted(3) == counted(40)

@@ -6,8 +6,20 @@ from pathlib import Path
 
 import numpy as np
 
-from lagwise.data.row_writing import write_sounds
+from lagwise.data import open_rows
+from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.series_files import read_sound
+from lagwise.data.several_labels import known_several
+
+
+def test_lists_of_names_are_read_as_they_were(tmp_path: Path) -> None:
+    """So that predictions of several labels can be scored; series are left out."""
+    labels: list[list[str]] = [["a", 'b "x"'], [], ["ä, b"]]
+    rows = [{"label": own, "series": [0.5], "image": b"x", "array": np.zeros(2)} for own in labels]
+    (tmp_path / "rows.csv").write_text(rows_as_csv([*rows, {"label": ["a"], "other": 1}]))
+    read = open_rows(str(tmp_path / "rows.csv")).read()["train"]
+    assert read.column_names == ["label", "other"]
+    assert known_several(read["label"][:], ("a", 'b "x"', "ä, b"), str) == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
 
 
 def test_sounds_of_like_names_are_all_written(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ class TestFiles:
         (tmp_path / "a.tsv").write_text('text\tlabel\n"What" he said\t1\nplain\t0\n"open\t1\nand closed"\t0\n')
         expected = ['"What" he said', "plain", '"open', 'and closed"']
         assert read(tmp_path / "a.tsv") == {"text": expected, "label": ["1", "0", "1", "0"]}
+        (tmp_path / "bars.tsv").write_text("text|label\na, b|1\n")  # named as one with tabs
+        assert read(tmp_path / "bars.tsv") == {"text": ["a, b"], "label": ["1"]}
+        (tmp_path / "one.tsv").write_text("text\na, b|c\n")
+        assert read(tmp_path / "one.tsv") == {"text": ["a, b|c"]}
 
     @pytest.mark.parametrize(
         ("name", "content", "message"),
@@ -116,6 +121,17 @@ class TestFiles:
         np.savez(tmp_path / "c.npz", input_values=np.array([[1.0], [1.0, 2.0]], dtype=object))
         with pytest.raises(ValueError, match=r"'input_values' holds Python objects.*\.parquet"):
             read(tmp_path / "c.npz")
+        np.savez(tmp_path / "d.npz", label=np.array(["ä".encode(), b"b"]))
+        assert read(tmp_path / "d.npz") == {"label": ["ä", "b"]}
+        for wrong in (np.array([1j, 2]), np.zeros(2, "i4,i4"), np.array([b"\xff"])):
+            np.savez(tmp_path / "e.npz", label=wrong)
+            with pytest.raises(ValueError, match=rf"e\.npz: array 'label' of {re.escape(str(wrong.dtype))} cannot be"):
+                read(tmp_path / "e.npz")
+
+    def test_columns_of_one_name_are_refused(self, tmp_path: Path) -> None:
+        parquet.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["x", "x"]), tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=r"a\.parquet has 1 column name\(s\) more than once: 'x'"):
+            read(tmp_path / "a.parquet")
 
     def test_categories_are_read_as_names(self, tmp_path: Path) -> None:
         parquet.write_table(pa.table({"label": pa.array(["b", "a"]).dictionary_encode()}), tmp_path / "a.parquet")

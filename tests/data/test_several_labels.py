@@ -145,6 +145,10 @@ def test_vectors_of_0_and_1_are_labels_by_number() -> None:
     assert found.names == ("0", "1", "2")
     assert found.values["train"] == cells
     assert known_several([[0, 1, 1], [0, 0, 0]], found.names, str) == [[0, 1, 1], [0, 0, 0]]
+    two = read_several({"train": [[0, 1], [1, 0]]}, where)  # of names, every row would have both
+    assert (two.names, two.values["train"]) == (("0", "1"), [[0, 1], [1, 0]])
+    single = read_several({"train": [[0], [1]]}, where)
+    assert (single.names, single.values["train"]) == (("0", "1"), [[1, 0], [0, 1]])
     numbers = read_several({"train": [[0], [1, 7], [7]]}, where)
     assert numbers.names == ("0", "1", "7")
     assert numbers.values["train"] == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]

@@ -78,7 +78,10 @@ def test_splits_depend_on_the_content_of_series() -> None:
 
 def test_all_classes_that_are_too_small_are_named() -> None:
     rows = table(TEXTS[:12], ["a"] * 9 + ["b", "b", "c"])
-    with pytest.raises(ValueError, match=r"class 'b' has 2 different row\(s\); class 'c' has 1 .*3 are needed of each"):
+    with pytest.raises(ValueError, match=r"valid, test and train, which need 3 of each class: 2 of 'b', 1 of 'c'; add"):
+        split_rows({"train": rows}, "label")
+    rows = table(TEXTS[:30], [f"id {i}" for i in range(30)])
+    with pytest.raises(ValueError, match=r"1 of 'id 8', 1 of 'id 9' and of 20 more classes; add rows"):
         split_rows({"train": rows}, "label")
 
 
@@ -96,9 +99,9 @@ def test_rows_that_named_splits_share_are_counted() -> None:
 
 def test_a_class_too_small_is_named() -> None:
     rows = table([*TEXTS[:9], "twice", "twice", "twice"], ["a"] * 9 + ["odd"] * 3)
-    with pytest.raises(ValueError, match=r"class 'odd' has 1 different row.* valid, test and train; 3 are needed"):
+    with pytest.raises(ValueError, match=r"too few different rows for valid, test and train.*: 1 of 'odd'; add rows"):
         split_rows({"train": rows}, "label")
-    with pytest.raises(ValueError, match=r"the table has 2 different row"):
+    with pytest.raises(ValueError, match=r"too few different rows for .*, which need 3: the table has 2"):
         split_rows({"train": table(["a", "b"], [1, 2])})
 
 

@@ -120,6 +120,8 @@ def test_invalid_tables(tmp_path: Path, frame: pd.DataFrame, message: str) -> No
 def test_invalid_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no file"):
         read_series(tmp_path / "nothing.csv")
+    with pytest.raises(FileNotFoundError, match="is a folder; give a file in it"):
+        read_series(tmp_path)
     (tmp_path / "empty.csv").touch()
     (tmp_path / "false.parquet").write_bytes(b"no table")
     for name, message in (("empty.csv", "cannot be read as a table: it is empty"), ("false.parquet", "not a parquet")):

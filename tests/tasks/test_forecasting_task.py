@@ -49,9 +49,14 @@ def test_every_epoch_has_every_window_in_another_order() -> None:
     assert len(Windows(x, 4, 2, drawn=7, seed=None)) == 7
 
 
-def test_tables_that_are_too_short(tmp_path: Path) -> None:
+def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data.length 10 and task.horizon 40 need 50 rows; the valid part .* has 20"):
         opened(tmp_path, horizon=40)
+    with pytest.raises(ValueError, match=r"unknown column: 'c' .*known: t, a, b"):
+        opened(tmp_path, columns=["c"])
+    (tmp_path / "words.csv").write_text("name,a\nx,1\ny,2\nz,3\n")
+    with pytest.raises(ValueError, match=r"not a time; .* name the column of times with task\.time$"):
+        Forecasting(DataOptions(source=str(tmp_path / "words.csv"))).open()
     with pytest.raises(ValueError, match="forecasting needs series to learn from"):
         Forecasting(DataOptions())
 

@@ -77,7 +77,9 @@ def test_it_evaluates_and_shows_the_result(name: str, runs: dict[str, Path]) -> 
 
 
 @every_case
-def test_it_predicts_without_its_training_data(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_it_predicts_without_its_training_data(
+    name: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "elsewhere"
     shutil.copytree(runs[name], place)
     rows = CASES[name].rows
@@ -88,6 +90,11 @@ def test_it_predicts_without_its_training_data(name: str, runs: dict[str, Path],
         assert len(row) > len(before)
     with pytest.raises(ValueError, match=r"row 1 has no '\w+', which this run reads"):
         predict_run(place, [{"other": "good"}], progress=False)
+    task = type(make_task(load_recipe(str(place / "recipe.yaml"))))
+    assert task.predicts in predicted[0].keys() - rows[0].keys()
+    monkeypatch.setattr(task, "predict", lambda *_, **__: pytest.fail("it began to predict"))
+    with pytest.raises(ValueError, match=f"already have a column '{task.predicts}'"):
+        predict_run(place, [{**rows[0], task.predicts: "x"}], progress=False)
 
 
 @pytest.mark.parametrize("name", [n if n in _DRAWN else pytest.param(n, marks=pytest.mark.slow) for n in CASES])

@@ -145,6 +145,19 @@ def test_two_trainings_of_one_folder(tiny_recipe: Recipe, tmp_path: Path, monkey
     assert len({line["step"] for line in read_metrics(tmp_path / "run") if "loss" in line}) == 6
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_opened", lambda *_: pytest.fail("the data were read"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "a" / "run"):
+        with pytest.raises(ValueError, match=r"`out` cannot be '.*': '.*file' is not a folder that can be written to"):
+            train(tiny_recipe, out, progress=False)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(ValueError, match="is not a folder that can be written to"):
+        train(tiny_recipe, tmp_path / "a" / "run", progress=False)
+
+
 @pytest.mark.parametrize("moved", [0, 1])
 def test_a_crash_while_a_run_begins(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int

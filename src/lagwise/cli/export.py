@@ -12,14 +12,14 @@ from lagwise.cli.terminal import plain
 
 
 def export(
-    run: Annotated[Path, run_argument("Folder of a trained language model.")],
+    run: Annotated[Path, run_argument("Folder of a trained language model or first answer.")],
     format: Annotated[str, typer.Option(help="`onnx`, or `pt2` for torch.export.load.")] = "onnx",
     what: Annotated[
         str, typer.Option(help="`step`: one token with its state; `forward`: logits of whole texts.")
     ] = "step",
     out: Annotated[Path | None, path_option("Folder for the files.", show_default="RUN-export")] = None,
 ) -> None:
-    """Write a language model to a file that runs without lagwise.
+    """Write a language model, or a first answer (`model=linear`), to a file that runs without lagwise.
 
     The tokenizer is written to the same folder. The file's logits are compared with the model's, and the file is
     removed if they differ.

@@ -127,7 +127,7 @@ def train(
     automatic = resume == Path("auto")
     if resume is not None and not automatic:
         done = (resume / "config.json").is_file()
-        if overrides or source or out or recipe or split:
+        if overrides or source or out or recipe or split or plan:
             raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
         with _resumable(resume):
             folder = training.resume(resume)
@@ -135,6 +135,8 @@ def train(
         recipe = recipe or DEFAULT_RECIPE
         settings = training.load_recipe(recipe, overrides or [])
         if source:
+            if any(override.startswith("data.source=") for override in overrides or ()):
+                raise typer.BadParameter("give --data or data.source, not both")
             settings.data.source = source
         if plan is not None:
             for what, size in training.memory_plan(settings, plan):

@@ -40,7 +40,15 @@ def ts_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table
 
 def arff_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     r"""A row for each line: the values of one dimension between commas, or in quotes several dimensions, which ``\n``
-    separates, and last the class. Errors as `ts_table`."""
+    separates, and last the class. Errors as `ts_table`, and for a class among the values."""
+    nominal = False
+
+    def header(key: str, value: str) -> None:
+        nonlocal nominal
+        if key == "attribute":
+            if nominal:
+                raise ValueError("follows an attribute that is a class, which must be the last; move it there")
+            nominal = value.endswith("}")
 
     def row(line: str) -> tuple[list[str], str]:
         found = _RELATION.match(line)
@@ -49,7 +57,7 @@ def arff_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Tab
         values, _, label = line.rpartition(",")
         return [values], label.strip().strip("'\"")
 
-    return _table(data, path, columns, "%", lambda key, value: None, row)
+    return _table(data, path, columns, "%", header, row)
 
 
 def _table(
@@ -71,9 +79,9 @@ def _table(
             if not begun:
                 if not line.startswith("@"):
                     raise ValueError("is before @data, but does not begin with @")
-                key, _, value = line[1:].partition(" ")
+                key, value = (*line[1:].split(maxsplit=1), "", "")[:2]
                 begun = key.lower() == "data"
-                header(key.lower(), value.strip())
+                header(key.lower(), value)
                 continue
             dimensions, label = row(line)
             rows.append(_values(dimensions))

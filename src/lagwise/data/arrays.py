@@ -15,7 +15,8 @@ _ELEMENTS = 1 << 28  # most elements in a chunk, which Arrow counts in 32 bits
 def array_column(array: np.ndarray) -> pa.ChunkedArray:
     """A column of an array ``(rows, ...)``; the size of the second axis may differ in other parts of the column."""
     if array.ndim == 1:
-        return pa.chunked_array([pa.array(array.tolist() if array.dtype.kind in "US" else array)])
+        array = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+        return pa.chunked_array([pa.array(array.tolist() if array.dtype.kind == "U" else array)])
     chunks = []
     rows = max(1, _ELEMENTS // max(1, array[0].size)) if len(array) else 1
     for start in range(0, max(1, len(array)), rows):

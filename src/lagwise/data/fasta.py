@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import lagwise.data.arrow as pa
@@ -36,7 +37,22 @@ def read_sequences(data: bytes, path: Path, columns: Sequence[str] | None, label
 
 def sequence_records(data: bytes, path: Path) -> list[tuple[str, str]]:
     """The header and the sequence of each record. Errors as in `read_sequences`."""
-    lines = decoded(data, path).removeprefix("\ufeff").splitlines()
+    return [(header, sequence) for _, header, sequence in _records(_lines(data, path), path)]
+
+
+def written_records(data: bytes, path: Path) -> list[str]:
+    """The lines of each record as they are. Errors as in `read_sequences`."""
+    lines = _lines(data, path)
+    places = [*(place for place, _, _ in _records(lines, path)), len(lines)]
+    return ["".join(f"{line}\n" for line in lines[start:end]) for start, end in pairwise(places)]
+
+
+def _lines(data: bytes, path: Path) -> list[str]:
+    return decoded(data, path).removeprefix("\ufeff").splitlines()
+
+
+def _records(lines: Sequence[str], path: Path) -> list[tuple[int, str, str]]:
+    """The index of the first line, the header and the sequence of each record."""
     return _fastq(lines, path) if _suffix(path).lower() in FASTQ else _fasta(lines, path)
 
 
@@ -44,19 +60,19 @@ def _suffix(path: Path) -> str:
     return next(s for s in path.suffixes[::-1] if s.lower() in FASTA + FASTQ)
 
 
-def _fasta(lines: Sequence[str], path: Path) -> list[tuple[str, str]]:
-    records: list[tuple[str, list[str]]] = []
-    for number, line in enumerate(lines, 1):
+def _fasta(lines: Sequence[str], path: Path) -> list[tuple[int, str, str]]:
+    records: list[tuple[int, str, list[str]]] = []
+    for place, line in enumerate(lines):
         if line.startswith(">"):
-            records.append((line[1:].strip(), []))
+            records.append((place, line[1:].strip(), []))
         elif line.strip() and not line.startswith(";"):  # an old style of comments
             if not records:
-                raise ValueError(f"{path}, line {number}: a sequence without a header, which begins with '>'")
-            records[-1][1].append("".join(line.split()))
-    return [(header, "".join(parts)) for header, parts in records]
+                raise ValueError(f"{path}, line {place + 1}: a sequence without a header, which begins with '>'")
+            records[-1][2].append("".join(line.split()))
+    return [(place, header, "".join(parts)) for place, header, parts in records]
 
 
-def _fastq(lines: Sequence[str], path: Path) -> list[tuple[str, str]]:
+def _fastq(lines: Sequence[str], path: Path) -> list[tuple[int, str, str]]:
     records, place = [], 0
     while place < len(lines):
         if not lines[place].strip():
@@ -78,5 +94,5 @@ def _fastq(lines: Sequence[str], path: Path) -> list[tuple[str, str]]:
                 f"{path}, line {start + 1}: the record has {len(sequence)} letters and {quality} qualities; the file "
                 "may be cut short"
             )
-        records.append((header, sequence))
+        records.append((start, header, sequence))
     return records

@@ -114,11 +114,12 @@ def _write(
                 f"{split} of {source.name!r} has no labels; put the images of each class into a folder of its own, "
                 "or name the column with task.label=COLUMN"
             )
-    labels = read_labels(
-        {split: rows["label"][:] for split, rows in tables.items()},
-        "classification",
-        lambda split, i: str(tables[split]["file"][i]),
-    )
+    cells = {split: rows["label"][:] for split, rows in tables.items()}
+    try:
+        labels = read_labels(cells, "classification", lambda split, i: str(tables[split]["file"][i]))
+        found = split_labelled(tables, ["image"], labels, label="label", what="image")
+    except ValueError as error:
+        raise ValueError(f"{source.name!r}: {error}") from error
     assert labels.names is not None
     if source.files:
         check_names(labels.names, "images")
@@ -132,7 +133,6 @@ def _write(
                     moving += [row["file"]] * (frames(row["image"]) > 1)
                 bar.update()
     size = size or next(iter(sizes))
-    found = split_labelled(tables, ["image"], labels, label="label", what="image")
     for split, rows in found.splits.items():
         batches: Any = rows.with_format("arrow").iter(_TOGETHER)
         with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:

@@ -6,17 +6,21 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, time
+from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
 from lagwise.data.numbers import is_number
 from lagwise.data.row_files import TEXT_TABLES, file_kind
 from lagwise.data.rows import RowSource, rows_to_evaluate
+from lagwise.data.series_files import SERIES
 from lagwise.data.several_labels import (
     MULTI_LABEL,
     has_lists,
@@ -85,20 +89,25 @@ def read_labelled(
         if not len(rows):
             raise ValueError(f"{_of(split, named)}{source.name!r} has no rows")
     first = tables["train"]
+    if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {SERIES}:  # or read the names of sounds
+        raise ValueError(
+            f"{source.name!r} has series (column {SERIES!r}), not texts: use the recipe signal or series, which have "
+            "task.inputs=values, or name a column of text with task.text=COLUMN"
+        )
     columns = _input_columns(first, columns, label_columns(label), values)
     if kind == MULTI_LABEL and isinstance(label, str) and label not in first.column_names:
         label = indicator_columns(first, columns) or label
     for split, rows in tables.items():
-        for column, what in (*((c, "text") for c in columns), *((c, "label") for c in label_columns(label))):
-            if column not in rows.column_names:
-                place = f"{_of(split, named)}{source.name!r}"
-                if what == "label" and column in first.column_names:
-                    raise ValueError(
-                        f"{place} has no column {column!r}, without which it cannot be scored; add it, or move the "
-                        "file away and use lagwise predict for it"
-                    )
-                hint = _several_hint(rows, columns) if what == "label" else ""
-                raise ValueError(_no_column(column, what, rows.column_names, place, source.has_headers) + hint)
+        options = {**dict.fromkeys(columns, "text"), **dict.fromkeys(label_columns(label), "label")}
+        if absent := {column: what for column, what in options.items() if column not in rows.column_names}:
+            place = f"{_of(split, named)}{source.name!r}"
+            if alone := next((c for c, what in absent.items() if what == "label" and c in first.column_names), None):
+                raise ValueError(
+                    f"{place} has no column {alone!r}, without which it cannot be scored; add it, or move the file "
+                    "away and use lagwise predict for it"
+                )
+            hint = _several_hint(rows, columns) if "label" in absent.values() else ""
+            raise ValueError(_no_column(absent, rows.column_names, place, source.has_headers) + hint)
 
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
@@ -204,10 +213,17 @@ def _of(split: str, named: Sequence[str]) -> str:
     return "" if tuple(named) == ("train",) else f"{split} of "
 
 
-def _no_column(name: str, what: str, columns: Sequence[str], where: str, headers: bool) -> str:
-    near = difflib.get_close_matches(name, columns, n=1)
-    hint = f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN"
-    return f"{where} has no column {name!r}; {hint} (columns: {_list_names(columns)}){_first_line(headers)}"
+def _no_column(absent: Mapping[str, str], columns: Sequence[str], where: str, headers: bool) -> str:
+    """The message about columns that a table does not have; absent: the options that name them, ``text`` or
+    ``label``."""
+    hints = []
+    for name, what in absent.items():
+        near = difflib.get_close_matches(name, columns, n=1)
+        hints.append(f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN")
+    return (
+        f"{where} has no column {' and no column '.join(map(repr, absent))}; {', '.join(dict.fromkeys(hints))} "
+        f"(columns: {_list_names(columns)}){_first_line(headers)}"
+    )
 
 
 def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
@@ -256,16 +272,16 @@ def _input_columns(rows: Dataset, columns: tuple[str, ...], labels: Sequence[str
         return (others[0],) if len(others) == 1 else columns
     if columns != ("text",) or "text" in rows.column_names:
         return columns
-    texts = [name for name in rows.column_names if name not in labels and _is_text(rows, name)]
+    head: Any = rows.with_format("arrow")[:_SAMPLE]  # columns of Arrow, as a Dataset copies all features for each
+    texts = [name for name in head.column_names if name not in labels and _is_text(head.column(name))]
     return (texts[0],) if len(texts) == 1 else columns
 
 
-def _is_text(rows: Dataset, column: str) -> bool:
+def _is_text(column: pa.ChunkedArray) -> bool:
     """Whether a column holds strings that are not all numbers (those of an identifier are)."""
-    feature: Any = rows.features[column]
-    if getattr(feature, "dtype", None) not in ("string", "large_string"):
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return False
-    return not all(is_number(value or "0") for value in rows[column][:_SAMPLE])
+    return not all(is_number(value or "0") for value in column.to_pylist())
 
 
 def _labels(
@@ -301,7 +317,7 @@ def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -
 
 
 def label_cells(rows: Dataset, label: str) -> list[Any]:
-    """The values of a column of labels, classes by their names."""
+    """The values of a column of labels, classes by their names, and dates as text."""
     from datasets import ClassLabel
 
     feature, cells = rows.features[label], rows[label][:]
@@ -309,7 +325,7 @@ def label_cells(rows: Dataset, label: str) -> list[Any]:
     if isinstance(inner, ClassLabel):
         return [None if cell is None else [inner.names[i] for i in cell] for cell in cells]
     if not isinstance(feature, ClassLabel):
-        return cells
+        return [float(v) if isinstance(v, Decimal) else str(v) if isinstance(v, date | time) else v for v in cells]
     return [None if i is None or i < 0 else feature.names[i] for i in cells]  # -1 where there is no label
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import is_list, list_column
 from lagwise.data.encoding import feature_scale, read_series
-from lagwise.data.labels import class_name, known_labels, read_labels
+from lagwise.data.labels import class_name, is_missing, known_labels, read_labels
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
 from lagwise.data.rows import RowSource
@@ -148,7 +148,7 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
         encoded = listed.dictionary_encode()
         places = encoded.indices.fill_null(IGNORED).to_numpy(zero_copy_only=False).astype(np.int64)
         found = encoded.dictionary.to_pylist()
-        missing = [k for k, value in enumerate(found) if value is None or str(value).strip().lower() in ("", "nan")]
+        missing = [k for k, value in enumerate(found) if is_missing(value)]
         return found, np.where(np.isin(places, missing), IGNORED, places)
     if len(listed) != len(positions):
         raise ValueError(f"it has {len(positions)} events and {len(listed)} classes of events")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from lagwise.data.numbers import MISSING
 from lagwise.tables import known
 
 KINDS = ("auto", "classification", "regression", "multi_label")
@@ -40,15 +41,19 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     """Labels from the values of the label column in every split; ``train`` must be one of them.
 
     Strings that are all numbers count as numbers, but if one of them begins with a zero, as 007 does, they are codes.
-    kind ``auto``: text, codes and at most 50 different integers are classes; fractions and more integers are
-    amounts. Class names are sorted, numbers in them by value, unless
-    ``order`` names them.
+    kind ``auto``: text, codes and at most 50 different integers are classes; fractions and more integers are amounts.
+    Beside fractions, texts such as NA are missing. Class names are sorted, numbers in them by value, unless ``order``
+    names them.
 
     ValueError for train rows without a label, labels of mixed types, NaN and inf, text in regression, fewer than two
     classes, and classes that train lacks.
     """
     known(kind, KINDS, "task.kind")
-    cells = {s: [None if is_missing(v) else v for v in column] for s, column in columns.items()}
+    signs = _missing_amounts(columns)
+    cells = {
+        s: [None if is_missing(v) or (isinstance(v, str) and v in signs) else v for v in column]
+        for s, column in columns.items()
+    }
     several = several_hint(cells["train"])
     absent = [i for i, value in enumerate(cells["train"]) if value is None]
     if absent:
@@ -127,6 +132,14 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
             )
         found.append(list(names).index(name))
     return found
+
+
+def _missing_amounts(columns: Mapping[str, Sequence[Any]]) -> set[str]:
+    """The texts that stand for missing numbers, if all others are numbers, of which some have fractions."""
+    numbers = {v: _number(v) for column in columns.values() for v in column if isinstance(v, str)}
+    words = {text for text, number in numbers.items() if number is None}
+    amounts = any(number is not None and not number.is_integer() for number in numbers.values())
+    return words if amounts and all(word.strip().lower() in MISSING for word in words) else set()
 
 
 def is_missing(value: Any) -> bool:

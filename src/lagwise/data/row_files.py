@@ -20,7 +20,7 @@ from lagwise.data.folders import folder_name
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, SOUND_COLUMNS, wav_table
 from lagwise.data.sound_files import SOUNDS
-from lagwise.data.text_tables import parse_text_table, read_head
+from lagwise.data.text_tables import check_different, parse_text_table, read_head
 from lagwise.files import one_line
 
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
@@ -123,9 +123,10 @@ def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table
     from pyarrow import parquet, types
 
     try:
-        table = parquet.read_table(pa.BufferReader(data))
+        table = parquet.ParquetFile(pa.BufferReader(data)).read()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a parquet file ({error})") from error
+    check_different(table.column_names, path)
     for i, field in enumerate(table.schema):
         if types.is_dictionary(field.type):  # what pandas calls a category
             table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))
@@ -160,7 +161,13 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
             f"{path}: the arrays must have the same number of rows (first axis), got "
             + ", ".join(f"{name} {arrays[name].shape}" for name in arrays)
         )
-    return pa.table({name: array_column(array) for name, array in arrays.items() if _is_wanted(name, columns)})
+    found = {}
+    for name, array in arrays.items():
+        try:
+            found |= {name: array_column(array)} if _is_wanted(name, columns) else {}
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: array {name!r} of {array.dtype} cannot be read ({error})") from error
+    return pa.table(found)
 
 
 def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,21 @@ from lagwise.files import saved_whole
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
-    """Write rows as .csv, with every column that any of them has, except series and images."""
+    """Write rows as .csv, with every column that any of them has, except series and images; lists of names as JSON."""
     names = dict.fromkeys(name for row in rows for name in row)
-    kept = [name for name in names if not any(isinstance(row.get(name), list | bytes | np.ndarray) for row in rows)]
-    writer = csv.DictWriter(file, fieldnames=kept, extrasaction="ignore", lineterminator="\n")
+    kept = [name for name in names if not any(_is_long(row.get(name)) for row in rows)]
+    writer = csv.DictWriter(file, fieldnames=kept, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        cells = {name: row[name] for name in kept if name in row}
+        writer.writerow({k: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for k, v in cells.items()})
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a value is a series or an image."""
+    if isinstance(value, list):
+        return not all(isinstance(item, str) for item in value)
+    return isinstance(value, bytes | np.ndarray)
 
 
 def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

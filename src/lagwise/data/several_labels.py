@@ -126,9 +126,10 @@ def named_columns(cells: Mapping[str, Sequence[Any]], where: Callable[[int], str
 def indicator_columns(rows: Any, others: Sequence[str]) -> list[str]:
     """The columns of a table that have only 0 and 1 (or true and false), both of them, apart from ``others``; cells may
     be missing."""
-    names = [name for name in rows.column_names if name not in others]
-    likely = [name for name in names if _indicators(rows[name][:_SAMPLE]) is not None]
-    return [name for name in likely if _indicators(rows[name][:]) == {True, False}]
+    table: Any = rows.with_format("arrow")[:]  # columns of Arrow, as a Dataset copies all features for each
+    columns = {name: table.column(name) for name in table.column_names if name not in others}
+    likely = {name: cells for name, cells in columns.items() if _indicators(cells[:_SAMPLE].to_pylist()) is not None}
+    return [name for name, cells in likely.items() if _indicators(cells.to_pylist()) == {True, False}]
 
 
 def _indicators(cells: Sequence[Any]) -> set[bool] | None:
@@ -209,10 +210,11 @@ def _known_pieces(cell: str, names: Mapping[str, int]) -> list[str]:
 
 
 def _vectors(read: Mapping[str, Sequence[Sequence[str] | None]]) -> int:
-    """The length of all lists, if they are vectors of 0 and 1: a list of names has none twice."""
+    """The length of all lists, if they are vectors of 0 and 1: as names, two or more would be in every list, or one
+    twice."""
     cells = [cell for column in read.values() for cell in column if cell is not None]
     same = len({len(cell) for cell in cells}) == 1 and {item for cell in cells for item in cell} <= {*_ON, *_OFF}
-    return len(cells[0]) if same and any(len(set(cell)) < len(cell) for cell in cells) else 0
+    return len(cells[0]) if same and len(cells[0]) > 1 else 0
 
 
 def _of_vector(cell: Any, names: Sequence[str], where: Where, split: str, i: int) -> list[str] | None:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 import lagwise.data.arrow as pa
+from lagwise.data.fasta import FASTA, written_records
 from lagwise.data.reading import decoded, inner_suffix, read_whole
-from lagwise.data.row_files import TEXT_TABLES, file_kind, load_arrays, read_table
+from lagwise.data.row_files import SEQUENCES, TEXT_TABLES, file_kind, load_arrays, read_table
 from lagwise.data.rows import RowSource
 from lagwise.data.sources import SUFFIXES, Source
 from lagwise.data.splits import SPLITS
@@ -44,8 +45,8 @@ def write_text_split(source: Source, folder: Path) -> None:
 
 def write_row_split(source: RowSource, places: Mapping[str, tuple[str, Sequence[int]]], folder: Path) -> None:
     """Write the rows of each split into ``folder``, all their columns: tables as files of the same kind, named by the
-    split, and files that are a row each into the folder of their class in that of the split. `open_rows` and
-    `open_series` find the same splits there.
+    split, and sequences and files that are a row each into the folder of their class in that of the split. `open_rows`
+    and `open_series` find the same splits there.
 
     places: of each split, a split that the data name, and the numbers of its rows.
     """
@@ -61,10 +62,15 @@ def write_row_split(source: RowSource, places: Mapping[str, tuple[str, Sequence[
                 start += count
                 if not len(own):
                     continue
+                kept = None if len(own) == count else own  # a recording is one row of many lines
                 if label is None:
-                    parts.append((path, None if len(own) == count else own))  # a recording is one row of many lines
+                    parts.append((path, kept))
+                elif kept is None:
+                    shutil.copyfile(path, _unused(partial / split / label, path.name))
                 else:
-                    _copy(path, partial / split / label)
+                    kind = inner_suffix(path)
+                    name = f"{path.name[: path.name.lower().rindex(kind)]}{kind}"
+                    _unused(partial / split / label, name).write_bytes(_rows(path, kind, kept))
             for name, (path, own) in zip(_names(split, len(parts)), parts, strict=True):
                 kind = file_kind(path)
                 assert kind is not None
@@ -79,8 +85,8 @@ def _names(split: str, count: int) -> list[str]:
 def _texts(source: Source, split: str) -> Iterator[tuple[str, list[str]]]:
     """The suffix and the documents of each file of a split."""
     for path in source.files[split]:
-        kept = ["".join(parts) for parts in source.parts_of(path, split)]
-        yield suffix if (suffix := inner_suffix(path)) in SUFFIXES else ".txt", kept
+        kept, suffix = ["".join(parts) for parts in source.parts_of(path, split)], inner_suffix(path)
+        yield FASTA[0] if suffix in SEQUENCES else suffix if suffix in SUFFIXES else ".txt", kept
 
 
 def _file_bytes(suffix: str, documents: list[str]) -> bytes:
@@ -89,16 +95,18 @@ def _file_bytes(suffix: str, documents: list[str]) -> bytes:
         return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents).encode()
     if suffix == ".parquet":
         return _parquet(pa.table({"text": pa.array(documents, pa.string())}))
+    if suffix in SEQUENCES:
+        return "".join(f">{i}\n{sequence}\n" for i, sequence in enumerate(documents, 1)).encode()
     return "".join(documents).encode()
 
 
-def _copy(path: Path, folder: Path) -> None:
-    """Copy a file into a folder, under another name where its own is taken."""
+def _unused(folder: Path, name: str) -> Path:
+    """A file in a folder, under another name where this one is taken."""
     folder.mkdir(parents=True, exist_ok=True)
-    target, number = folder / path.name, 1
+    target, number = folder / name, 1
     while target.exists():
-        target, number = folder / f"{number}-{path.name}", number + 1
-    shutil.copyfile(path, target)
+        target, number = folder / f"{number}-{name}", number + 1
+    return target
 
 
 def _rows(path: Path, kind: str, numbers: np.ndarray) -> bytes:
@@ -117,6 +125,9 @@ def _rows(path: Path, kind: str, numbers: np.ndarray) -> bytes:
         arrays: Any = {name: array[numbers] for name, array in load_arrays(data, path).items()}
         np.savez(archive, **arrays)
         return archive.getvalue()
+    if kind in SEQUENCES:
+        records = written_records(data, path)
+        return "".join(records[i] for i in numbers).encode()
     text = decoded(data, path).removeprefix("\ufeff")
     lines = text.split("\n") if kind == ".jsonl" else text.splitlines()
     begins = 0 if kind == ".jsonl" else 1 + next(i for i, line in enumerate(lines) if line.strip().lower() == "@data")

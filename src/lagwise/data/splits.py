@@ -153,15 +153,14 @@ def split_places(
     places: dict[bytes, str] = {}
     few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
     if few:
-        each = [
-            f"class {names[v] if names and v is not None else v!r} has {count} different row(s)"
-            for v, count in few.items()
-        ]
-        shown = each[:_MOST_NAMED] if stratified else [f"the table has {len(members[None])} different row(s)"]
-        shown += [f"{len(each) - _MOST_NAMED} more classes are as small"] * (len(each) > _MOST_NAMED)
+        parts = f"too few different rows for {', '.join(reversed(missing))} and train, which need {len(missing) + 1}"
+        if not stratified:
+            raise ValueError(f"{parts}: the table has {few[None]}")
+        each = [f"{count} of {names[v] if names and v is not None else v!r}" for v, count in few.items()]
+        more = f" and of {len(each) - _MOST_NAMED:,} more classes" if len(each) > _MOST_NAMED else ""
         raise ValueError(
-            f"{'; '.join(shown)}, too few for {', '.join(reversed(missing))} and train; {len(missing) + 1} are needed"
-            + (" of each class: add rows, remove the class, or name the splits in the data" if stratified else "")
+            f"{parts} of each class: {', '.join(each[:_MOST_NAMED])}{more}; add rows, remove such classes, or name the "
+            "splits in the data"
         )
     for contents in sorted(members.values(), key=len):
         taken = Counter(places.get(content) for content in contents)  # the same content may have two classes

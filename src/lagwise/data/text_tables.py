@@ -121,10 +121,9 @@ def _table(text: str, path: Path, titles: bool, most: int | None = None) -> Text
     header = [name.strip() or f"{_UNNAMED}{i}" for i, name in enumerate(rows[0][1])] if rows else []
     if titles:
         header = [name if (n := header[:i].count(name)) == 0 else f"{name}.{n}" for i, name in enumerate(header)]
-    if twice := [name for name, count in Counter(header).items() if count > 1]:
-        if is_data(header):
-            raise ValueError(no_header(path, header))
-        raise ValueError(f"{path} has {len(twice)} column name(s) more than once: {', '.join(map(repr, twice))}")
+    if len(set(header)) < len(header) and is_data(header):
+        raise ValueError(no_header(path, header))
+    check_different(header, path)
     cells = list(zip(*(cells for _, cells in rows[1:]), strict=True)) or [()] * len(header)
     columns = {
         name: list(column)
@@ -134,14 +133,20 @@ def _table(text: str, path: Path, titles: bool, most: int | None = None) -> Text
     return TextTable(path, columns, [line for line, _ in rows[1:]], mark, notes)
 
 
+def check_different(names: Sequence[str], path: Path) -> None:
+    """ValueError if several columns of a file have the same name."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"{path} has {len(twice)} column name(s) more than once: {', '.join(map(repr, twice))}")
+
+
 def _separator(text: str, path: Path, titles: bool) -> str:
     """Of the marks in the first line, or if there may be titles in any, the one that the most lines have equally often
-    outside quotes. Of .tsv the tab."""
-    if inner_suffix(path) == ".tsv" and not titles:
-        return "\t"
+    outside quotes. Of .tsv the tab, if the first line has one or no mark."""
     lines = re.sub(r'"[^"]*"', "", text[:_HEAD].lstrip()).splitlines()[:_LOOKED_AT]
     lines = [line for line in lines if line.strip()]
     marks = [mark for mark in _MARKS if titles or any(mark in line for line in lines[:1])]
+    if inner_suffix(path) == ".tsv" and not titles and ("\t" in marks or not marks):
+        return "\t"
     counts = {mark: Counter(filter(None, (line.count(mark) for line in lines))) for mark in marks}
     return max(marks, key=lambda mark: max(counts[mark].values(), default=0), default=",")
 

@@ -264,7 +264,9 @@ def _frame(path: Path) -> tuple[pd.DataFrame, str | None, tuple[str, ...]]:
     """A table, of text files as text, with the decimal separator that is usual in it, and notes on lines that are no
     rows."""
     if not path.is_file():
-        raise FileNotFoundError(f"no file {str(path)!r}")
+        raise FileNotFoundError(
+            f"{str(path)!r} is a folder; give a file in it" if path.is_dir() else f"no file {str(path)!r}"
+        )
     check_spreadsheet(path)
     try:
         if inner_suffix(path) in RECORDS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,14 @@ def predict_run(
         raise ValueError("there are no rows to predict")
     first = 1
     for table in tables:
-        _check(table, task.columns(), first)
+        _check(table, task.columns(), task.predicts, first)
         first += len(table)
     model, tokenizer = load_model(run, device=default_device())
     found: list[dict[str, Any]] = []
     for table in tables:
         added = _predictions(task, model, tokenizer, table, progress)
         given = table if isinstance(table, list) else _cells(table)
-        if taken := sorted(set(added[0]) & {name for row in given for name in row}):
-            raise ValueError(f"the rows already have a column {taken[0]!r}, which predictions use; rename it")
+        _check_new(added[0], {name for row in given for name in row})
         found += [{**row, **new} for row, new in zip(given, added, strict=True)]
     return found
 
@@ -66,8 +65,16 @@ def _predictions(task: Task, model: Any, tokenizer: Any, table: Any, progress: b
     return found
 
 
-def _check(rows: Any, columns: Sequence[str], first: int) -> None:
-    """ValueError for a row without one of the columns; ``first`` is the number of the first row."""
+def _check_new(new: Iterable[str], existing: Collection[str]) -> None:
+    """ValueError for a column of predictions whose name is that of another column."""
+    if taken := next((name for name in new if name in existing), None):
+        raise ValueError(f"the rows already have a column {taken!r}, which predictions use; rename it")
+
+
+def _check(rows: Any, columns: Sequence[str], new: str, first: int) -> None:
+    """ValueError for a row without one of the columns, and a column ``new``; ``first`` is the number of the first
+    row."""
+    _check_new([new], {name for row in rows for name in row} if isinstance(rows, list) else rows.column_names)
     for name in columns:
         if isinstance(rows, list):
             absent = [row.get(name) is None for row in rows]

@@ -116,6 +116,7 @@ class AssociativeRecallTask(Task):
 
     headline = headline_of("accuracy")
     head = "LagwiseForCausalLM"
+    predicts = "answer"
     #: its name in the table of tasks
     name: ClassVar[str] = "associative_recall"
     generator: Any

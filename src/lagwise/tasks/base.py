@@ -66,6 +66,8 @@ class Task:
     formats: ClassVar[Collection[str]] = ()
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
+    #: the first of the columns that `predict` adds
+    predicts: ClassVar[str] = "predicted"
 
     #: whether several processes may share its sequences: its losses and figures are then sums over tokens
     splits: ClassVar[bool] = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ class Forecasting(Task):
     one_length = True
     head = "LagwiseForPrediction"
     query = "data"
+    predicts = "forecast"
     inputs = "values"
 
     def __init__(
@@ -74,7 +76,10 @@ class Forecasting(Task):
     def _read(self, source: str) -> Any:
         from lagwise.forecasting import read_series  # needs pandas
 
-        return read_series(expanded(source), self.time, self.series)
+        try:
+            return read_series(expanded(source), self.time, self.series)
+        except ValueError as error:
+            raise ValueError(re.sub(r"`(time|columns)`", r"task.\1", str(error))) from error
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesParts:
         table = self._read(source or str(self.data.source))

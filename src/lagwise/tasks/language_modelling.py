@@ -82,6 +82,7 @@ class LanguageModelling(RunningText):
     headline = Metric("bits_per_byte", "bits/byte", greater_is_better=False)
     head = "LagwiseForCausalLM"
     query = "prompt"
+    predicts = "bits_per_byte"
     opened = PlainText
     carries = True
 

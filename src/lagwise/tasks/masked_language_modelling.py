@@ -130,6 +130,7 @@ class MaskedLanguageModelling(RunningText):
     opened = HiddenText
     head = "LagwiseForMaskedLM"
     query = "masked text"
+    predicts = "filled"
 
     def __init__(
         self,

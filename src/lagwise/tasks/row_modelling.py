@@ -65,6 +65,7 @@ class RowModelling(Task):
 
     head: ClassVar[str] = ""  # it depends on the rows and the objective
     query = "labels"
+    predicts = "loss"
     formats: ClassVar[Collection[str]] = SequenceClassification.formats
 
     def __init__(self, data: DataOptions, *, rows: dict[str, Any] | None = None, objective: str = "masked"):

@@ -380,7 +380,7 @@ class SignalData(TaskData):
         lines, rate = [], self.resolved().get("rate")
         for split, rows in self.pairs.splits.items():
             samples = sum(rows["length"][:])
-            long = f" ({samples / rate / 60:,.1f} minutes)" if rate else ""
+            long = f" ({samples / rate:,.1f} seconds)" if rate else ""
             shape = f"{self.pairs.inputs} in, {self.pairs.outputs} out"
             lines.append(f"{split}: {counted(len(rows), 'signal')} of {samples:,} samples{long}, {shape}")
         return [*lines, *self.pairs.notes]

@@ -210,7 +210,10 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def check_unused(out: Path) -> None:
-    """FileExistsError if a run's folder is in use."""
+    """FileExistsError if a run's folder is in use, and ValueError if it cannot be made."""
+    above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ValueError(f"`out` cannot be {str(out)!r}: {str(above)!r} is not a folder that can be written to")
     # A process that dies before writing the recipe leaves only these.
     if not is_unused(out, RUN_FILE, TOKENIZER):
         if (out / "config.json").is_file():
