@@ -119,21 +119,23 @@ def train(
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
     require("train", "training")
-    with quick_imports():
-        import lagwise.training as training
-        from lagwise.training import train as train_recipe
-        from lagwise.training.recipe import DEFAULT_RECIPE
+    import lagwise.training as training
+    from lagwise.training.recipe import DEFAULT_RECIPE
 
     automatic = resume == Path("auto")
-    if resume is not None and not automatic:
-        done = (resume / "config.json").is_file()
-        if overrides or source or out or recipe or split:
-            raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
-        with _resumable(resume):
-            folder = training.resume(resume)
+    continued = None if automatic else resume
+    if continued is not None and (overrides or source or out or recipe or split):
+        raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
+    recipe = recipe or DEFAULT_RECIPE
+    settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
+    with quick_imports():
+        from lagwise.training import train as train_recipe
+
+    if continued is not None:
+        done = (continued / "config.json").is_file()
+        with _resumable(continued):
+            folder = training.resume(continued)
     else:
-        recipe = recipe or DEFAULT_RECIPE
-        settings = training.load_recipe(recipe, overrides or [])
         if source:
             settings.data.source = source
         if plan is not None:
