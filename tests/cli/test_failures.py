@@ -184,6 +184,7 @@ def test_options_are_checked_before_anything_is_loaded(
     [
         (("train", "training.step=3"), "did you mean 'steps'"),
         (("train", "--recipe", "clasify"), "unknown recipe: 'clasify'; did you mean 'classify'?"),
+        (("recipes", "clasify"), "did you mean 'classify'?"),
         (("train", "--resume", "new", "training.steps=3"), "give no other options"),
         *(((name, "new"), "there is no folder 'new'") for name in ("evaluate", "predict", "export", "serve", "plot")),
         (("generate", "~/new"), "there is no folder '~/new'"),

@@ -194,9 +194,9 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
         for each in recipe_names():
             typer.echo(f"{each:<24} {load_recipe(each).description}")
         return
-    from lagwise.tasks import TASKS
-
     recipe = load_recipe(name)
+    from lagwise.tasks import TASKS  # which loads PyTorch
+
     typer.echo(recipe.to_yaml())
     task = inspect.getdoc(TASKS[recipe.task["name"]]) or ""
     typer.echo("\n".join(f"# task: {line}" for line in task.splitlines() if line))
