@@ -34,7 +34,7 @@ def problems(wheel: Path, source: Path) -> list[str]:
     found += [] if "Typing :: Typed" in metadata.get_all("Classifier", []) else ["the wheel does not say it is typed"]
     found += [] if licences else ["the wheel has no licence"]
     if metadata.get("Project-URL"):  # an index shows the description without the repository's files
-        found += [f"the description links to {link}" for link in RELATIVE.findall(metadata.get_payload())]
+        found += [f"the description links to {link}" for link in RELATIVE.findall(str(metadata.get_payload()))]
     size = wheel.stat().st_size
     return found + ([f"the wheel has {size:,} bytes, more than {MOST:,}"] if size > MOST else [])
 
