@@ -19,6 +19,7 @@ from lagwise.cli.generate import generate
 from lagwise.cli.importing import import_model
 from lagwise.cli.parsing import (
     at_least,
+    folder_or,
     integers,
     number_option,
     path_option,
@@ -63,9 +64,10 @@ def train(
     out: Annotated[Path | None, path_option("Folder for the run; by default runs/RECIPE.")] = None,
     resume: Annotated[
         Path | None,
-        path_option(
-            "Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
+        typer.Option(
             metavar="RUN|auto",
+            parser=folder_or("auto"),
+            help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
         ),
     ] = None,
     plan: Annotated[

@@ -82,6 +82,11 @@ def existing_folder(text: str | Path) -> Path:
     return Path(text)
 
 
+def folder_or(word: str) -> Callable[[str | Path], Path]:
+    """`existing_folder`, or a word."""
+    return lambda text: Path(word) if str(text) == word else existing_folder(text)
+
+
 def text_option(help: str, *names: str, **settings: Any) -> Any:
     """An option that is a text, or several, and not empty."""
     return typer.Option(*names, callback=not_empty, help=help, **settings)

@@ -7,19 +7,15 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import existing_folder, path, path_option
+from lagwise.cli.parsing import folder_or, path_option
 from lagwise.cli.terminal import plain
 from lagwise.extras import require
-
-
-def _run_or_theory(text: str | Path) -> Path:
-    return path(text) if str(text) == "theory" else existing_folder(text)
 
 
 def plot(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN|theory", parser=_run_or_theory, help="Folders of trained runs, or `theory`."),
+        typer.Argument(metavar="RUN|theory", parser=folder_or("theory"), help="Folders of trained runs, or `theory`."),
     ],
     out: Annotated[
         Path | None,
