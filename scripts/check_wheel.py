@@ -5,6 +5,7 @@ python scripts/check_wheel.py dist/*.whl
 
 from __future__ import annotations
 
+import re
 import sys
 import zipfile
 from collections import Counter
@@ -12,6 +13,7 @@ from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
 SOURCE = Path(__file__).parents[1] / "src"
+RELATIVE = re.compile(r"\]\((?![a-z]+:|#)([^)\s]+)")  # a link of Markdown to a file of the repository
 MOST = 2**20  # bytes; a wheel that is larger has something in it that nobody meant to publish
 
 
@@ -31,6 +33,8 @@ def problems(wheel: Path, source: Path) -> list[str]:
     found += [f"{name} is in the wheel, and not in {source.name}" for name in sorted(packed - kept)]
     found += [] if "Typing :: Typed" in metadata.get_all("Classifier", []) else ["the wheel does not say it is typed"]
     found += [] if licences else ["the wheel has no licence"]
+    if metadata.get("Project-URL"):  # an index shows the description without the repository's files
+        found += [f"the description links to {link}" for link in RELATIVE.findall(str(metadata.get_payload()))]
     size = wheel.stat().st_size
     return found + ([f"the wheel has {size:,} bytes, more than {MOST:,}"] if size > MOST else [])
 

@@ -28,7 +28,7 @@ PLACES = {
 }
 #: what holds the repository's address, and the text that is replaced by it
 ADDRESSED = {
-    "pyproject.toml": r"^\[project\.urls\]\n(?:\w+ = .*\n)*",
+    "pyproject.toml": r"^\[project\.urls\]\n(?:.*\n)*?(?=\n\[project\.scripts\]\n)",
     "CITATION.cff": r"^license: .*\n(?:repository-code: .*\n)?",
     "README.md": r"\A# lagwise\n(?:\n\[!\[checks\].*\n\n(?:\[\w+\]: .*\n)+)?",
 }
@@ -124,11 +124,23 @@ def _addresses(pyproject: str, repository: str) -> dict[str, str]:
     urls["Changelog"] = f"{source}/blob/main/CHANGELOG.md"
     checks, license = (f"{source}/actions/workflows/checks.yml", tomllib.loads(pyproject)["project"]["license"])
     return {
-        "pyproject.toml": "[project.urls]\n" + "".join(f'{key} = "{url}"\n' for key, url in urls.items()),
+        "pyproject.toml": "[project.urls]\n"
+        + "".join(f'{key} = "{url}"\n' for key, url in urls.items())
+        + "".join(_links(mark, f"{source}/{kind}") for mark, kind in ((r"!", "raw"), (r"(?<!!)", "blob"))),
         "CITATION.cff": f'license: {license}\nrepository-code: "{source}"\n',
         "README.md": "# lagwise\n\n[![checks][badge]][checks] [documentation][site]\n\n"
         + f"[badge]: {checks}/badge.svg\n[checks]: {checks}\n[site]: {site}\n",
     }
+
+
+def _links(mark: str, place: str) -> str:
+    """What makes the README's links to files of the repository absolute in the package, since an index shows it without
+    them. mark: what comes before the link, as a pattern."""
+    return rf"""
+[[tool.hatch.metadata.hooks.fancy-pypi-readme.substitutions]]
+pattern = '({mark}\[[^\]]*\]\()(?![a-z]+:|#)'
+replacement = '\1{place}/v$HFPR_VERSION/'
+"""
 
 
 def _replaced(texts: dict[str, str], name: str, pattern: str, content: str, group: int) -> str:

@@ -94,6 +94,18 @@ def test_a_wheel_has_the_files_of_the_source_and_no_others(built: tuple[Path, Pa
     ]
 
 
+def test_links_of_a_wheel_that_has_an_address_are_absolute(built: tuple[Path, Path]) -> None:
+    path, source = built
+    files = {"small/__init__.py": "", "small/py.typed": ""}
+    text = "\n[here](#a) [a page](docs/a.md) ![b](docs/b.png)\n[site](https://example.com)"
+    for address, expected in (
+        ("", []),
+        ("Project-URL: Repository, https://github.com/a/b\n", ["docs/a.md", "docs/b.png"]),
+    ):
+        pack(path, files, METADATA + address + text)
+        assert check_wheel.problems(path, source) == [f"the description links to {name}" for name in expected]
+
+
 ADDRESS, MOVED = "https://github.com/some-one/lagwise", "https://github.com/others/lag.wise"
 
 
@@ -156,6 +168,21 @@ def test_the_first_release_says_where_the_repository_is(clone: Path, capsys: pyt
             f"{expected}/actions/workflows/checks.yml/badge.svg"
         ]
         assert "\n\nlagwise is a PyTorch library" in readme
+        shown = described(clone, version)
+        assert not check_wheel.RELATIVE.findall(shown)
+        assert f"![Speed over length: training a layer, streaming a model, running an encoder]({expected}/raw/" in shown
+        assert f"[CONTRIBUTING.md]({expected}/blob/v{version}/CONTRIBUTING.md)" in shown
+        assert f"[split a\nsequence]({expected}/blob/v{version}/docs/cluster.md#split-sequences)" in shown
+        assert "](https://arxiv.org/abs/2305.04749)" in shown
+
+
+def described(root: Path, version: str) -> str:
+    """The README as the build puts it into the package: hatch-fancy-pypi-readme applies patterns of pyproject.toml."""
+    text = (root / "README.md").read_text()
+    hooks = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
+    for change in hooks["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"].replace("$HFPR_VERSION", version), text)
+    return text
 
 
 @pytest.mark.parametrize("name", ["new.txt", "README.md"])

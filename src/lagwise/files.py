@@ -124,6 +124,11 @@ def expanded(path: str | Path) -> Path:
         raise ValueError(f"{str(path)!r}: {error}") from error
 
 
+def beside(folder: Path, ending: str) -> Path:
+    """The path of a folder as it is given, with an ending; absolute only if it has no name, as ``.`` and ``..``."""
+    return Path(f"{folder if folder.name not in ('', '..') else folder.resolve()}{ending}")
+
+
 def one_line(error: BaseException, most: int = 200) -> str:
     """An error's message on one line, shortened; its type if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -120,7 +121,7 @@ def test_an_interruption_is_not_a_failure(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == ""
 
 
-RUN = "no-such-run"
+RUN = "."
 PATHS = [
     *(("train", option, "") for option in ("--data", "--recipe", "--out", "--resume")),
     *(("plot", ""), ("generate", ""), ("convert", ""), ("demo", "--out", "")),
@@ -176,6 +177,32 @@ def test_options_are_checked_before_anything_is_loaded(
     assert "--help')" in said
     assert len(said.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "training.step=3"), "did you mean 'steps'"),
+        (("train", "--recipe", "clasify"), "unknown recipe: 'clasify'; did you mean 'classify'?"),
+        (("recipes", "clasify"), "did you mean 'classify'?"),
+        (("train", "--resume", ".", "training.steps=3"), "give no other options"),
+        (("train", "--resume", "new"), "there is no folder 'new'"),
+        *(((name, "new"), "there is no folder 'new'") for name in ("evaluate", "predict", "export", "serve", "plot")),
+        (("generate", "~/new"), "there is no folder '~/new'"),
+        (("export", "."), "an ONNX file needs onnx: install lagwise[export]"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_at_once_loads_no_pytorch(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    code = (
+        "import sys; sys.modules['onnx'] = None; from lagwise.cli import main\n"
+        "try: main()\nfinally: assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said.returncode == 2
+    assert message in said.stderr
+    assert "Assertion" not in said.stderr
 
 
 @pytest.mark.parametrize(

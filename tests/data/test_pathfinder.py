@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,11 @@ def test_of_the_published_difficulties_the_hard_one_is_read(tmp_path: Path) -> N
     (tmp_path / "curv_contour_length_14").rename(tmp_path / "curv_contour_length_20")
     with pytest.raises(ValueError, match="several sets of Pathfinder images"):
         open_images(str(tmp_path))
+
+
+def test_without_pillow_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delattr("lagwise.data.generated._blocks")
+    with pytest.raises(ImportError, match=r"Pathfinder needs pillow: install lagwise\[vision\]"):
+        generate("lra-pathfinder", tmp_path / "new", rows=10, seed=0, texts=None)
+    assert list(tmp_path.iterdir()) == []

@@ -140,6 +140,9 @@ class TestFiles:
     def test_missing_files(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="hub:nowhere"):
             open_rows("nowhere")
+        for path in (tmp_path / "new.csv", "new.csv", "~/new", "./new"):
+            with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*new[^(]*$"):
+                open_rows(str(path))
         with pytest.raises(ValueError, match=r"no \.csv.* file in folder"):
             open_rows(str(tmp_path))
         (tmp_path / "a.txt").write_text("text")

@@ -170,6 +170,9 @@ class TestSources:
     def test_missing_paths_and_empty_folders(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="hub:nowhere"):
             open_source("nowhere")
+        for path in (tmp_path / "new.txt", "new.txt", "~/new", "./new"):
+            with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*new[^(]*$"):
+                open_source(str(path))
         with pytest.raises(ValueError, match="in folder"):
             open_source(str(tmp_path))
 

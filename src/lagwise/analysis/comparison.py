@@ -10,6 +10,7 @@ from lagwise.analysis.page import Section, write_page
 from lagwise.analysis.plots import learning_curves
 from lagwise.analysis.recorded import RecordedRun, facts_table, recorded_run
 from lagwise.analysis.settings import different_settings, training_command
+from lagwise.files import beside
 from lagwise.tasks import Table
 from lagwise.training import load_recipe
 from lagwise.training.folder import RECIPE_FILE
@@ -33,7 +34,7 @@ def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
         ValueError: If a run is given twice, the tasks or their headline metrics differ, ``out`` is a run, or a file is
             damaged.
     """
-    out = runs[0].resolve().parent / "comparison" if out is None else out
+    out = beside(runs[0], "").parent / "comparison" if out is None else out
     if (out / "recipe.yaml").exists():
         raise ValueError(f"out must not be the folder of a run, got {str(out)!r}")
     recorded = {name: recorded_run(run) for name, run in _by_name(runs).items()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lagwise.files import beside
 from lagwise.training import Recipe
 from lagwise.training.folder import RECIPE_FILE, TOKENIZER
 
@@ -42,8 +43,7 @@ def training_command(run: Path, processes: int = 1) -> str:
     if (run / TOKENIZER).is_dir():  # the recipe names the folder from which the run copied it
         options.append(f"data.tokenizer={run / TOKENIZER}")
     start = ["lagwise"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "lagwise"]
-    out = run.with_name(f"{run.name}-again") if run.name else Path(f"{run.resolve()}-again")
-    return shlex.join([*start, "train", *options, "--out", str(out)])
+    return shlex.join([*start, "train", *options, "--out", str(beside(run, "-again"))])
 
 
 def _yaml(value: Any) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from lagwise.cli.parsing import path_option, run_argument
 from lagwise.cli.terminal import plain
+from lagwise.extras import require
 
 
 def export(
@@ -35,6 +36,8 @@ def export(
 
     lagwise export runs/best-lm-recurrent
     """
+    if format == "onnx":
+        require("export", "an ONNX file")  # before PyTorch is imported, which takes seconds
     from lagwise.runs import export_run
 
     result = export_run(run, out, format=format, what=what)

@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import path, path_option
+from lagwise.cli.parsing import existing_folder, path_option
 from lagwise.cli.terminal import plain
 
 
 def import_model(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", parser=path, help="Folder of a model with config.json and safetensors.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", parser=existing_folder, help="Folder of a model with config.json and safetensors."
+        ),
     ],
     out: Annotated[Path, path_option("Folder for the result.")],
     text: Annotated[

@@ -19,6 +19,7 @@ from lagwise.cli.generate import generate
 from lagwise.cli.importing import import_model
 from lagwise.cli.parsing import (
     at_least,
+    folder_or,
     integers,
     number_option,
     path_option,
@@ -63,9 +64,10 @@ def train(
     out: Annotated[Path | None, path_option("Folder for the run; by default runs/RECIPE.")] = None,
     resume: Annotated[
         Path | None,
-        path_option(
-            "Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
+        typer.Option(
             metavar="RUN|auto",
+            parser=folder_or("auto"),
+            help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
         ),
     ] = None,
     plan: Annotated[
@@ -119,21 +121,23 @@ def train(
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
     require("train", "training")
-    with quick_imports():
-        import lagwise.training as training
-        from lagwise.training import train as train_recipe
-        from lagwise.training.recipe import DEFAULT_RECIPE
+    import lagwise.training as training
+    from lagwise.training.recipe import DEFAULT_RECIPE
 
     automatic = resume == Path("auto")
-    if resume is not None and not automatic:
-        done = (resume / "config.json").is_file()
-        if overrides or source or out or recipe or split or plan:
-            raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
-        with _resumable(resume):
-            folder = training.resume(resume)
+    continued = None if automatic else resume
+    if continued is not None and (overrides or source or out or recipe or split or plan):
+        raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
+    recipe = recipe or DEFAULT_RECIPE
+    settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
+    with quick_imports():
+        from lagwise.training import train as train_recipe
+
+    if continued is not None:
+        done = (continued / "config.json").is_file()
+        with _resumable(continued):
+            folder = training.resume(continued)
     else:
-        recipe = recipe or DEFAULT_RECIPE
-        settings = training.load_recipe(recipe, overrides or [])
         if source:
             if any(override.startswith("data.source=") for override in overrides or ()):
                 raise typer.BadParameter("give --data or data.source, not both")
@@ -194,9 +198,9 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in
         for each in recipe_names():
             typer.echo(f"{each:<24} {load_recipe(each).description}")
         return
-    from lagwise.tasks import TASKS
-
     recipe = load_recipe(name)
+    from lagwise.tasks import TASKS  # which loads PyTorch
+
     typer.echo(recipe.to_yaml())
     task = inspect.getdoc(TASKS[recipe.task["name"]]) or ""
     typer.echo("\n".join(f"# task: {line}" for line in task.splitlines() if line))

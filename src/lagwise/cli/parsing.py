@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import typer
 
+from lagwise.files import expanded
+
 T = TypeVar("T", str, list[str], None)
 N = TypeVar("N", int, float, None)
 
@@ -73,6 +75,18 @@ def path(text: str | Path) -> Path:
     return Path(text)
 
 
+def existing_folder(text: str | Path) -> Path:
+    """A parser that refuses a folder that does not exist."""
+    if not expanded(path(text)).is_dir():
+        raise typer.BadParameter(f"there is no folder {str(text)!r}")
+    return Path(text)
+
+
+def folder_or(word: str) -> Callable[[str | Path], Path]:
+    """`existing_folder`, or a word."""
+    return lambda text: Path(word) if str(text) == word else existing_folder(text)
+
+
 def text_option(help: str, *names: str, **settings: Any) -> Any:
     """An option that is a text, or several, and not empty."""
     return typer.Option(*names, callback=not_empty, help=help, **settings)
@@ -90,4 +104,4 @@ def path_option(help: str, *names: str, **settings: Any) -> Any:
 
 def run_argument(help: str) -> Any:
     """The folder of a run or model that a command is for."""
-    return typer.Argument(metavar="RUN", parser=path, help=help)
+    return typer.Argument(metavar="RUN", parser=existing_folder, help=help)

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import path, path_option
+from lagwise.cli.parsing import folder_or, path_option
 from lagwise.cli.terminal import plain
 from lagwise.extras import require
 
 
 def plot(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN|theory", parser=path, help="Folders of trained runs, or `theory`.")
+        list[Path],
+        typer.Argument(metavar="RUN|theory", parser=folder_or("theory"), help="Folders of trained runs, or `theory`."),
     ],
     out: Annotated[
         Path | None,

@@ -20,6 +20,7 @@ from lagwise.data import listops, pathfinder
 from lagwise.data.published import ARENA
 from lagwise.data.sources import open_source
 from lagwise.data.splits import SPLITS, split_sizes
+from lagwise.extras import require
 from lagwise.files import PARTIAL, lock
 from lagwise.progress import progress_bar
 from lagwise.tables import known
@@ -73,6 +74,7 @@ def write_pathfinder(out: Path, *, rows: int | None, seed: int, progress: bool, 
     rows: images (200,000), in the order of their splits (`split_sizes`). Image i of a split depends only
     on the seed, the split and i, and the images of one split are in no other, of whatever size.
     """
+    require("vision", "Pathfinder", "PIL")  # before processes start to draw
     count = rows or _IMAGES
     places = _places(split_sizes(count), split_sizes(_IMAGES))
     folder = out / "curv_contour_length_14"

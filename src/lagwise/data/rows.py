@@ -25,7 +25,7 @@ from lagwise.data.reading import COMPRESSIONS, check_spreadsheet
 from lagwise.data.row_files import ONE_ROW, READERS, SEQUENCES, TEXT_TABLES, file_kind, read_columns, read_table
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sound_files import SOUNDS
-from lagwise.data.sources import hash_files, hub_splits
+from lagwise.data.sources import hash_files, hub_splits, no_source
 from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 
@@ -210,7 +210,7 @@ def open_rows(name: str) -> RowSource:
         check_file(path)
         return RowSource(name, {"train": [path]})
     if not path.is_dir():
-        raise FileNotFoundError(f"no file or folder {name!r} ('hub:{name}' would be a Hugging Face data set)")
+        raise no_source(name)
     found = files_below(path)
     kinds = {file: kind for file in found if (kind := file_kind(file))}
     texts = [file for file, kind in kinds.items() if kind == ".txt"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,16 @@ _STDLIB_SKIPPED = {
     "lib2to3",
     "ensurepip",
 }
+
+
+_HUB_NAME = re.compile(r"\w[\w-]*(/\w[\w-]*)?(:[\w.-]+)?")  # without points, which the names of files have
+
+
+def no_source(name: str, others: str = "") -> FileNotFoundError:
+    """The error for data that do not exist. It also says what else the name could stand for, if it looks like the name
+    of a data set and not like a path."""
+    hint = f" ({others}'hub:{name}' would be a Hugging Face data set)" if _HUB_NAME.fullmatch(name) else ""
+    return FileNotFoundError(f"there is no file or folder {name!r}{hint}")
 
 
 @dataclass(frozen=True)
@@ -119,9 +130,7 @@ def open_source(name: str) -> Source:
         check_file(path)
         return Source(name, {s: [path] for s in SPLITS}, split_shares(TEXT_HELD_OUT))
     if not path.is_dir():
-        raise FileNotFoundError(
-            f"no file or folder {name!r} ('stdlib' is Python's own source, 'hub:{name}' a Hugging Face data set)"
-        )
+        raise no_source(name, "'stdlib' is Python's own source, ")
     found = files_below(path)
     files = [file for file in found if _is_data(file)]
     notes = unread_note(path, found, files)

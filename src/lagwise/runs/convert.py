@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lagwise.data.tokens import copy_tokenizer
-from lagwise.files import is_unused, saved_whole, write_whole
+from lagwise.files import beside, is_unused, saved_whole, write_whole
 from lagwise.models import LagwiseForCausalLM, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE, outlook
 from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
@@ -50,8 +50,7 @@ def convert_run(
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
     if max_tokens is not None:
         check_integer("max_tokens", max_tokens, least=2)
-    run = Path(run).resolve()
-    out = Path(out or run.with_name(run.name + "-recurrent"))
+    out, run = Path(out or beside(Path(run), "-recurrent")), Path(run).resolve()
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another `out`")
     model, tokenizer = load_language_model(run)

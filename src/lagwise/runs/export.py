@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lagwise.files import is_unused, read_json, saved_whole
+from lagwise.files import beside, is_unused, read_json, saved_whole
 from lagwise.models.export import EXPORTS, require_format
 from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.export import export_linear
@@ -39,8 +39,7 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     """
     export = EXPORTS[known(what, EXPORTS, "what")]
     require_format(format)
-    run = run.resolve()
-    out = out or run.with_name(run.name + "-export")
+    out, run = out or beside(run, "-export"), run.resolve()
     if not is_unused(out) and not (out / EXPORT_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another `out`")
     is_linear = (run / "config.json").is_file() and isinstance(read_config(run), LagwiseLinearConfig)
