@@ -119,7 +119,7 @@ class ValueInput(nn.Linear):
         return super().forward(self._in_steps(z).to(self.weight.dtype))
 
     def _in_steps(self, z: Tensor) -> Tensor:
-        return z.unflatten(1, (-1, self.stride)).flatten(2)
+        return z.reshape(z.shape[0], -1, self.samples)
 
     def forward(self, input_values: Tensor, mask: Tensor | None = None) -> Tensor:
         """mask: ``(batch, steps)``, true where a step is real; only read by rows."""

@@ -21,6 +21,7 @@ from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.embeddings import INPUTS
 from lagwise.models.image_classification import LagwiseForImageClassification
 from lagwise.models.linear.modeling import LinearModel
+from lagwise.models.modeling import LagwiseModel
 from lagwise.models.multiple_choice import LagwiseForMultipleChoice
 from lagwise.models.prediction import LagwiseForPrediction
 from lagwise.models.step import StreamingStep
@@ -102,10 +103,9 @@ def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -
     inputs = _example(model, 2, 48, sides)
     outputs = [name for name, value in _called(model, inputs).items() if isinstance(value, Tensor)]
     forward = _Forward(model, list(inputs), outputs)
+    shapes = tuple(_open_axes(model, name) for name in inputs)
     try:
-        program = torch.export.export(
-            forward, tuple(inputs.values()), dynamic_shapes=(_shapes(model, inputs),), strict=False
-        )
+        program = torch.export.export(forward, tuple(inputs.values()), dynamic_shapes=(shapes,), strict=False)
     except Exception as error:  # torch.export raises many types
         hint = "; try its step (`what`='step')" if isinstance(model, LagwiseForCausalLM) else ""
         raise ValueError(
@@ -135,7 +135,12 @@ class _Forward(nn.Module):
         self.model, self.inputs, self.outputs = frozen(model), inputs, outputs
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        out = self.model(**dict(zip(self.inputs, given, strict=True)), use_cache=False)
+        inputs = dict(zip(self.inputs, given, strict=True))
+        if "input_values" in inputs:  # so that a graph knows how many samples its steps have
+            x, steps = inputs["input_values"], inputs["attention_mask"].shape[1]
+            stride = _options(self.model).get("stride", 1)
+            inputs["input_values"] = x.reshape(x.shape[0], steps, stride, x.shape[2]).flatten(1, 2)
+        out = _called(self.model, inputs)
         return tuple(out[name] for name in self.outputs)
 
 
@@ -215,9 +220,8 @@ def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
 def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) -> dict[str, Tensor]:
     """Random inputs of a model by name: the first row is whole, others are padded on the right, the last of three on
     the left."""
-    config, random = model.config, torch.Generator().manual_seed(0)
-    inputs = config.inputs if isinstance(config.inputs, dict) else {}
-    name = INPUTS[config.input_name].argument
+    inputs, random = _options(model), torch.Generator().manual_seed(0)
+    name = INPUTS[model.config.input_name].argument
     if name == "pixel_values":
         size = rows, inputs.get("channels", 3), *(sides or ())
         return {name: torch.randn(*size, generator=random, device="cpu")}
@@ -240,21 +244,25 @@ def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) ->
     if rows > 2:
         place = torch.cat([place[:-1], place[-1:] - length + lengths[-1:]])
     found["attention_mask"] = ((place >= 0) & (place < lengths)).long()
-    if pairs or getattr(config, "type_vocab_size", 0):
+    if pairs or getattr(model.config, "type_vocab_size", 0):
         found["token_type_ids"] = (place >= lengths // 2).long()
     return found
 
 
-def _shapes(model: Any, inputs: Mapping[str, Tensor]) -> tuple[dict[int, Any], ...]:
-    """Which axes of the inputs are open in a graph."""
-    inputs_of = model.config.inputs if isinstance(model.config.inputs, dict) else {}
-    open_axis = torch.export.Dim.DYNAMIC
-    if "pixel_values" in inputs:
-        return ({0: open_axis},)
-    stride = inputs_of.get("stride", 1)
-    steps: Any = torch.export.Dim("length") if stride > 1 else open_axis
-    samples = stride * steps if stride > 1 else open_axis
-    return tuple({0: open_axis, 1: samples if name == "input_values" else steps} for name in inputs)
+def _options(model: Any) -> Mapping[str, Any]:
+    """The options of a model's inputs."""
+    return model.config.inputs if isinstance(model.config.inputs, dict) else {}
+
+
+def _open_axes(model: Any, name: str) -> dict[int, Any]:
+    """The axes of an input that a graph leaves open."""
+    stride, rows = _options(model).get("stride", 1), torch.export.Dim.DYNAMIC
+    if name == "pixel_values":
+        return {0: rows}
+    if stride == 1:
+        return {0: rows, 1: torch.export.Dim.DYNAMIC}
+    length = torch.export.Dim("length", min=1)
+    return {0: rows, 1: stride * length if name == "input_values" else length}
 
 
 def _reads_pairs(model: Any) -> bool:
@@ -262,7 +270,8 @@ def _reads_pairs(model: Any) -> bool:
 
 
 def _called(model: Any, inputs: Mapping[str, Tensor]) -> Any:
-    return model(**inputs, use_cache=False)
+    streams = isinstance(model, LagwiseForCausalLM | LagwiseModel)
+    return model(**inputs, **({"use_cache": False} if streams else {}))
 
 
 def _compared_rows(
@@ -308,7 +317,7 @@ def together(figures: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-EXPORTS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
+EXPORTS: dict[str, Callable[..., dict[str, Any]]] = {
     "forward": export_forward,
     "step": export_step,
 }

@@ -23,9 +23,7 @@ EXPORT_FILE = "export.json"  # marks a folder that holds exported files
 
 
 @torch.no_grad()
-def export_run(
-    run: Path, out: Path | None = None, *, format: str = "onnx", what: str | None = None
-) -> dict[str, Any]:
+def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what: str | None = None) -> dict[str, Any]:
     """Write a model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, with the files of its tokenizer or of its
     image processor beside, and the names of its classes in ``export.json``.
 
@@ -53,8 +51,10 @@ def export_run(
         raise ValueError(f"what = 'step' is for language models, and {str(run)!r} holds a {type(model).__name__}")
     what = what or ("step" if streams else "forward")
     name = f"{what}.{format}"
+    processor = run / IMAGE_PROCESSOR_NAME
+    sides = {"sides": list(read_json(processor)["size"].values())} if processor.is_file() else {}
     with tempfile.TemporaryDirectory() as made, quiet():
-        figures = EXPORTS[what](model.float(), Path(made, name))
+        figures = EXPORTS[what](model.float(), Path(made, name), **sides)
         files = list(Path(made).iterdir())  # weights of more than 1.5 GB are beside an ONNX file
         figures["bytes"] = sum(file.stat().st_size for file in files)
         meta = _meta(run, out, name, model, tokenizer)
@@ -63,8 +63,8 @@ def export_run(
                 shutil.copyfile(file, partial / file.name)
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)
-            if (run / IMAGE_PROCESSOR_NAME).is_file():
-                shutil.copyfile(run / IMAGE_PROCESSOR_NAME, partial / IMAGE_PROCESSOR_NAME)
+            if processor.is_file():
+                shutil.copyfile(processor, partial / processor.name)
             (partial / EXPORT_FILE).write_text(json.dumps({**meta, name: figures}, indent=1) + "\n", encoding="utf-8")
     for stale in set(out.glob(f"{name}.*")) - {out / file.name for file in files}:
         stale.unlink()
