@@ -171,7 +171,7 @@ def choose_forecaster(
     own = np.mean([errors[i] for i in picked], axis=0) * (1 if logs[picked[0]] else scale) / forecaster.scale_
     if len(origins) == 1:  # each half of its windows is judged by what the other half chooses
         groups = (np.arange(len(groups)) >= len(groups) / 2).astype(int)
-    wider = unrest(own, starts, np.log(x) if logs[picked[0]] else x) * _selection(tested, groups, picked)
+    wider = unrest(own, starts, np.log(x) if logs[picked[0]] else x / scale) * _selection(tested, groups, picked)
     forecaster.errors_ = sorted_sizes(own, first > origins[0]) * wider
     forecaster.independent_ = independent_errors(own, (rows - origins[0]) / horizon)
 
