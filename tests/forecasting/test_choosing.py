@@ -93,6 +93,30 @@ def test_errors_of_a_level_count_as_one() -> None:
     assert independent_errors(noise, 4000) == pytest.approx(40_000, rel=0.1)
 
 
+def test_intervals_cover_series_that_were_calm_on_the_held_out_rows() -> None:
+    """Sizes change slowly, as those of wind do over a year; the held-out rows end where they grow again."""
+    inside = []
+    for seed in range(12):
+        sizes = 1.2 + np.cos(np.arange(400) * 2 * np.pi / 400)
+        x = sizes * np.random.default_rng(seed).normal(size=400)
+        lower, upper = choose_forecaster(x[:330], 14, model="ridge")[0].forecaster.predict_interval()
+        inside.append(np.mean((lower <= x[330:344]) & (x[330:344] <= upper)))
+    assert np.mean(inside) > 0.87  # 0.79 by the sizes of the held-out errors alone
+
+
+def test_errors_to_come_may_be_larger_than_those_held_out() -> None:
+    from lagwise.forecasting.errors import unrest
+
+    random, starts = np.random.default_rng(0), np.arange(1000, 1990)
+    x, errors = random.normal(size=(2000, 3)), random.normal(size=(990, 10, 3))
+    np.testing.assert_allclose(unrest(errors, starts, x), 1, atol=0.1)
+    x[:1000, 1] *= 3  # calm since row 1,000
+    errors[-21:, :, 2] *= 3  # the last two horizons
+    ratio, recent = np.sqrt((9 + 1) / 2), np.sqrt((1 + 9 / (1 + 8 * 21 / 990)) / 2)
+    np.testing.assert_allclose(unrest(errors, starts, x), [1, ratio, recent], rtol=0.1)
+    assert (unrest(np.full((3, 2, 1), np.nan), np.arange(3), np.zeros((5, 1))) == 1).all()
+
+
 def test_few_rows_give_wider_intervals() -> None:
     from lagwise.forecasting.errors import error_quantiles
 

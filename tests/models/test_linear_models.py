@@ -18,9 +18,9 @@ from lagwise.models import (
     StreamingClassifier,
     load_model,
 )
+from lagwise.models.export import export_forward
 from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.convolutions import KERNELS, Convolutions
-from lagwise.models.linear.export import export_linear
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.linear.patches import Patches
 from lagwise.ops import dilated_convolution
@@ -273,11 +273,12 @@ def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     torch.nn.init.normal_(model.classifier.weight)
     with torch.no_grad():
-        export_linear(model, tmp_path / "texts.onnx")
+        export_forward(model, tmp_path / "texts.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "texts.onnx")
     for text in (*TEXTS, "the  cat\nsat; unseen words", "-"):
         row = byte_rows([text])[0]
-        found = session.run(None, {"input_ids": row.numpy()})[0]
+        given = {"input_ids": row.numpy(), "attention_mask": np.ones(row.shape, dtype=np.int64)}
+        found = session.run(None, given)[0]
         with torch.no_grad():
             torch.testing.assert_close(torch.from_numpy(found), model(input_ids=row).logits)
         assert (abs(found - model.classifier.bias.detach().numpy()) > 0.01).any() == (text != "-")

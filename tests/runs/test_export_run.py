@@ -157,7 +157,7 @@ def test_the_family_is_exported_to_onnx(name: str, what: str, tmp_path: Path) ->
 def test_a_forward_of_fixed_length_is_refused(tmp_path: Path) -> None:
     block = {"name": "prenorm", "token_mixer": {"name": "long_short"}}
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, block=block)).eval()
-    with torch.no_grad(), pytest.raises(ValueError, match="the exported file fails for 3 texts of 131 tokens"):
+    with torch.no_grad(), pytest.raises(ValueError, match="the exported file fails for 3 rows of length 131"):
         export.export_forward(model, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
 

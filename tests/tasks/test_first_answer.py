@@ -17,7 +17,7 @@ from lagwise.analysis.recorded import recorded_run
 from lagwise.analysis.report import plot_run
 from lagwise.cli.main import app
 from lagwise.models import load_model
-from lagwise.runs import evaluate_run, export_run, predict_run
+from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import TASKS, Metric
 from lagwise.training import LagClassifier, load_recipe, make_task, read_metrics, resume, train
 from lagwise.training.closed_form import fit_linear
@@ -199,24 +199,6 @@ def test_weights_of_classes_apply_to_texts_too(held_out: int) -> None:
     parts = x[held_out:], labels[held_out:], (x[:held_out], labels[:held_out])
     biases = [fit_linear(*parts, weights).biases for weights in (None, np.array([1.0, 9.0]))]
     assert biases[1][1] - biases[1][0] > biases[0][1] - biases[0][0] + 1
-
-
-@pytest.mark.parametrize(
-    ("name", "format"),
-    [
-        ("classes of series", "pt2"),
-        ("classes of series", "onnx"),
-        ("classes of images", "onnx"),
-        ("classes of text", "pt2"),
-        ("classes of text", "onnx"),
-    ],
-)
-def test_first_answers_are_exported(name: str, format: str, tmp_path: Path) -> None:
-    run = train(recipe(name, tmp_path / "data", "training.first_answer=only"), tmp_path / "run", progress=False)
-    found = export_run(run, format=format)
-    assert found["difference"] < 1e-4
-    assert Path(found["out"]).is_file()
-    assert json.loads((Path(found["out"]).parent / "export.json").read_text())["labels"][0] in ("0", "no")
 
 
 def test_the_first_answer_of_a_run_loads_as_a_classifier(tmp_path: Path) -> None:

@@ -13,21 +13,27 @@ from lagwise.extras import require
 
 
 def export(
-    run: Annotated[Path, run_argument("Folder of a trained language model or first answer.")],
+    run: Annotated[Path, run_argument("Folder of a trained model.")],
     format: Annotated[str, typer.Option(help="`onnx`, or `pt2` for torch.export.load.")] = "onnx",
     what: Annotated[
-        str, typer.Option(help="`step`: one token with its state; `forward`: logits of whole texts.")
-    ] = "step",
+        str | None,
+        typer.Option(
+            help="`step`: one token of a language model with its state; `forward`: whole rows.",
+            show_default="step of language models, forward of others",
+        ),
+    ] = None,
     out: Annotated[Path | None, path_option("Folder for the files.", show_default="RUN-export")] = None,
 ) -> None:
-    """Write a language model, or a first answer (`model=linear`), to a file that runs without lagwise.
+    """Write a model to a file that runs without lagwise.
 
-    The tokenizer is written to the same folder. The file's logits are compared with the model's, and the file is
+    The tokenizer is written to the same folder. The file's outputs are compared with the model's, and the file is
     removed if they differ.
 
     lagwise export runs/mega-lm
 
     lagwise export runs/best-lm --format pt2 --what forward
+
+    lagwise export runs/classify
 
     A kernel of finite support streams with a ring buffer, which is slower than a state space. A kernel of infinite
     support must be converted to a state space first:
@@ -42,5 +48,5 @@ def export(
 
     result = export_run(run, out, format=format, what=what)
     size = result["bytes"] / 2**20
-    typer.echo(f"Logits of {result['checked_tokens']:,} random tokens differ by {result['difference']:.1e} at most.")
+    typer.echo(f"Outputs of {result['checked_tokens']:,} random inputs differ by {result['difference']:.1e} at most.")
     typer.echo(plain(f"Written: {result['out']} ({size:,.1f} MB)"))

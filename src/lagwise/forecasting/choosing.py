@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.columns import Columns
 from lagwise.forecasting.design import make_design
-from lagwise.forecasting.errors import independent_errors, most_windows, sorted_sizes
+from lagwise.forecasting.errors import independent_errors, most_windows, sorted_sizes, unrest
 from lagwise.forecasting.estimator import LagForecaster, averaged
 from lagwise.forecasting.gaps import first_observed, scales
 from lagwise.progress import progress_bar
@@ -94,7 +94,8 @@ def choose_forecaster(
     before and forecasts those after. The forecast is that with the lowest mean absolute error, and in small data its
     average with those whose errors are at most 15 percent larger, a difference that is often chance. Its intervals come
     from its errors there, times the ratio by which errors are larger when the candidates for each origin's rows are
-    chosen without them.
+    chosen without them, and wider where these rows are calmer than those before, or the last errors larger
+    (`lagwise.forecasting.errors.unrest`).
 
     Args:
         x: ``(rows, series)``.
@@ -170,7 +171,8 @@ def choose_forecaster(
     own = np.mean([errors[i] for i in picked], axis=0) * (1 if logs[picked[0]] else scale) / forecaster.scale_
     if len(origins) == 1:  # each half of its windows is judged by what the other half chooses
         groups = (np.arange(len(groups)) >= len(groups) / 2).astype(int)
-    forecaster.errors_ = sorted_sizes(own, first > origins[0]) * _selection(tested, groups, picked)
+    wider = unrest(own, starts, np.log(x) if logs[picked[0]] else x / scale) * _selection(tested, groups, picked)
+    forecaster.errors_ = sorted_sizes(own, first > origins[0]) * wider
     forecaster.independent_ = independent_errors(own, (rows - origins[0]) / horizon)
 
     def candidate(name: str, forecaster: LagForecaster, picked: Sequence[int]) -> Candidate:

@@ -13,6 +13,7 @@ from lagwise.forecasting.moments import window_count
 CRPS_COVERAGES = (0.8, 0.6, 0.4, 0.2)  # intervals between the quantiles 0.1 and 0.9, 0.2 and 0.8 ...
 _CHUNK = 2048  # windows to forecast at a time
 _DRAWN = 10  # windows that the share of independent errors is drawn to 1 by
+_LATEST = 2  # horizons of the latest errors
 _MANY = 30  # independent errors, of which each horizon has its own size
 _MOST = 500  # largest number of windows for quantiles; fewer than _CHUNK
 _FEWEST, _VALUES = 10, 3_000_000  # smallest number, and about how many errors of all series together
@@ -121,6 +122,39 @@ def independent_errors(errors: np.ndarray, apart: float) -> float:
     ratios = squares[levels > 0] / levels[levels > 0]
     ratio = float(np.median(ratios)) if len(ratios) else 1.0
     return apart * (1 + (ratio - 1) * apart / (apart + _DRAWN))
+
+
+def unrest(errors: np.ndarray, starts: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """By how much errors to come may be larger than those on held-out rows, for each series: at least 1.
+
+    Formula: ``max(1, c) max(1, r)``. c is the root mean square of the changes from row to row, over that in the
+    held-out rows: these may be calmer than the rows before, as wind is in summer. r² is the mean square of the errors
+    from the last two horizons, averaged with that of all errors, over that of all: where sizes change slowly, the last
+    errors tell most of the next ones.
+
+    Args:
+        errors: ``(windows, horizon, series)`` in order of time, NaN where not observed.
+        starts: The first rows of their targets.
+        x: ``(rows, series)``, of which the errors are, in any units; NaN where not observed.
+
+    Source: weights by recency as in Barber et al. 2023 (conformal prediction beyond exchangeability).
+    """
+    changes = np.diff(x, axis=0) ** 2
+    calm = _ratio(changes, changes[max(0, starts[0] - 1) :])
+    sizes = errors**2
+    last = sizes[starts >= starts[-1] - _LATEST * errors.shape[1]]
+    recent = (1 + _ratio(last, sizes)) / 2
+    return np.sqrt(np.maximum(1, calm) * np.maximum(1, recent))
+
+
+def _ratio(squares: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The mean of squares ``(..., series)`` over that of others; 1 where either is unknown or 0."""
+    means = []
+    for each in (squares, others):
+        count = np.count_nonzero(~np.isnan(each), axis=tuple(range(each.ndim - 1)))
+        means.append(np.nansum(each, axis=tuple(range(each.ndim - 1))) / np.maximum(1, count))
+    known = (means[0] > 0) & (means[1] > 0)
+    return np.where(known, means[0] / np.where(known, means[1], 1.0), 1.0)
 
 
 def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | None = None) -> np.ndarray:

@@ -11,6 +11,7 @@ from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.heads import Head
+from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import hidden_layers, pool, pool_pairs
 from lagwise.tables import check_integer
 
@@ -51,6 +52,17 @@ class LagwiseForSequenceClassification(Head):
             raise ValueError(f"pooling {self.config.pooling!r} needs {wanted}")
         return types if mask is None else types.masked_fill(mask == 0, -1)
 
+    def _read_apart(
+        self, texts: Tensor, ids: Tensor | None, mask: Tensor | None, *inputs: Tensor | None, **others: Any
+    ) -> tuple[LagwiseModelOutput, Tensor]:
+        """The output of the backbone, and the hidden states of both texts. A graph that is exported cannot cut rows, so
+        there each text is read with the other one masked."""
+        if not torch.compiler.is_exporting():
+            out = self.read(ids, mask, *inputs, seq_idx=texts, **others)
+            return out, out.last_hidden_state
+        first, second = (self.read(ids, (texts == number).long(), *inputs) for number in (0, 1))
+        return first, torch.where((texts == 0)[..., None], first.last_hidden_state, second.last_hidden_state)
+
     @can_return_tuple
     def forward(
         self,
@@ -66,16 +78,15 @@ class LagwiseForSequenceClassification(Head):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
         if self.reads_pairs:
             if seq_idx is not None or cu_seqlens is not None:
                 raise ValueError(f"pooling {self.config.pooling!r} does not apply to packed rows (seq_idx, cu_seqlens)")
-            seq_idx = self._texts(token_type_ids, attention_mask)
-        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
-        out = self.read(*inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens, position_ids=position_ids, **kwargs)
-        if self.reads_pairs:
-            assert out.seq_idx is not None
-            pooled = pool_pairs(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
+            texts = self._texts(token_type_ids, attention_mask)
+            out, hidden = self._read_apart(texts, *inputs, position_ids=position_ids, **kwargs)
+            pooled = pool_pairs(hidden, self.config.pooling, mask=attention_mask, seq_idx=texts)
         else:
+            out = self.read(*inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens, position_ids=position_ids, **kwargs)
             pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
         logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         if self.config.problem_type == "regression":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,21 @@ from lagwise.extras import require
 from lagwise.files import one_line
 from lagwise.mixers.derived import frozen
 from lagwise.models.causal_lm import LagwiseForCausalLM
+from lagwise.models.classification import LagwiseForSequenceClassification
+from lagwise.models.embeddings import INPUTS
+from lagwise.models.image_classification import LagwiseForImageClassification
+from lagwise.models.linear.modeling import LinearModel
+from lagwise.models.modeling import LagwiseModel
+from lagwise.models.multiple_choice import LagwiseForMultipleChoice
+from lagwise.models.prediction import LagwiseForPrediction
 from lagwise.models.step import StreamingStep
 from lagwise.tables import known
 
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit
+LINEAR_TOLERANCE = 1e-3  # of linear models, whose features are counts over thresholds
+_OF_ROWS = (LagwiseForSequenceClassification, LagwiseForImageClassification, LinearModel)  # one answer for each row
+_REFUSED = (LagwiseForMultipleChoice, LagwiseForPrediction)
 _BEYOND = 65  # checked tokens beyond the size of the longest ring buffer
 _MOST_TOKENS = 4096
 _STRETCH = 20
@@ -68,50 +78,70 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     }
 
 
-def export_forward(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
-    """Write a language model's forward pass over whole texts and check it against the model.
+def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -> dict[str, Any]:
+    """Write a model's forward pass over whole rows and check it against the model.
 
-    The input is ``input_ids`` (batch, length) of any batch size and length, the output ``logits`` (batch, length,
-    vocab_size). There is no mask: pad rows of different lengths on the right, which does not affect earlier tokens. A
-    long kernel is a direct convolution, so the cost per token is proportional to the kernel's reach.
+    Inputs: what the model reads, ``input_ids`` (batch, length), ``input_values`` (batch, length * stride, features) or
+    ``pixel_values`` (batch, channels, height, width); ``attention_mask`` (batch, length), zero at padding on either
+    side, but for images and causal language models: pad the texts of these on the right, which does not affect earlier
+    tokens; and ``token_type_ids`` (batch, length) for pairs of texts, and where the model has embeddings of types.
+    The number of rows and their length are open; ``sides`` are the height and the width of images. Outputs are those of
+    the model, such as ``logits``. A long kernel is a direct convolution, so the cost per token is proportional to the
+    kernel's reach.
 
-    Arguments, results and errors are as in `export_step`, without ``states``. The compared lengths are one token, a
-    prime number of tokens and a longer one.
+    Results are as in `export_step`, with the names of ``inputs`` and ``outputs`` in place of ``states``. The compared
+    lengths are one token (two of pairs), a prime number of tokens and a longer one, with padding on both sides.
+
+    Raises:
+        ValueError: As in `export_step`; for a model whose graph would depend on values or on the length, for multiple
+            choice and forecasts, and for images without sides.
     """
-    forward = _Logits(model)
-    shapes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    if isinstance(model, _REFUSED):
+        raise ValueError(f"a {type(model).__name__} cannot be exported; lagwise and transformers load it")
+    if model.config.input_name == "patches" and sides is None:
+        raise ValueError("a model of images is exported for one size of images; give their `sides`")
+    inputs = _example(model, 2, 48, sides)
+    outputs = [name for name, value in _called(model, inputs).items() if isinstance(value, Tensor)]
+    forward = _Forward(model, list(inputs), outputs)
+    shapes = tuple(_open_axes(model, name) for name in inputs)
     try:
-        program = torch.export.export(forward, (_random_ids(model, 48, 2),), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(forward, tuple(inputs.values()), dynamic_shapes=(shapes,), strict=False)
     except Exception as error:  # torch.export raises many types
+        hint = "; try its step (`what`='step')" if isinstance(model, LagwiseForCausalLM) else ""
         raise ValueError(
-            f"the forward pass of this model cannot be exported with a dynamic length ({one_line(error, 200)}); try "
-            "its step (`what`='step')"
+            f"the forward pass of this model cannot be exported with a dynamic length ({one_line(error, 200)}){hint}"
         ) from error
-    write_program(program, path, ["input_ids"], ["logits"])
-    run = load_function(path, "input_ids")
+    write_program(program, path, list(inputs), outputs)
+    run = load_function(path)
     figures: list[dict[str, Any]] = []
-    for batch, length in _FORWARD_SIZES:
-        ids = _random_ids(model, length, batch)
+    for rows, length in _FORWARD_SIZES:
+        given = _example(model, rows, length, sides)
         try:
-            found = run(ids)
+            found = run(*given.values())
         except Exception as error:  # from another library, or from a guard
             path.unlink()
             raise ValueError(
-                f"the exported file fails for {batch} texts of {length} tokens ({one_line(error, 200)}); it was removed"
+                f"the exported file fails for {rows} rows of length {length} ({one_line(error, 200)}); it was removed"
             ) from error
-        figures.append(compared(path, found.flatten(0, 1), model(ids, use_cache=False).logits.flatten(0, 1)))
-    return together(figures)
+        figures.append(_compared_rows(model, path, given, found, _called(model, given)))
+    return {"inputs": list(inputs), "outputs": outputs, **together(figures)}
 
 
-class _Logits(nn.Module):
-    """A language model as a function of token ids."""
+class _Forward(nn.Module):
+    """A model as a function of inputs of these names, with outputs of these names."""
 
-    def __init__(self, model: LagwiseForCausalLM):
+    def __init__(self, model: Any, inputs: list[str], outputs: list[str]):
         super().__init__()
-        self.model = frozen(model)
+        self.model, self.inputs, self.outputs = frozen(model), inputs, outputs
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.model(input_ids, use_cache=False).logits
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        inputs = dict(zip(self.inputs, given, strict=True))
+        if "input_values" in inputs:  # so that a graph knows how many samples its steps have
+            x, steps = inputs["input_values"], inputs["attention_mask"].shape[1]
+            stride = _options(self.model).get("stride", 1)
+            inputs["input_values"] = x.reshape(x.shape[0], steps, stride, x.shape[2]).flatten(1, 2)
+        out = _called(self.model, inputs)
+        return tuple(out[name] for name in self.outputs)
 
 
 def write_program(program: torch.export.ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
@@ -173,12 +203,89 @@ def _pt2_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor
     return run
 
 
-def load_function(path: Path, name: str) -> Any:
-    """Load an exported file as a function of its only input, of this name."""
+def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
+    """Load an exported forward pass as a function of its inputs, in their order."""
     if path.suffix != ".onnx":
         return torch.export.load(path).module()
     session = _onnx_session(path)
-    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+    names = [each.name for each in session.get_inputs()]
+
+    def run(*given: Tensor) -> list[Tensor]:
+        values = {name: x.numpy() for name, x in zip(names, given, strict=True)}
+        return [torch.from_numpy(each) for each in session.run(None, values)]
+
+    return run
+
+
+def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) -> dict[str, Tensor]:
+    """Random inputs of a model by name: the first row is whole, others are padded on the right, the last of three on
+    the left."""
+    inputs, random = _options(model), torch.Generator().manual_seed(0)
+    name = INPUTS[model.config.input_name].argument
+    if name == "pixel_values":
+        size = rows, inputs.get("channels", 3), *(sides or ())
+        return {name: torch.randn(*size, generator=random, device="cpu")}
+    pairs = _reads_pairs(model)
+    length = max(length, 1 + pairs)
+    length = length if model.length_limit is None else min(length, model.length_limit)
+    if name == "input_ids":
+        found = {name: _random_ids(model, length, rows)}
+    else:
+        size = length * inputs.get("stride", 1), inputs.get("features", 1)
+        x = torch.randn(rows, *size, generator=random, device="cpu")
+        if inputs.get("time") is not None:
+            x[..., 0] = inputs["time"] * x[..., 0].abs()
+        found = {name: x}
+    if isinstance(model, LagwiseForCausalLM):
+        return found
+    lengths = torch.randint(1 + pairs, length + 1, (rows, 1), generator=random, device="cpu")
+    lengths[0] = length
+    place = torch.arange(length, device="cpu").expand(rows, -1)
+    if rows > 2:
+        place = torch.cat([place[:-1], place[-1:] - length + lengths[-1:]])
+    found["attention_mask"] = ((place >= 0) & (place < lengths)).long()
+    if pairs or getattr(model.config, "type_vocab_size", 0):
+        found["token_type_ids"] = (place >= lengths // 2).long()
+    return found
+
+
+def _options(model: Any) -> Mapping[str, Any]:
+    """The options of a model's inputs."""
+    return model.config.inputs if isinstance(model.config.inputs, dict) else {}
+
+
+def _open_axes(model: Any, name: str) -> dict[int, Any]:
+    """The axes of an input that a graph leaves open."""
+    stride, rows = _options(model).get("stride", 1), torch.export.Dim.DYNAMIC
+    if name == "pixel_values":
+        return {0: rows}
+    if stride == 1:
+        return {0: rows, 1: torch.export.Dim.DYNAMIC}
+    length = torch.export.Dim("length", min=1)
+    return {0: rows, 1: stride * length if name == "input_values" else length}
+
+
+def _reads_pairs(model: Any) -> bool:
+    return bool(getattr(model, "reads_pairs", False) or getattr(getattr(model, "features", None), "pairs", False))
+
+
+def _called(model: Any, inputs: Mapping[str, Tensor]) -> Any:
+    streams = isinstance(model, LagwiseForCausalLM | LagwiseModel)
+    return model(**inputs, **({"use_cache": False} if streams else {}))
+
+
+def _compared_rows(
+    model: Any, path: Path, inputs: Mapping[str, Tensor], found: Sequence[Tensor], expected: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`compared` for all outputs of a model; where there is one for each token, at real tokens alone."""
+    mask, figures = inputs.get("attention_mask"), []
+    for made, own in zip(found, (value for value in expected.values() if isinstance(value, Tensor)), strict=True):
+        if mask is not None and not isinstance(model, _OF_ROWS):
+            real = mask.bool().repeat_interleave(own.shape[1] // mask.shape[1], 1)
+            made, own = made[real], own[real]
+        tolerance = LINEAR_TOLERANCE if isinstance(model, LinearModel) else TOLERANCE
+        figures.append(compared(path, made, own, tolerance))
+    return {**together(figures), "checked_tokens": next(iter(inputs.values())).numel()}
 
 
 def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:
@@ -210,7 +317,7 @@ def together(figures: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-EXPORTS: dict[str, Callable[[LagwiseForCausalLM, Path], dict[str, Any]]] = {
+EXPORTS: dict[str, Callable[..., dict[str, Any]]] = {
     "forward": export_forward,
     "step": export_step,
 }

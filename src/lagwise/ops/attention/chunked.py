@@ -373,7 +373,9 @@ def _corner(bias: Tensor, n: int) -> Tensor:
 
 def _rolled(shift: Tensor, length: int) -> Tensor:
     """Index ``(batch, length)`` that rolls each row to the left by its shift; what falls off moves to the row's end."""
-    return (torch.arange(length, device=shift.device) + shift[:, None]) % length
+    place = torch.arange(length, device=shift.device) + shift[:, None]  # between -length and 2 * length
+    place = torch.where(place < 0, place + length, place)  # not `%`, which ONNX lacks for an open length
+    return torch.where(place < length, place, place - length)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,104 @@
+"""Every task's models are exported, trained ones and first answers alike, with padding where rows have lengths."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_task import CASES, recipe
+from typer.testing import CliRunner
+
+from lagwise.cli.main import app
+from lagwise.models import load_model
+from lagwise.runs import export_run
+from lagwise.training import train
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="the extra 'export' is not installed",
+)
+LABELLED = [name for name, case in CASES.items() if case.task in ("sequence_classification", "image_classification")]
+STREAMED = ("language_modelling", "associative_recall", "multi_query_recall")  # language models, exported elsewhere
+
+
+def trained(name: str, tmp_path: Path, answer: str) -> Path:
+    wanted = recipe(name, tmp_path / "data", "training.steps=2", f"training.first_answer={answer}")
+    return train(wanted, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.task not in STREAMED])
+def test_trained_models_are_exported(name: str, tmp_path: Path) -> None:
+    run = trained(name, tmp_path, "none")
+    if CASES[name].task == "forecasting":
+        with pytest.raises(ValueError, match="a LagwiseForPrediction cannot be exported"):
+            export_run(run, format="pt2")
+        return
+    assert export_run(run, format="pt2")["difference"] < 1e-5
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_first_answers_are_exported(name: str, tmp_path: Path) -> None:
+    found = export_run(trained(name, tmp_path, "only"), format="pt2")
+    assert found["difference"] < 1e-4
+    about = json.loads((Path(found["out"]).parent / "export.json").read_text())
+    labels = load_model(tmp_path / "run")[0].config.id2label
+    assert about["labels"] == list(labels.values())
+
+
+@needs_onnx
+@pytest.mark.parametrize("answer", ["none", pytest.param("only", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "classes of series",
+        pytest.param("classes of text", marks=pytest.mark.slow),
+        pytest.param("numbers of pairs", marks=pytest.mark.slow),
+    ],
+)
+def test_padded_rows_of_a_file_have_the_logits_of_rows_alone(name: str, answer: str, tmp_path: Path) -> None:
+    run = trained(name, tmp_path, answer)
+    found = export_run(run)
+    session = importlib.import_module("onnxruntime").InferenceSession(found["out"])
+    model, _ = load_model(run)
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for length in (9, 23, 4):
+        x = torch.randint(256, (1, length))
+        if name == "classes of series":
+            inputs = model.config.inputs
+            x = torch.randn(1, length * inputs.get("stride", 1), inputs["features"])
+        types = {"token_type_ids": (torch.arange(length) >= length // 2).long()[None]} if "pairs" in name else {}
+        rows.append({found["inputs"][0]: x, "attention_mask": torch.ones(1, length, dtype=torch.long), **types})
+    batch = {key: padded([row[key] for row in rows]) for key in found["inputs"]}
+    logits = torch.from_numpy(session.run(None, {key: value.numpy() for key, value in batch.items()})[0])
+    with torch.no_grad():
+        alone = torch.cat([model(**row).logits for row in rows])
+    torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(alone[0], alone[1], rtol=1e-3)
+
+
+def padded(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Rows ``(1, length, ...)`` as one batch, with zeros after the shorter ones."""
+    made = torch.nn.utils.rnn.pad_sequence([row[0] for row in rows], batch_first=True)
+    assert made.shape[0] == len(rows)
+    return made
+
+
+def test_a_step_is_for_language_models(tmp_path: Path) -> None:
+    run = trained("classes of series", tmp_path, "none")
+    result = CliRunner().invoke(app, ["export", str(run), "--format", "pt2", "--what", "step"])
+    assert "what = 'step' is for language models" in str(result.exception)
+    result = CliRunner().invoke(app, ["export", str(run), "--format", "pt2"])
+    assert result.exit_code == 0, result.output
+    assert "forward.pt2" in "".join(result.output.split())
+
+
+def test_an_image_processor_is_written_beside_the_file(tmp_path: Path) -> None:
+    found = export_run(trained("classes of images", tmp_path, "none"), format="pt2")
+    assert (Path(found["out"]).parent / "preprocessor_config.json").is_file()
