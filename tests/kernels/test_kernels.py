@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lagwise.kernels import (
     KERNELS,
@@ -68,6 +69,17 @@ def test_every_parameter_gets_a_gradient(spec: dict) -> None:
     for name, parameter in kernel.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_one_graph_makes_the_taps_of_every_length(name: str, causal: bool) -> None:
+    torch.compiler.reset()
+    kernel, backend = make({"name": name}, causal=causal), CompileCounterWithBackend("eager")
+    compiled = torch.compile(kernel.taps, backend=backend, fullgraph=True)
+    for length in (300, 450, 350):
+        torch.testing.assert_close(compiled(length), kernel.taps(length), rtol=1e-4, atol=1e-5)
+    assert backend.frame_count <= 2  # for the first length, and for any
 
 
 @pytest.mark.parametrize("decay", [0.01, 0.1, 0.5])

@@ -9,6 +9,7 @@ import torch
 from every_mixer import CHANNELS, every_causal_mixer, every_direction, every_entry, every_mixer, factory, make, noise
 from poison import check_poisoned_padding
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lagwise import testing
 from lagwise.mixers import MIXERS, Mixer
@@ -121,6 +122,25 @@ def check_compiled(mixer: Mixer, backend: str) -> None:
         results.append((y, signal.grad, *(p.grad for p in mixer.parameters())))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@every_direction
+@pytest.mark.slow
+def test_one_graph_serves_every_length(name: str, options: dict, causal: bool) -> None:
+    check_graphs(make(name, options, causal=causal, dtype=torch.float32))
+
+
+def check_graphs(mixer: Mixer) -> None:
+    """The first length has a graph, and all others share one."""
+    torch.compiler.reset()
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(mixer, backend=backend, fullgraph=True)
+    for length in (300, 450, 350):
+        x = noise(2, length, torch.float32)
+        y = compiled(x)
+        y.square().sum().backward()
+        torch.testing.assert_close(y, mixer(x), rtol=1e-3, atol=1e-4)
+    assert backend.frame_count <= 2
 
 
 @every_mixer

@@ -11,6 +11,7 @@ from lagwise.training import load_recipe
 RECIPES = (
     *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm"),
     *("tnn-mlm", "fd-tnn-mlm", "ski-tnn-mlm", "mega-mlm", "tcn-mlm", "transformer-mlm"),
+    *("megalodon-lm", "transformer-learned-lm"),
 )
 QUICK = ("ski-tnn-lm", "transformer-alibi-lm", "tcn-mlm")
 LENGTHS = (300, 450, 350)
@@ -22,8 +23,8 @@ def small(recipe: str) -> torch.nn.Module:
     block = options["block"] = dict(options["block"])
     if "value_size" in block:
         block["value_size"], block["query_size"] = 24, 8
-    if recipe == "transformer-alibi-lm":
-        block["token_mixer"]["heads"] = 2
+    if "heads" in block.get("token_mixer", {}):
+        block["token_mixer"] = {**block["token_mixer"], "heads": 2}
     encoder = recipe.endswith("-mlm")
     options |= {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 300, "causal": not encoder}
     torch.manual_seed(0)

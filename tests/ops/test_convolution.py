@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lagwise.ops import EXACT_ENGINES, toeplitz_matrix, toeplitz_product, toeplitz_reference, truncation_length
 from lagwise.ops.toeplitz import fast_length, spectral_product
@@ -18,16 +20,15 @@ FAST = tuple(engine for engine in EXACT_ENGINES if engine != "dense")
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 
 
-def both(engine: str, x: torch.Tensor, taps: torch.Tensor, causal: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def both(
+    engine: str, x: torch.Tensor, taps: torch.Tensor, causal: bool, product: Callable = toeplitz_product
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Pairs of (engine, reference) for the output and both gradients."""
     x, taps = x.requires_grad_(), taps.requires_grad_()
     weight = torch.randn(x.shape, dtype=x.dtype)
     results = []
-    for product in (
-        toeplitz_product(x, taps, causal=causal, engine=engine),
-        toeplitz_reference(x, taps, causal=causal),
-    ):
-        results.append((product, *torch.autograd.grad(product, (x, taps), weight)))
+    for y in (product(x, taps, causal=causal, engine=engine), toeplitz_reference(x, taps, causal=causal)):
+        results.append((y, *torch.autograd.grad(y, (x, taps), weight)))
     return list(zip(*results, strict=True))
 
 
@@ -41,6 +42,19 @@ def test_engine_equals_the_dense_matrix(engine: str, causal: bool, length: int) 
         taps = torch.randn(3, n_taps, dtype=torch.float64)
         for value, exact in both(engine, x, taps, causal):
             torch.testing.assert_close(value, exact, rtol=0, atol=1e-10 * math.sqrt(length) + 1e-12)
+
+
+@pytest.mark.parametrize("engine", FAST)
+@pytest.mark.parametrize("causal", [True, False])
+def test_one_graph_serves_every_length(engine: str, causal: bool) -> None:
+    torch.compiler.reset()
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(toeplitz_product, backend=backend, fullgraph=True)
+    for length in (300, 450, 350):
+        x, taps = (torch.randn(*shape, 3, dtype=torch.float64) for shape in ((2, length), (201,)))
+        for ours, exact in both(engine, x, taps.t().contiguous(), causal, compiled):
+            torch.testing.assert_close(ours, exact, rtol=0, atol=1e-9)
+    assert backend.frame_count <= 2  # for the first length, and for any
 
 
 @settings(deadline=None, max_examples=25)

@@ -57,7 +57,7 @@ class DiagonalKernel(LagKernel):
         return self.precision(next(self.parameters())).to_complex()
 
     def taps(self, length: int) -> Tensor:
-        if symbolic(length) or torch.compiler.is_exporting():
+        if symbolic(length) or torch.compiler.is_compiling():  # whose graphs hold no complex numbers, at any length
             sides = [modal_taps_of(*side, length) for side in self.real_sides()]
         else:
             sides = [modal_taps(modes, length) for modes in self.sides()]

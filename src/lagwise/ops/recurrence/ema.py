@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.operators import in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.symbolic import FINE, pieces, symbolic, symbolic_product
@@ -44,11 +45,9 @@ def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int 
     product, a hundred times faster at 131072 lags.
     """
     length = _cut(length, truncation)
-    if symbolic(length):
-        fine, coarse = FINE, pieces(length, FINE)
-    else:
-        fine = 1 << ((length - 1).bit_length() + 1) // 2
-        coarse = -(-length // fine)
+    # A graph serves other lengths too, so that none of its sizes may follow from the digits of one.
+    fine = FINE if symbolic(length) or in_graph() else 1 << ((length - 1).bit_length() + 1) // 2
+    coarse = pieces(length, fine) if symbolic(length) else -(-length // fine)
     far, near = (torch.arange(n, device=weight.device, dtype=weight.dtype) for n in (coarse, fine))
     rows = weight[:, None] * (log_decay[:, None] * (far * fine)[:, None]).exp()
     columns = (log_decay[:, :, None] * near).exp()

@@ -1,6 +1,6 @@
 """Toeplitz products by exact engines: dense blocks, sums over lags, FFT; stacks of dilated convolutions."""
 
-from lagwise.ops.toeplitz.block import banded_product, toeplitz_matrix
+from lagwise.ops.toeplitz.block import banded_product, block_lag_products, toeplitz_matrix
 from lagwise.ops.toeplitz.dilated import (
     StackShape,
     centre_tap,
@@ -14,7 +14,7 @@ from lagwise.ops.toeplitz.dilated import (
     smallest_dilation,
     tap_reach,
 )
-from lagwise.ops.toeplitz.direct import block_lag_products, direct_product
+from lagwise.ops.toeplitz.direct import direct_product
 from lagwise.ops.toeplitz.gated import gated_product
 from lagwise.ops.toeplitz.ragged_dft import ragged_dft, ragged_irdft
 from lagwise.ops.toeplitz.spectral import fast_length, spectral_product

@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 
 _BLOCK = 64
 _SHORT_BLOCK = 32  # for kernels no longer than this: a smaller part of the blocks lies outside the band
+_LAG_BLOCK, _SHORT_LAG_BLOCK = 32, 16  # likewise for sums over the signal at every lag
 # Matrices of several distances share one pass over the signal, up to this many elements in total.
 _MATRIX_ELEMENTS = 1 << 25
 # Elements of the signal that are transposed, multiplied and transposed back at a time: 8 MB of float32.
@@ -29,6 +31,10 @@ def block_product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
 
     Source: TNN eq. 4.
     """
+    return _operator(x, taps, origin) if in_graph() else _product(x, taps, origin)
+
+
+def _product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
     length, channels = x.shape[1:]
     size = min(length, _SHORT_BLOCK if max(origin, taps.shape[1] - 1 - origin) <= _SHORT_BLOCK else _BLOCK)
     blocks = -(-length // size)
@@ -42,6 +48,24 @@ def block_product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
         y = part if y is None else y + part
     assert y is not None
     return y.to(x.dtype)
+
+
+def _gradients(grad: Tensor, x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Tensor]:
+    length, last = x.shape[1], taps.shape[1] - 1 - origin
+    low, high = max(-origin, 1 - length), min(last, length - 1)  # the others do not fit into the signal
+    dtaps = F.pad(block_lag_products(grad, x, low, high), (low + origin, last - high))
+    return _product(grad, taps.flip(1), last).to(x.dtype), dtaps.to(taps.dtype)
+
+
+# The loop over distances would be compiled anew for every number of blocks.
+_operator = graph_operator(
+    "block_product",
+    _product,
+    _gradients,
+    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+    tensors="x taps",
+    numbers="SymInt origin",
+)
 
 
 def toeplitz_blocks(taps: Tensor, origin: int, size: int, first: int, last: int) -> Tensor:
@@ -118,6 +142,28 @@ def block_outer(y: Tensor, x: Tensor, dtype: torch.dtype, size: int, first: int,
         for tile in _tiles(x, size):
             _add_outer(_blocks(y, tile, total, -last), _blocks(x, tile, total, first), total)
     return total
+
+
+def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
+    """Sums ``sum_i y_i x_{i - l}`` of every channel, also over the batch, for lags l = first..last.
+
+    Shapes: x and y ``(batch, length, channels)``; result ``(channels, last - first + 1)``. ValueError if first > last.
+    """
+    if first > last:
+        raise ValueError(f"the first lag must not be after the last, got {first} and {last}")
+    size = min(x.shape[1], _SHORT_LAG_BLOCK if last - first < _LAG_BLOCK else _LAG_BLOCK)
+    nearest, furthest = -((size - 1 - first) // size), (last + size - 1) // size
+    products = block_outer(y, x, compute_dtype(x, y), size, nearest, furthest)
+    # Entry (i, j) has lag d * size + i - j. Summing by a small matrix product is ten times as fast as skewing and
+    # adding.
+    offset = torch.arange(size, device=x.device)
+    lag = (offset[:, None] - offset[None, :] + size - 1).flatten()
+    sums = products.flatten(2) @ F.one_hot(lag, 2 * size - 1).to(products.dtype)
+    total = sums.new_zeros(x.shape[2], (furthest - nearest + 2) * size - 1)
+    for n, part in enumerate(sums):
+        total[:, n * size : n * size + 2 * size - 1] += part
+    start = first - ((nearest - 1) * size + 1)
+    return total[:, start : start + last - first + 1]
 
 
 class _BandedForm(NamedTuple):

@@ -15,10 +15,8 @@ from lagwise.ops.fused.convolution import residual_convolution
 from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
-from lagwise.ops.toeplitz.block import block_outer
+from lagwise.ops.toeplitz.block import block_lag_products
 
-_BLOCK = 32
-_SHORT_BLOCK = 16  # for up to 32 lags: a smaller part of the blocks lies outside them
 # Number of passes over the signal that a gradient by blocks is worth, and the limit for few rows (docs/log.md).
 _PASSES, _PASSES_OF_FEW_ROWS, _FEW_ROWS = 6, 12, 64
 # Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without
@@ -159,28 +157,6 @@ def _tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int)
 @tap_gradient.register_fake
 def _(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
     return x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
-
-
-def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
-    """Sums ``sum_i y_i x_{i - l}`` of every channel, also over the batch, for lags l = first..last.
-
-    Shapes: x and y ``(batch, length, channels)``; result ``(channels, last - first + 1)``. ValueError if first > last.
-    """
-    if first > last:
-        raise ValueError(f"the first lag must not be after the last, got {first} and {last}")
-    size = min(x.shape[1], _SHORT_BLOCK if last - first < _BLOCK else _BLOCK)
-    nearest, furthest = -((size - 1 - first) // size), (last + size - 1) // size
-    products = block_outer(y, x, compute_dtype(x, y), size, nearest, furthest)
-    # Entry (i, j) has lag d * size + i - j. Summing by a small matrix product is ten times as fast as skewing and
-    # adding.
-    offset = torch.arange(size, device=x.device)
-    lag = (offset[:, None] - offset[None, :] + size - 1).flatten()
-    sums = products.flatten(2) @ F.one_hot(lag, 2 * size - 1).to(products.dtype)
-    total = sums.new_zeros(x.shape[2], (furthest - nearest + 2) * size - 1)
-    for n, part in enumerate(sums):
-        total[:, n * size : n * size + 2 * size - 1] += part
-    start = first - ((nearest - 1) * size + 1)
-    return total[:, start : start + last - first + 1]
 
 
 def convolve(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
