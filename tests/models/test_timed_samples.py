@@ -66,6 +66,7 @@ def outputs(model: Any, x: Tensor, **options: Any) -> Tensor:
     return found.regression_outputs if hasattr(found, "regression_outputs") else found.logits.softmax(-1)
 
 
+@pytest.mark.real_device  # a stream has inference tensors
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("head", HEADS)
 def test_a_stream_equals_the_whole(mixer: str, head: str) -> None:
