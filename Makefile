@@ -41,9 +41,11 @@ test-slow: $(INSTALLED)  ## what takes longer: compilation, training to a figure
 test-gpu: $(INSTALLED)  ## the test suite on a GPU, on a machine that has one (with a CUDA build of torch)
 	$(BIN)/python -m pytest --device cuda
 
-test-device: $(INSTALLED)  ## mixers and commands on a device made in Python, to find what would fail on a GPU
+test-device: $(INSTALLED)  ## mixers, models and commands on a device made in Python, to find what would fail on a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device pretended -n auto --maxprocesses 8 \
-	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py tests/runs/test_devices_waits.py
+	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py tests/runs/test_devices_waits.py \
+	  tests/mixers/test_edges.py tests/ops/test_subquadratic.py \
+	  $(addprefix tests/models/test_,heads.py hyena_import.py mega_import.py prediction.py)
 
 test-triton: $(INSTALLED)  ## the fused kernels for GPUs, in Triton's interpreter, on Linux
 	rm -rf build/triton && $(BIN)/python -m pip install $(QUIETLY) --no-deps --target build/triton $(TRITON)

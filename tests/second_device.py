@@ -49,11 +49,25 @@ class _There(Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(function, args, kwargs or {})
 
+    @property
+    def data(self) -> Tensor:
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, new: _There) -> None:
+        Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+        self.values = new.values.detach()
+
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.values.untyped_storage()
 
     def set_(self, *place: Any) -> _There:
         return _There(self.values.set_(*place))
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError(f"a tensor on {NAME!r} has no values in the host's memory; use .cpu() first")
+        return self.values.detach().numpy()
 
     def tolist(self) -> Any:
         return self.values.tolist()

@@ -152,6 +152,7 @@ def bert_style_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_input_names=names)
 
 
+@pytest.mark.cpu  # the loader of a trainer draws rows with a generator of the host
 def test_pipelines_and_the_trainer_with_a_bert_style_tokenizer(tmp_path: Path) -> None:
     tokenizer = bert_style_tokenizer()
     model = make(BLOCKS["tnn"], vocab_size=8, id2label={0: "no", 1: "yes", 2: "maybe"}, type_vocab_size=2)

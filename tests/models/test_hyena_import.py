@@ -77,12 +77,12 @@ def saved(folder: Path, values: dict[str, Any], given: dict[str, Tensor]) -> Pat
     return folder
 
 
-def test_logits_equal_their_formulas_and_stream(tmp_path: Path) -> None:
+def test_logits_equal_their_formulas_and_stream(tmp_path: Path, device: torch.device) -> None:
     given = weights()
     result = import_run(saved(tmp_path / "theirs", VALUES, given), tmp_path / "run")
     assert result["model"] == "LagwiseForCausalLM"
     assert "no_tokenizer" not in result
-    model, tokenizer = load_model(tmp_path / "run")
+    model, tokenizer = load_model(tmp_path / "run", device=device)
     ids = torch.randint(0, 12, (1, LENGTH))
     expected = hidden(given, ids[0]) @ given["lm_head.weight"].double().t()
     with torch.no_grad():

@@ -110,8 +110,8 @@ def test_positions_are_relative_to_the_sides() -> None:
 
 def test_positions_are_as_large_as_embeddings() -> None:
     model = make(VIT, position_embedding="sinusoidal_2d", hidden_size=64).model
-    embedded = model.embed_tokens(torch.randn(4, 1, 64, 64)).square().mean().sqrt()
-    assert positions(32, 32, hidden_size=64).square().mean().sqrt() == pytest.approx(embedded.item(), rel=0.1)
+    embedded = model.embed_tokens(torch.randn(4, 1, 64, 64)).square().mean().sqrt().item()
+    assert positions(32, 32, hidden_size=64).square().mean().sqrt().item() == pytest.approx(embedded, rel=0.1)
 
 
 def test_positions_on_a_grid_need_images() -> None:

@@ -117,7 +117,9 @@ def test_columns_are_standardised_and_compared_with_quantiles() -> None:
     shares = (z[:, :, None] > made.biases).float()
     torch.testing.assert_close(made(rows[0][None])[0], torch.cat([z.mean(0), shares.mean(0).flatten()]))
     whole = (torch.cat(rows)[:, :1] - 0.5) / 2
-    assert [(whole > bias).float().mean() for bias in made.biases[0]] == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=0.02)
+    assert [float((whole > bias).float().mean()) for bias in made.biases[0]] == pytest.approx(
+        [0.8, 0.6, 0.4, 0.2], abs=0.02
+    )
     x, mask = torch.full((2, 70, 3), 7.0), torch.zeros(2, 70, dtype=torch.bool)
     x[0, :50], mask[0, :50], x[1, 9:], mask[1, 9:] = rows[0], True, rows[1], True
     torch.testing.assert_close(made(x, mask), torch.cat([made(row[None]) for row in rows[:2]]))
@@ -154,7 +156,7 @@ def test_ngrams_are_those_of_scikit_learn() -> None:
         of_words = found.numbers[i] < options["kept"][0]
         for chosen, theirs in zip((of_words, ~of_words), expected, strict=True):
             values = found.values[i][chosen]
-            values = np.sort(values[values > 0].numpy())
+            values = np.sort(values[values > 0].cpu().numpy())
             np.testing.assert_allclose(values, np.sort(theirs[i].data), atol=1e-5)
 
 
@@ -206,7 +208,7 @@ def test_patches_are_pooled_thresholded_products() -> None:
         made(torch.randn(1, 3, 2, 8))
 
 
-def test_a_saved_folder_has_no_pickle_and_loads_by_auto_classes(tmp_path: Path) -> None:
+def test_a_saved_folder_has_no_pickle_and_loads_by_auto_classes(tmp_path: Path, device: torch.device) -> None:
     config = LagwiseLinearConfig(
         features={"name": "patches", "side": 2, "filters": 3, "regions": 2},
         inputs={"name": "patches", "channels": 1},
@@ -219,7 +221,7 @@ def test_a_saved_folder_has_no_pickle_and_loads_by_auto_classes(tmp_path: Path) 
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors", ".py"}
     pixels = torch.randn(2, 1, 6, 6)
     expected = model(pixel_values=pixels, labels=torch.tensor([0, 3]))
-    for loaded in (AutoModelForImageClassification.from_pretrained(tmp_path), load_model(tmp_path)[0]):
+    for loaded in (AutoModelForImageClassification.from_pretrained(tmp_path), load_model(tmp_path, device=device)[0]):
         assert type(loaded) is LagwiseLinearForImageClassification
         torch.testing.assert_close(loaded.eval()(pixel_values=pixels).logits, expected.logits)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
@@ -277,8 +279,8 @@ def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "texts.onnx")
     for text in (*TEXTS, "the  cat\nsat; unseen words", "-"):
         row = byte_rows([text])[0]
-        given = {"input_ids": row.numpy(), "attention_mask": np.ones(row.shape, dtype=np.int64)}
+        given = {"input_ids": row.cpu().numpy(), "attention_mask": np.ones(row.shape, dtype=np.int64)}
         found = session.run(None, given)[0]
         with torch.no_grad():
-            torch.testing.assert_close(torch.from_numpy(found), model(input_ids=row).logits)
-        assert (abs(found - model.classifier.bias.detach().numpy()) > 0.01).any() == (text != "-")
+            torch.testing.assert_close(torch.from_numpy(found), model(input_ids=row).logits.cpu())
+        assert (abs(found - model.classifier.bias.detach().cpu().numpy()) > 0.01).any() == (text != "-")

@@ -51,6 +51,13 @@ def expected(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Ten
     return values, outputs
 
 
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """On the default device, where the inputs are."""
+    return {
+        name: value.to(torch.get_default_device()) for name, value in load_file(folder / "model.safetensors").items()
+    }
+
+
 def compare(model: Any, folder: Path) -> None:
     inputs, outputs = expected(folder)
     with torch.no_grad():
@@ -68,7 +75,7 @@ def compare(model: Any, folder: Path) -> None:
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     result = import_run(SAVED / name, tmp_path / "run")
     assert "no_tokenizer" in result
-    model = from_mega(values(name), load_file(SAVED / name / "model.safetensors"))
+    model = from_mega(values(name), weights(SAVED / name))
     assert type(model) is HEADS[name]
     assert result == {"model": type(model).__name__, "parameters": model.num_parameters(), **result}
     compare(model, SAVED / name)
@@ -81,7 +88,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["causal", "causal-chunks"])
 def test_a_causal_model_streams(name: str) -> None:
-    model: Any = from_mega(values(name), load_file(SAVED / name / "model.safetensors"))
+    model: Any = from_mega(values(name), weights(SAVED / name))
     inputs, outputs = expected(SAVED / name)
     ids, logits, cache = inputs["input_ids"], outputs["logits"], None
     for start, end in ((0, 5), (5, 6), (6, 16)):
@@ -91,7 +98,7 @@ def test_a_causal_model_streams(name: str) -> None:
     assert model.generate(ids[:, :3], max_new_tokens=5, min_new_tokens=5, do_sample=False).shape == (2, 8)
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line(tmp_path: Path, device: torch.device) -> None:
     """It also copies the model's tokenizer."""
     shutil.copytree(SAVED / "masked", tmp_path / "mega")
     load_tokenizer("bytes").save_pretrained(tmp_path / "mega")
@@ -99,7 +106,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["import", str(tmp_path / "mega"), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "LagwiseForMaskedLM" in result.output
-    model, tokenizer = load_model(out)
+    model, tokenizer = load_model(out, device=device)
     compare(model, SAVED / "masked")
     assert tokenizer is not None
     assert tokenizer.model_max_length == model.config.max_position_embeddings == 24
@@ -112,7 +119,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 LETTERS = ("<cls>", "<pad>", "<eos>", "<unk>", "<sep>", *"CGTANRY-")
 
 
-def test_a_classifier_with_a_vocabulary_of_letters_is_a_run(tmp_path: Path) -> None:
+def test_a_classifier_with_a_vocabulary_of_letters_is_a_run(tmp_path: Path, device: torch.device) -> None:
     """Small letters count as capitals, unknown ones as <unk>; several columns are joined by <sep>."""
     shutil.copytree(SAVED / "sequences", tmp_path / "mega")
     (tmp_path / "mega" / "vocab.txt").write_text("\n".join(LETTERS))
@@ -120,7 +127,7 @@ def test_a_classifier_with_a_vocabulary_of_letters_is_a_run(tmp_path: Path) -> N
     names = ["human", "swine", "avian"]
     result = import_run(tmp_path / "mega", tmp_path / "run", text=list(columns), labels=names)
     assert "no_tokenizer" not in result
-    model, tokenizer = load_model(tmp_path / "run")
+    model, tokenizer = load_model(tmp_path / "run", device=device)
     assert tokenizer is not None
     assert (tokenizer.pad_token, tokenizer.eos_token, tokenizer.sep_token) == ("<pad>", "<eos>", "<sep>")
     ids = [8, 5, 6, 7, 4, 9, 9, 3, 4, 7]
@@ -157,15 +164,15 @@ def test_a_classifier_with_a_vocabulary_of_letters_is_a_run(tmp_path: Path) -> N
 )
 def test_models_that_cannot_be_imported(changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        from_mega({**values(), **changes}, load_file(SAVED / "masked" / "model.safetensors"))
+        from_mega({**values(), **changes}, weights(SAVED / "masked"))
 
 
 def test_a_causal_model_that_depends_on_later_tokens_is_refused() -> None:
-    weights = load_file(SAVED / "causal" / "model.safetensors")
+    given = weights(SAVED / "causal")
     with pytest.raises(ValueError, match="bidirectional=True cannot be imported; of a MegaForCausalLM"):
-        from_mega({**values("causal"), "bidirectional": True}, weights)
+        from_mega({**values("causal"), "bidirectional": True}, given)
     with pytest.raises(ValueError, match=r"MEGA has no weight 'mega\.layers\.0\.extra'"):
-        from_mega(values("causal"), {**weights, "mega.layers.0.extra": torch.zeros(1)})
+        from_mega(values("causal"), {**given, "mega.layers.0.extra": torch.zeros(1)})
 
 
 @pytest.mark.slow
@@ -175,4 +182,4 @@ def test_a_causal_model_that_depends_on_later_tokens_is_refused() -> None:
 def test_models_newly_made_by_transformers(tmp_path: Path) -> None:
     subprocess.run([os.environ["LAGWISE_MEGA_PYTHON"], SAVED / "make.py", tmp_path], check=True)
     for name in HEADS:
-        compare(from_mega(values(name), load_file(tmp_path / name / "model.safetensors")), tmp_path / name)
+        compare(from_mega(values(name), weights(tmp_path / name)), tmp_path / name)

@@ -14,6 +14,7 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM, memory
 CONFIG = LagwiseConfig(hidden_size=16, num_hidden_layers=3)
 
 
+@pytest.mark.real_device  # the pretended one does not keep weights tied in .double()
 @pytest.mark.parametrize("name", RECIPES)
 def test_parameters_are_counted_from_one_block(name: str) -> None:
     model = tiny(name)
@@ -46,6 +47,8 @@ def test_a_step_over_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, chan
 def test_logits_of_a_large_vocabulary_need_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 4 * 400 * 3 * 16)
     memory.check_step_memory(LagwiseForCausalLM, CONFIG, rows=4, length=100, checkpointing=True)
+    with pytest.raises(ValueError, match=r"a step of .* training\.batch_size"):  # whose gradients are scaled first
+        memory.check_step_memory(LagwiseForCausalLM, CONFIG, rows=4, length=100, checkpointing=True, float16=True)
 
 
 def test_hidden_states_that_nobody_asked_for_are_not_kept() -> None:

@@ -87,10 +87,10 @@ def test_missing_targets_are_not_scored() -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_it_is_saved_and_loaded(tmp_path: Path, device: torch.device) -> None:
     model, x = tiny(), past()
     model.save_pretrained(tmp_path)
-    loaded, tokenizer = load_model(tmp_path)
+    loaded, tokenizer = load_model(tmp_path, device=device)
     assert tokenizer is None
     torch.testing.assert_close(loaded(past_values=x).prediction_outputs, model(past_values=x).prediction_outputs)
 

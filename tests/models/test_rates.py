@@ -56,10 +56,10 @@ def test_a_held_signal_gives_the_same_at_half_the_rate(name: str, half: bool) ->
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_saved_model_is_loaded_for_a_rate_and_streams_there(name: str, tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_for_a_rate_and_streams_there(name: str, tmp_path: Path, device: torch.device) -> None:
     model = make(CONTINUOUS[name], layers=2).float()
     model.save_pretrained(tmp_path)
-    loaded, _ = load_model(tmp_path, rate=0.5)
+    loaded, _ = load_model(tmp_path, device=device, rate=0.5)
     assert loaded.config.rate == 0.5
     x = torch.randn(90, 1)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_a_saved_model_is_loaded_for_a_rate_and_streams_there(name: str, tmp_pat
     torch.testing.assert_close(streamed, whole[:37], rtol=0, atol=1e-5)
     assert (whole - other).abs().max() > 1e-4
     loaded.save_pretrained(tmp_path / "half")
-    again, _ = load_model(tmp_path / "half")
+    again, _ = load_model(tmp_path / "half", device=device)
     with torch.no_grad():
         torch.testing.assert_close(again(input_values=x[None]).logits[0].softmax(-1), whole, rtol=0, atol=1e-6)
 

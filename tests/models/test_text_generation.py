@@ -24,15 +24,15 @@ def model() -> LagwiseForCausalLM:
     return tiny("tnn-lm", sharp=True)
 
 
-def test_pipeline_and_streamed_text(tmp_path: Path) -> None:
+def test_pipeline_and_streamed_text(tmp_path: Path, device: torch.device) -> None:
     model, tokenizer = tiny("tnn-lm", sharp=True).float(), load_tokenizer("bytes")
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    writer = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    writer = pipeline("text-generation", model=str(tmp_path), device=device)
     texts = writer(["one", "a longer prompt"], max_new_tokens=6, do_sample=False, batch_size=2)
     assert texts[0][0]["generated_text"].startswith("one")
     assert texts[1][0]["generated_text"].startswith("a longer prompt")
-    loaded, same_tokenizer = load_model(tmp_path)
+    loaded, same_tokenizer = load_model(tmp_path, device=device)
     pieces: list[str] = []
     text = generate_text(loaded, same_tokenizer, "def ", max_new_tokens=30, seed=3, write=pieces.append)
     assert "".join(pieces) == text

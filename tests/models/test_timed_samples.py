@@ -66,6 +66,7 @@ def outputs(model: Any, x: Tensor, **options: Any) -> Tensor:
     return found.regression_outputs if hasattr(found, "regression_outputs") else found.logits.softmax(-1)
 
 
+@pytest.mark.real_device  # a stream has inference tensors
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("head", HEADS)
 def test_a_stream_equals_the_whole(mixer: str, head: str) -> None:
@@ -124,16 +125,17 @@ def test_the_time_of_tokens_is_an_argument_of_the_backbone() -> None:
     torch.testing.assert_close(twice[:, :60], found, rtol=0, atol=1e-9)
 
 
-def test_it_is_saved_and_trains(tmp_path: Path) -> None:
+def test_it_is_saved_and_trains(tmp_path: Path, device: torch.device) -> None:
     model = make().float()
     model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)[0]
+    loaded = load_model(tmp_path, device=device)[0]
     x = series()[2].float()
     assert torch.equal(outputs(loaded, x), outputs(model, x))
     model.train()(input_values=x, labels=torch.zeros(1, 60, dtype=torch.long)).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.cpu  # values on a GPU are not read for it
 def test_what_is_wrong_with_times_is_named() -> None:
     model = make()
     x = series()[2]

@@ -17,6 +17,8 @@ from lagwise.training import load_recipe, train
 
 WIDTH, TOKENS = 8, 100
 VOCABULARY = 4 * WIDTH
+# Parameters of the pretended device are of a class of their own, for which there are no chunks.
+pytestmark = pytest.mark.real_device
 NEW_ENOUGH = pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="PyTorch before 2.13")
 
 
@@ -58,11 +60,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def prepared(case: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """A case, with its tensors on the default device."""
+    kind, fields, more = CASES[case]
+    there = torch.get_default_device()
+    return kind, fields, {name: value.to(there) if torch.is_tensor(value) else value for name, value in more.items()}
+
+
 @NEW_ENOUGH
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_equal_those_with_logits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)  # several chunks, the last one shorter
-    kind, fields, more = CASES[case]
+    kind, fields, more = prepared(case)
     losses, gradients = [], []
     for skip in (False, True):
         model = build(kind, **fields)
@@ -82,7 +91,7 @@ def test_in_half_precision_too(case: str, kind: str, monkeypatch: pytest.MonkeyP
     """Chunks have the same logits; their gradients of the weights are added in float32."""
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
     monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
-    name, fields, more = CASES[kind]
+    name, fields, more = prepared(kind)
     losses, gradients = [], []
     for skip in (False, True):
         model = build(name, **fields).to(torch.bfloat16 if case == "bfloat16" else torch.float32)
@@ -138,7 +147,7 @@ def test_a_graph_has_chunks_too(case: str, half: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
     monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
     torch.compiler.reset()
-    name, fields, more = CASES[case]
+    name, fields, more = prepared(case)
     model, graphs = build(name, **fields), []
 
     def backend(graph: torch.fx.GraphModule, inputs: list) -> Any:

@@ -33,7 +33,9 @@ def signal_scores(estimate: np.ndarray, target: np.ndarray) -> dict[str, float]:
     (NaN). Scores without a value, such as the si_sdr of silence, are NaN."""
     known = ~np.isnan(target)
     errors = (estimate.astype(np.float64) - target)[known]
-    y, t, k = (torch.tensor(each.T) for each in (estimate.astype(np.float64), target.astype(np.float64), known))
+    y, t, k = (
+        torch.tensor(each.T, device="cpu") for each in (estimate.astype(np.float64), target.astype(np.float64), known)
+    )
     ratios = si_sdr(y, t, k)
     ratios = ratios[~ratios.isnan()]
     if not len(errors):

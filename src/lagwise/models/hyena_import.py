@@ -95,7 +95,7 @@ def from_hyena_dna(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     if head is LagwiseForCausalLM and "model.embed_tokens.weight" in found:
         found.setdefault("lm_head.weight", found["model.embed_tokens.weight"])
     if "classifier.weight" in found:  # theirs has no bias
-        found["classifier.bias"] = torch.zeros(len(found["classifier.weight"]))
+        found["classifier.bias"] = (weight := found["classifier.weight"]).new_zeros(len(weight))
     return filled(model, found)
 
 
@@ -220,6 +220,6 @@ def _check_table(name: str, value: Tensor, values: Mapping[str, Any]) -> None:
         raise ValueError(f"HyenaDNA has no weight {shown(name)}")
     if value.numel() != expected.numel():
         raise ValueError(f"the weights do not fit config.json: {name} has {value.numel()} numbers")
-    off = float((value.double().flatten() - expected.flatten()).abs().max())
+    off = float((value.cpu().double().flatten() - expected.flatten()).abs().max())
     if not off < _TOLERANCE * max(1.0, float(expected.abs().max())):
         raise ValueError(f"{name} is not that of its formula, but off by up to {off:.2g}, and cannot be imported")

@@ -55,15 +55,19 @@ def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool, sha
     )
 
 
-def check_step_memory(model_class: Any, config: LagwiseConfig, rows: int, length: int, *, checkpointing: bool) -> None:
+def check_step_memory(
+    model_class: Any, config: LagwiseConfig, rows: int, length: int, *, checkpointing: bool, float16: bool = False
+) -> None:
     """ValueError if a training step certainly exceeds the machine's memory: with what every model keeps for the
     backward pass, the residual stream of ``rows`` sequences after each block, and a language model's logits where they
-    are all needed. length: of a sequence, or the pixels of an image."""
+    are all needed. length: of a sequence, or the pixels of an image. float16: whether autocast is to it, which needs
+    all logits."""
     if config.input_name == "patches":
         side = patch_side(config)
         length //= side**2
     kept = 1 if checkpointing else 2  # a block's input, and the output of its norm
-    logits = 2 * config.vocab_size if issubclass(model_class, GenerationMixin) and not chunks_logits(config) else 0
+    all_logits = issubclass(model_class, GenerationMixin) and (float16 or not chunks_logits(config))
+    logits = 2 * config.vocab_size if all_logits else 0
     values = kept * config.num_hidden_layers * config.hidden_size + logits
     _compare(
         rows * length * values * _FLOAT,

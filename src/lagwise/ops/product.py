@@ -18,8 +18,9 @@ from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import block_product, centre, toeplitz_matrix
 from lagwise.ops.toeplitz.direct import direct_product, few_lags
 from lagwise.ops.toeplitz.spectral import fft_product
+from lagwise.ops.toeplitz.subquadratic import subquadratic_product, subquadratic_serves
 
-EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct")
+EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct", "subquadratic")
 ENGINES = (*EXACT_ENGINES, "ski")
 
 
@@ -45,9 +46,10 @@ def toeplitz_product(
             0 in the middle. Lags beyond the taps are zero; taps beyond the length are ignored.
         causal: Whether taps are for lags from 0 on.
         engine: ``auto`` is the fastest exact engine: direct for few lags, otherwise an FFT. ``dense``,
-            ``fft``, ``overlap_save``, ``block`` and ``direct`` are exact. ``ski`` is approximate, in linear time except
-            for a short FFT, for causal taps that are smooth away from lag 0. While `torch.export` leaves the length
-            open, one plain convolution is used whatever the engine.
+            ``fft``, ``overlap_save``, ``block`` and ``direct`` are exact. ``subquadratic`` is ``fft`` in one kernel of
+            the package subquadratic-ops, on NVIDIA's GPUs and for up to 8,192 taps; otherwise ``fft`` itself. ``ski``
+            is approximate, in linear time except for a short FFT, for causal taps that are smooth away from lag 0.
+            While `torch.export` leaves the length open, one plain convolution is used whatever the engine.
         tolerance: For ``ski`` (1e-3 by default), the error as `plan_from_tolerance` estimates it.
         dilation: Distance in tokens between lags.
 
@@ -56,8 +58,9 @@ def toeplitz_product(
 
     Raises:
         ValueError: For an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, a
-            dilation that does not divide the length, a tolerance for an exact engine, or two-sided taps or a tolerance
-            that ``ski`` cannot meet. Values are not checked: one NaN spreads over a whole channel through the FFT.
+            dilation that does not divide the length, a tolerance for an exact engine, two-sided taps or a tolerance
+            that ``ski`` cannot meet, or ``subquadratic`` on a GPU without its package. Values are not checked: one NaN
+            spreads over a whole channel through the FFT.
 
     Source:
         TNN eq. 4 and app. B. Unlike the released code, the FFT has a fast length of at least length + largest lag (not
@@ -94,6 +97,10 @@ def toeplitz_product(
         return block_product(x, taps, origin)
     if engine == "direct":
         return direct_product(x, taps, origin)
+    if engine == "subquadratic":
+        if subquadratic_serves(x, taps):
+            return subquadratic_product(x, taps, origin)
+        engine = "fft"
     return fft_product(x, taps, origin, engine)
 
 

@@ -53,14 +53,14 @@ def class_counts(counts: Mapping[str, int], what: str = "classes") -> list[str]:
 def several_columns(logits: np.ndarray, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
     """``predicted``, the names of all labels whose probability exceeds a threshold, between ``|``, and a column of
     probabilities for each, of logits ``(rows, labels)``."""
-    shares = torch.tensor(logits).sigmoid().numpy()
+    shares = torch.tensor(logits, device="cpu").sigmoid().numpy()
     found = ("|".join(name for name, share in zip(names, row, strict=True) if share > threshold) for row in shares)
     return _with_shares(found, shares, names)
 
 
 def class_columns(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
     """``predicted``, the likeliest class, and a column of probabilities for each, of logits ``(rows, classes)``."""
-    shares = torch.tensor(logits).softmax(-1).numpy()
+    shares = torch.tensor(logits, device="cpu").softmax(-1).numpy()
     return _with_shares((names[i] for i in shares.argmax(-1).tolist()), shares, names)
 
 

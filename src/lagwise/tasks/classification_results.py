@@ -51,7 +51,7 @@ def worst_rows(
     if names is None:
         worst = np.argsort(-np.abs(logits[:, 0] - labels), kind="stable")[:most].tolist()
         return {i: {"true": float(labels[i]), "predicted": float(logits[i, 0])} for i in worst}
-    shares = torch.tensor(logits).softmax(-1).numpy()
+    shares = torch.tensor(logits, device="cpu").softmax(-1).numpy()
     predicted = shares.argmax(-1)
     wrong = np.flatnonzero(predicted != labels)
     worst = wrong[np.argsort(-shares[wrong, predicted[wrong]], kind="stable")][:most].tolist()
@@ -69,7 +69,7 @@ def worst_of_several(
     logits: np.ndarray, labels: np.ndarray, names: Sequence[str], threshold: float, most: int = 10
 ) -> dict[int, dict[str, Any]]:
     """The rows with wrong labels whose mean cross-entropy is largest, by their places."""
-    shares, true = torch.tensor(logits).sigmoid().numpy(), labels.astype(bool)
+    shares, true = torch.tensor(logits, device="cpu").sigmoid().numpy(), labels.astype(bool)
     predicted = shares > threshold
     losses = -np.log(np.where(true, shares, 1 - shares).clip(1e-9)).mean(1)
     wrong = np.flatnonzero((predicted != true).any(1))

@@ -398,6 +398,7 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
         arguments.per_device_train_batch_size,
         -(-data.longest_example() // options.sequence_parallel),
         checkpointing=options.gradient_checkpointing,
+        float16=options.precision == "float16",
     )
     model: Any = build_model(recipe, data)
     if options.gradient_checkpointing:

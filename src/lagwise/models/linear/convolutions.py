@@ -105,7 +105,7 @@ class Convolutions(DenseFeatures):
         convolutions of a random one for each kernel, and of the levels of random samples."""
         random = np.random.default_rng(seed)
         self.chosen.copy_(torch.from_numpy(self._drawn_channels(random)))
-        shares = torch.from_numpy(np.arange(1, self.biases.numel() + 1) * _GOLDEN % 1).float()
+        shares = self._shares_of_values(self.biases.numel())
         shares = shares.unflatten(0, (sum(self.thresholds), KERNELS)).t()
         start = 0
         for index, count in enumerate(self.thresholds):
@@ -115,7 +115,7 @@ class Convolutions(DenseFeatures):
                 kernels = torch.from_numpy(np.flatnonzero(picked == number))
                 values = self._convolved(self._scaled(series[number][None]), index)[0, kernels]
                 for kernel, row in zip(kernels.tolist(), values, strict=True):
-                    self.biases[kernel, own] = torch.quantile(row[: 1 << 24], shares[kernel, own].to(row.device))
+                    self.biases[kernel, own] = torch.quantile(row[: 1 << 24], shares[kernel, own])
         if self.levels:
             summed, signs = self._drawn_channels(random)[0], np.zeros((self.channels + 1, KERNELS), dtype=np.float32)
             np.put_along_axis(signs, summed.T, random.choice([-1.0, 1.0], summed.T.shape), axis=0)
@@ -124,9 +124,13 @@ class Convolutions(DenseFeatures):
             rows = random.choice(len(series), _SAMPLED, p=lengths / lengths.sum())
             samples = torch.stack([series[i][j] for i, j in zip(rows, random.integers(0, lengths[rows]), strict=True)])
             values = self._scaled(samples[None])[0] @ self.signs
-            shares = torch.from_numpy(np.arange(1, KERNELS * self.levels + 1) * _GOLDEN % 1).float()
+            shares = self._shares_of_values(KERNELS * self.levels)
             for kernel, own in enumerate(shares.unflatten(0, (self.levels, KERNELS)).t()):
                 self.level_biases[kernel] = torch.quantile(values[:, kernel], own)
+
+    def _shares_of_values(self, count: int) -> Tensor:
+        """Which quantiles thresholds are, evenly spread however many are taken."""
+        return torch.from_numpy(np.arange(1, count + 1) * _GOLDEN % 1).float().to(self.biases.device)
 
     def _drawn_channels(self, random: np.random.Generator) -> np.ndarray:
         """For each dilation and kernel 1 to 9 channels, fewer more often, as in MiniRocket."""
