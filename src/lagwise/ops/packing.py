@@ -44,8 +44,8 @@ class Layout:
         seq_idx: ``(batch, length)`` of integers, constant over a document of a packed row; None if every row is one
             document.
         token_time: ``(batch, length)``, the time of each token since the one before, relative to that for which a
-            model's parameters are; None if it is 1 everywhere. 0 at padding, whatever is given there. Or ``(batch, 1)``,
-            that of all tokens of a row: kernels then have a step for each row, and none for each token.
+            model's parameters are; None if it is 1 everywhere. 0 at padding, whatever is given there. Or ``(batch,
+            1)``, that of all tokens of a row: kernels then have a step for each row, and none for each token.
         grid: The (height, width) of rows that are images, stored row by row.
         pieces: A `lagwise.ops.pieces.Pieces`, where these positions are in rows that are split between processes; None
             if rows are whole.
