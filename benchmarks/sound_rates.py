@@ -1,7 +1,7 @@
 """A model of sounds in continuous time at other sampling rates than that of its training: the language of a prompt.
 
     python benchmarks/sound_rates.py prepare root/ work/    # needs `pip install av`, which reads G.722
-    python benchmarks/sound_rates.py train work/ [--sounds mixed] [KEY=VALUE ...]
+    python benchmarks/sound_rates.py train work/ [KEY=VALUE ...] [--sounds mixed]
     python benchmarks/sound_rates.py score work/ --out benchmarks/results/sound-rates-cpu.json
 
 root/ has the unpacked Debian packages asterisk-core-sounds-{en,es,fr,it}-g722: prompts at 16 kHz. Half a second of
