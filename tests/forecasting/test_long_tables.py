@@ -82,6 +82,14 @@ def test_text_that_only_days_have_tells_no_series_apart(tmp_path: Path) -> None:
         read(tmp_path, shops(), ids=["shop"], target="sold")
 
 
+@pytest.mark.parametrize("write", ["{:,}", "{:_}"])
+def test_numbers_with_separators_are_no_text(write: str, tmp_path: Path) -> None:
+    """They differ from row to row within a series, as text that would have to tell series apart does not."""
+    volumes = [write.format(30_000_000 + 1_234_567 * row).replace("_", ".") for row in range(120)]
+    table = read(tmp_path, sales(60, 60).assign(Volume=volumes, note="daily"), target="sales")
+    assert list(table.ids) == ["store"]
+
+
 def test_a_note_says_what_may_be_known_in_advance(tmp_path: Path) -> None:
     note = (
         "28 rows after the last 'sold' have 'price', 'holiday'; if these are known in advance, name them with `future`"

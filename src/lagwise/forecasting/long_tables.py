@@ -16,6 +16,7 @@ from lagwise.tables import shown
 _IDS = ("unique_id", "item_id", "series_id", "id", "series")  # usual names, lower case
 _TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quarter", "day", "period", "year")
 _TARGETS = ("y", "target", "value")
+_THOUSANDS = r"(?<=\d)([,. '])(?=\d{3}(\1\d{3})*(?!\d))"  # separators
 _LEAST = 3  # values of a series
 _NAMED = 3  # series in a note
 _REPEATED = 0.01  # of the rows may have a time that a series has already: an hour where clocks go back, or an error
@@ -94,9 +95,9 @@ def _is_label(column: pd.Series) -> bool:
 
 
 def _is_text(column: pd.Series) -> bool:
-    """Whether the first value is no number."""
+    """Whether the first value is no number, with or without separators between thousands."""
     values = column.dropna()
-    first = values.iloc[:1].astype(str).str.replace(",", ".")
+    first = values.iloc[:1].astype(str).str.replace(_THOUSANDS, "", regex=True).str.replace(",", ".")
     return bool(pd.to_numeric(first, errors="coerce").isna().any())
 
 
