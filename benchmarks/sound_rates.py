@@ -1,7 +1,7 @@
 """A model of sounds in continuous time at other sampling rates than that of its training: the language of a prompt.
 
     python benchmarks/sound_rates.py prepare root/ work/    # needs `pip install av`, which reads G.722
-    python benchmarks/sound_rates.py train work/ [KEY=VALUE ...]
+    python benchmarks/sound_rates.py train work/ [KEY=VALUE ...] [--sounds mixed]
     python benchmarks/sound_rates.py score work/ --out benchmarks/results/sound-rates-cpu.json
 
 root/ has the unpacked Debian packages asterisk-core-sounds-{en,es,fr,it}-g722: prompts at 16 kHz. Half a second of
@@ -9,6 +9,10 @@ each, where it is loudest, is English, Spanish, French or Italian. The model, of
 16 kHz. The same test files are then resampled (polyphase) to other rates, and evaluated in three ways: as files of
 their rate, for which `lagwise evaluate` scales the steps of the kernels; with a header that says 16 kHz, so that
 nothing is scaled; and resampled back to 16 kHz.
+
+The training is repeated with every second file at 8 kHz: as files of their rates (mixed), for which the steps of
+kernels are scaled row by row, with headers that all say 16 kHz (mixed-unscaled), and all resampled to 16 kHz
+(mixed-resampled).
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ RATE = 16000
 CLIP = RATE // 2  # samples
 COUNTS = {"train": 200, "valid": 40, "test": 100}  # prompts of each language
 RATES = {24000: (3, 2), 16000: (1, 1), 12000: (3, 4), 8000: (1, 2)}  # Hz, and the ratio to that of training
+SOUNDS = ("sounds", "mixed", "mixed-resampled", "mixed-unscaled")
 OPTIONS = [
     *("task.stride=1", "model.hidden_size=32", "model.num_hidden_layers=2", "model.norm=batch"),
     "model.block={name: prenorm, norm: batch, token_mixer: {name: gtu, expansion: 1, kernel: {name: s4d, modes: 16}}, "
@@ -52,6 +57,18 @@ def prepare(root: Path, work: Path) -> None:
                     write(work / f"{hertz}-unscaled" / place, own, RATE)
                     write(work / f"{hertz}-resampled" / place, resample_poly(own, down, up)[:CLIP], RATE)
             start += count
+    mix(work)
+
+
+def mix(work: Path) -> None:
+    """The sounds of ``prepare`` with every second file of each split at 8 kHz, in three ways."""
+    for path in sorted((work / "sounds").rglob("*.wav")):
+        clip, place = wavfile.read(path)[1].astype(np.float64), path.relative_to(work / "sounds")
+        slow = int(path.stem) % 2 == 1
+        own = resample_poly(clip, 1, 2) if slow else clip
+        write(work / "mixed" / place, own, RATE // 2 if slow else RATE)
+        write(work / "mixed-unscaled" / place, own, RATE)
+        write(work / "mixed-resampled" / place, resample_poly(own, 2, 1)[:CLIP] if slow else clip, RATE)
 
 
 def read_prompt(path: Path) -> np.ndarray:
@@ -78,18 +95,24 @@ def write(path: Path, samples: np.ndarray, hertz: int) -> None:
     wavfile.write(path, hertz, samples.astype(np.float32))
 
 
+def run_of(work: Path, sounds: str) -> Path:
+    return work / ("run" if sounds == "sounds" else f"run-{sounds}")
+
+
 def score(work: Path, out: Path) -> None:
     from lagwise.analysis.timing import save_results
     from lagwise.runs import evaluate_run
 
     results = []
-    for hertz in RATES:
-        scores = {}
-        for way in ("as-it-is", "unscaled", "resampled"):
-            found = evaluate_run(work / "run", source=str(work / f"{hertz}-{way}"), progress=False)["test"]
-            scores[way.replace("-", "_")] = found["accuracy"]
-        results.append({"hertz": hertz, "sounds": found["rows"], **scores})
-        print(json.dumps(results[-1]), flush=True)
+    for trained in filter(lambda each: run_of(work, each).is_dir(), SOUNDS):
+        for hertz in RATES:
+            scores = {}
+            for way in ("as-it-is", "unscaled", "resampled"):
+                source = str(work / f"{hertz}-{way}")
+                found = evaluate_run(run_of(work, trained), source=source, progress=False)["test"]
+                scores[way.replace("-", "_")] = found["accuracy"]
+            results.append({"trained": trained, "hertz": hertz, "sounds": found["rows"], **scores})
+            print(json.dumps(results[-1]), flush=True)
     save_results(out, f"python benchmarks/sound_rates.py {' '.join(sys.argv[1:])}", results)
 
 
@@ -102,6 +125,7 @@ def main() -> None:
             own.add_argument("root", type=Path)
         own.add_argument("work", type=Path)
         if name == "train":
+            own.add_argument("--sounds", choices=SOUNDS, default=SOUNDS[0])
             own.add_argument("overrides", nargs="*")
         if name == "score":
             own.add_argument("--out", type=Path, required=True)
@@ -112,8 +136,8 @@ def main() -> None:
         from lagwise.training import load_recipe, train
 
         recipe = load_recipe("signal", [*OPTIONS, *options.overrides])
-        recipe.data.source = str(options.work / "sounds")
-        train(recipe, options.work / "run")
+        recipe.data.source = str(options.work / options.sounds)
+        train(recipe, run_of(options.work, options.sounds))
     else:
         score(options.work, options.out)
 

@@ -62,6 +62,44 @@ def test_numbers_and_several_columns_tell_series_apart(tmp_path: Path) -> None:
     assert sorted(both.frame.columns) == ["x", "y"]  # the one text with which no time repeats
 
 
+def shops() -> pd.DataFrame:
+    """Two goods in two shops, with a holiday by name, and a week ahead in which prices and holidays are known."""
+    goods = [(shop, good, 10 * i + j) for i, shop in enumerate(("Hof", "Ulm")) for j, good in enumerate(("tea", "oil"))]
+    parts = [
+        pd.DataFrame({"day": DAYS, "shop": shop, "good": good, "region": "south", "sold": level + np.arange(60) % 7})
+        for shop, good, level in goods
+    ]
+    frame = pd.concat(parts).assign(price=lambda x: 2 + x["day"].dt.day % 3)
+    frame["holiday"] = frame["day"].dt.strftime("%d").map({"01": "New Year", "25": "fair"}).fillna("")
+    return frame.assign(sold=frame["sold"].astype(float).where(frame["day"] < DAYS[53]))
+
+
+def test_text_that_only_days_have_tells_no_series_apart(tmp_path: Path) -> None:
+    table = read(tmp_path, shops(), target="sold")
+    assert list(table.ids) == ["shop", "good"]
+    assert sorted(table.frame.columns) == ["Hof / oil", "Hof / tea", "Ulm / oil", "Ulm / tea"]
+    with pytest.raises(ValueError, match=r"name the column that tells series apart with `id`, as `id` shop,good does"):
+        read(tmp_path, shops(), ids=["shop"], target="sold")
+
+
+@pytest.mark.parametrize("write", ["{:,}", "{:_}"])
+def test_numbers_with_separators_are_no_text(write: str, tmp_path: Path) -> None:
+    """They differ from row to row within a series, as text that would have to tell series apart does not."""
+    volumes = [write.format(30_000_000 + 1_234_567 * row).replace("_", ".") for row in range(120)]
+    table = read(tmp_path, sales(60, 60).assign(Volume=volumes, note="daily"), target="sales")
+    assert list(table.ids) == ["store"]
+
+
+def test_a_note_says_what_may_be_known_in_advance(tmp_path: Path) -> None:
+    note = (
+        "28 rows after the last 'sold' have 'price', 'holiday'; if these are known in advance, name them with `future`"
+    )
+    assert note in read(tmp_path, shops(), target="sold").notes
+    table = read(tmp_path, shops(), target="sold", beside={"future": ["price", "holiday"], "static": ["region"]})
+    assert not any("known in advance" in each for each in table.notes)
+    assert not any("known in advance" in each for each in read(tmp_path, sales(60, 40)).notes)
+
+
 def test_each_series_is_forecast_from_its_own_end(tmp_path: Path) -> None:
     frame = sales(60, 40)
     frame = frame[(frame["store"] == "a") | (frame["date"] < "2024-02-20")]

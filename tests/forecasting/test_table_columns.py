@@ -82,7 +82,7 @@ def test_columns_of_a_table_with_a_column_for_each_series(tmp_path: Path) -> Non
         (
             lambda x: x.iloc[:-2],
             {"future": ["promo"]},
-            "column 'promo' of the future has no value at 2024-03-26 for series 'b'",
+            r"column 'promo' of the future has no value at 2024-03-26 for series 'b'; .* or forecast the 5 that it has",
         ),
         (lambda x: x, {"future": ["price"]}, "unknown future column: 'price'"),
         (lambda x: x, {"future": ["promo"], "past": ["promo"]}, "column 'promo' has two uses"),

@@ -57,6 +57,40 @@ def test_a_token_of_several_times_is_a_signal_that_is_held(name: str) -> None:
     torch.testing.assert_close(found, repeated[:, counts.cumsum(0) - 1], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", [*CONTINUOUS, "kernel ema"])
+def test_rows_have_steps_of_their_own(name: str, causal: bool) -> None:
+    """Each as a mixer of that step has them, padded or not, also for gradients; and where a causal one streams."""
+    torch.manual_seed(0)
+    spec = {"name": "toeplitz", "kernel": {"name": "ema"}} if name == "kernel ema" else dict(CONTINUOUS[name])
+    mixer = build(MIXERS, spec, 6, what="mixer", causal=causal).double()
+    x = torch.randn(4, 15, 6, dtype=torch.float64)
+    times, lengths = torch.tensor([[2.0], [0.5], [2.0], [1.0]], dtype=torch.float64), (15, 9, 11, 15)
+    mask = torch.arange(15) < torch.tensor(lengths)[:, None]
+    found = mixer(x, layout=Layout(mask, token_time=times))
+    one = [mixer(x[i, None, :n], layout=Layout(token_time=times[i, None])) for i, n in enumerate(lengths)]
+    assert all(part.token_time == 1 for part in mixer.modules() if isinstance(part, Mixer))
+    parameters = list(mixer.parameters())
+    gradients = [
+        torch.autograd.grad(y.square().sum(), parameters) for y in ((found * mask[..., None]), torch.cat(one, 1))
+    ]
+    for part in mixer.modules():
+        if hasattr(part, "token_time"):
+            part.token_time = 0.5
+    with torch.no_grad():
+        torch.testing.assert_close(one[1], mixer(x[1:2, :9]), rtol=0, atol=1e-12)
+    for i, n in enumerate(lengths):
+        torch.testing.assert_close(found[i, :n], one[i][0], rtol=0, atol=1e-9)
+    for ours, alone in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, alone, rtol=1e-9, atol=1e-9)
+    if causal and name in CONTINUOUS:
+        for part in mixer.modules():
+            if hasattr(part, "token_time"):
+                part.token_time = 1.0
+        streamed, _ = mixer.prefill(x, mixer.init_state(4), layout=Layout(mask, token_time=times))
+        torch.testing.assert_close(streamed[mask], found[mask], rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["s4d", "cema", "lru", "s5"])
 def test_halves_of_a_token_are_the_token(name: str) -> None:
     """Only continuous parameters tell the power of a half of a pole whose angle is beyond pi."""
@@ -88,6 +122,8 @@ def test_mixers_that_count_tokens_are_refused_by_name(name: str) -> None:
     assert not takes_times(mixer)
     with pytest.raises(ValueError, match=message):
         mixer(x, layout=layout)
+    with pytest.raises(ValueError, match="counts tokens, whose time therefore cannot differ from row to row"):
+        mixer(x, layout=Layout(token_time=torch.ones(1, 1)))
     with pytest.raises(ValueError, match=message):
         mixer.prefill(x, mixer.init_state(1), layout=layout)
     with pytest.raises(ValueError, match=message):
@@ -97,3 +133,5 @@ def test_mixers_that_count_tokens_are_refused_by_name(name: str) -> None:
 def test_times_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="token_time must be"):
         make("lru")(torch.randn(1, 4, 6), layout=Layout(token_time=torch.ones(1, 3)))
+    with pytest.raises(ValueError, match="token_time must be"):
+        make("lru")(torch.randn(2, 4, 6), layout=Layout(token_time=torch.ones(3, 1)))

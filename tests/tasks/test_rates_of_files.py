@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +70,17 @@ def test_a_model_that_counts_samples_names_what_does(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             call(run, source=str(tmp_path / "new"), progress=False)
     write(tmp_path / "sounds" / "low" / "a.wav", np.ones(400), 16000)
-    with pytest.raises(ValueError, match=r"has a sampling rate of 16000 Hz, .* has 8000 Hz; resample"):
+    with pytest.raises(
+        ValueError, match=r"rates of 8000 and 16000 Hz; .* is a TCNMixer, which counts samples; resample"
+    ):
         classes(tmp_path, ["task.stride=1"], "other")
+    with pytest.raises(ValueError, match=r"rates of 8000 and 16000 Hz; .* a stride of 1: this one reads 4 samples"):
+        classes(tmp_path, ["task.stride=4", CONTINUOUS], "other")
+    with pytest.raises(ValueError, match=r"a first answer counts samples, but sounds .* 8000 and 16000 Hz; resample"):
+        classes(tmp_path, ["training.first_answer=only"], "other")
+    (tmp_path / "sounds" / "low" / "a.wav").unlink()
+    with pytest.raises(ValueError, match="have a sampling rate of 8000 Hz, not 16000"):
+        classes(tmp_path, ["task.stride=1", "task.rate=16000"], "other")
 
 
 def test_a_first_answer_counts_samples(tmp_path: Path) -> None:
@@ -107,3 +117,55 @@ def test_signals_of_other_rates_are_answered_at_theirs(tmp_path: Path) -> None:
     write(tmp_path / "own" / "clean" / "c.wav", x, 8000)
     rows = predict_run(run, source=str(tmp_path / "own"), progress=False)
     assert [len(row["predicted"]) for row in rows] == [300, 600]
+
+
+def test_sounds_of_a_training_have_their_own_rates(tmp_path: Path) -> None:
+    """Half of them at another rate, by which classes cannot be told from samples alone."""
+    random = np.random.default_rng(0)
+    for number in range(60):
+        name, hertz = (("low", 150.0), ("high", 300.0))[number % 2]
+        rate = (8000, 16000)[number // 2 % 2]
+        place = ("train", "valid", "test")[max(0, number - 40) // 8 % 3 if number >= 32 else 0]
+        x = tone(random, hertz, rate, rate // 20)
+        write(tmp_path / "sounds" / place / name / f"{number}.wav", x, rate)
+        write(tmp_path / "headers" / place / name / f"{number}.wav", x, 8000)
+    options = ["task.stride=1", "training.steps=80", "training.evaluate_every=40", "training.first_answer=none", *SMALL]
+    scores = {}
+    for folder in ("sounds", "headers"):
+        recipe = load_recipe("signal", [*options, "model.causal=true", CONTINUOUS])
+        recipe.data.source = str(tmp_path / folder)
+        recipe.model |= {"hidden_size": 8, "num_hidden_layers": 1}
+        run = Path(train(recipe, tmp_path / f"run-{folder}", progress=False))
+        assert "rate: 8000" in (run / "recipe.yaml").read_text()
+        scores[folder] = evaluate_run(run, progress=False)["test"]["accuracy"]
+    assert scores["sounds"] > 0.9
+    assert scores["headers"] < 0.8
+
+
+def test_samples_are_labelled_at_the_rate_of_their_file(tmp_path: Path) -> None:
+    """Which count samples neither in steps nor in delays nor in events."""
+    random = np.random.default_rng(0)
+    for number in range(24):
+        name, hertz = (("low", 150.0), ("high", 300.0))[number % 2]
+        write(tmp_path / "sounds" / name / f"{number}.wav", tone(random, hertz), 8000)
+    options = ["task.stride=1", "task.delay=0", "training.steps=60", "training.evaluate_every=30", "data.length=300"]
+    recipe = load_recipe("signal-steps", [*options, *SMALL, "training.save_every=30", "model.causal=true", CONTINUOUS])
+    recipe.data.source = str(tmp_path / "sounds")
+    recipe.model |= {"hidden_size": 8, "num_hidden_layers": 1}
+    run = Path(train(recipe, tmp_path / "run", progress=False))
+    for number in range(8):
+        name, hertz = (("low", 150.0), ("high", 300.0))[number % 2]
+        rate = (8000, 16000)[number // 2 % 2]
+        x = tone(random, hertz, rate, rate // 20)
+        for folder, header in (("new", rate), ("as-8000", 8000)):
+            write(tmp_path / folder / name / f"{number}.wav", x, header)
+    own, wrong = (
+        evaluate_run(run, source=str(tmp_path / each), progress=False)["test"]["accuracy"] for each in ("new", "as-8000")
+    )
+    assert own > wrong + 0.1
+    rows = predict_run(run, source=str(tmp_path / "new"), progress=False)
+    stretches = {row["file"]: json.loads(row["predicted"]) for row in rows}
+    assert [stretches[f"{number}.wav"][-1][1] for number in (0, 2)] == [400, 800]
+    write(tmp_path / "sounds" / "low" / "a.wav", np.ones(400), 16000)
+    with pytest.raises(ValueError, match=r"has a sampling rate of 16000 Hz, .* has 8000 Hz; resample"):
+        train(recipe, tmp_path / "other", progress=False)

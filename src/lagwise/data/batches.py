@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     R = TypeVar("R", Rows, pa.Table)
 
 _POOL = 50  # batches that are sorted by length together
-_SCALARS = ("label", "length")  # the columns of encoded rows that are not inputs
+_NUMBERS = ("label", "sampling_rate")  # the columns of encoded rows that have a number, or some, for each row
 
 
 class BucketedExamples(Dataset):
@@ -71,7 +71,8 @@ class BucketedExamples(Dataset):
 
 
 class EncodedExamples(Dataset):
-    """Encoded rows in their own order, as tensors: input_ids and token_type_ids or input_values, and ``label``."""
+    """Encoded rows in their own order, as tensors: input_ids and token_type_ids or input_values, and ``label`` and
+    ``sampling_rate`` where they have them."""
 
     def __init__(self, rows: Rows | pa.Table):
         self.rows: Any = rows.with_format("arrow") if hasattr(rows, "with_format") else rows
@@ -81,10 +82,10 @@ class EncodedExamples(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row: Any = self.rows.slice(index, 1) if hasattr(self.rows, "slice") else self.rows[index]
-        names = [name for name in row.column_names if name not in _SCALARS]
+        names = [name for name in row.column_names if name not in (*_NUMBERS, "length")]
         example = input_tensors([{name: next(row_arrays(row.column(name))).copy() for name in names}])
-        label = {"label": torch.tensor(row.column("label")[0].as_py())} if "label" in row.column_names else {}
-        return {name: values[0] for name, values in example.items()} | label
+        numbers = {n: torch.tensor(row.column(n)[0].as_py()) for n in _NUMBERS if n in row.column_names}
+        return {name: values[0] for name, values in example.items()} | numbers
 
 
 def series(rows: Rows) -> Iterator[np.ndarray]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
-from lagwise.data.labelled_rows import LABEL, LabelledRows, label_columns, read_labelled
+from lagwise.data.labelled_rows import LABEL, RATE, LabelledRows, label_columns, read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.data.rows import RowSource, open_rows
@@ -36,11 +36,12 @@ class LabelledData:
     Attributes:
         splits: data sets with the columns input_ids (lists of token ids; of pairs also token_type_ids) or input_values
             (lists of ``features`` float32 each), label (the id of a class, a number, or 0 or 1 for each of several
-            labels) and length (of the inputs).
+            labels), length (of the inputs) and, of sounds whose rates differ, sampling_rate.
         label: the column of the labels, or those of 0 and 1.
         label_names: names of the classes, by id; None in regression.
         reason: why it is of this kind.
         gaps: whether any sample of a series is missing (NaN).
+        rates: sampling rates of sounds in Hz, where they differ.
         cut: number of rows of each split that were longer than the limit.
         counts: rows of each class in each split; empty in regression.
         notes: further facts for the reader, one line each.
@@ -55,6 +56,7 @@ class LabelledData:
     reason: str
     label_names: tuple[str, ...] | None
     gaps: bool
+    rates: tuple[int, ...]
     cut: dict[str, int]
     counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
@@ -98,9 +100,10 @@ class LabelledData:
         least, most = min(lengths), max(lengths)
         samples = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         layout = "; arrays are read as (rows, samples, features)" if self.features > most else ""
+        rates = f" at {' and '.join(f'{rate:,}' for rate in self.rates)} Hz" if self.rates else ""
         return [
             f"{len(lengths):,} series of {samples} sample{'s' * (most > 1)} and "
-            f"{counted(self.features, 'feature')}{layout}"
+            f"{counted(self.features, 'feature')}{rates}{layout}"
         ]
 
 
@@ -161,6 +164,7 @@ def prepare_labelled(
         reason=meta["reason"],
         label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
         gaps=meta.get("gaps", False),  # earlier versions refused them
+        rates=tuple(meta.get("rates", ())),  # and these
         cut=meta["cut"],
         counts=meta["counts"],
         notes=(*source.notes, *meta["notes"]),  # those on files that are not read do not change with the rows
@@ -231,20 +235,21 @@ def _write(
     several = rows.kind == MULTI_LABEL
     kind = pa.list_(pa.float32(), len(rows.label_names or ())) if several else None
     labels = pa.field("label", kind or (pa.float32() if rows.label_names is None else pa.int64()))
+    added = [(labels, LABEL), *[(pa.field(RATE, pa.int32()), RATE)] * bool(rows.rates)]
     cut = dict.fromkeys(SPLITS, 0)
     for split in SPLITS:
         table: Any = rows.splits[split].with_format("arrow")[:]
-        values = table.column(LABEL).combine_chunks().cast(labels.type)
-        schema, start = encoder.schema().append(labels), 0
+        values = [table.column(name).combine_chunks().cast(field.type) for field, name in added]
+        schema, start = pa.schema([*encoder.schema(), *(field for field, _ in added)]), 0
         with (
             arrow_file(folder / f"{split}.arrow", schema) as writer,
-            progress_bar(desc=f"encoding {split}", unit=" rows", total=len(values), show=progress) as bar,
+            progress_bar(desc=f"encoding {split}", unit=" rows", total=table.num_rows, show=progress) as bar,
         ):
             for batch, too_long in encoder.batches(table, lambda i, split=split: f"{split} row {i + 1}"):
-                columns = [*batch.columns, values.slice(start, batch.num_rows)]
+                columns = [*batch.columns, *(each.slice(start, batch.num_rows) for each in values)]
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
                 start, cut[split] = start + batch.num_rows, cut[split] + too_long
                 bar.update(batch.num_rows)
-    same = ("columns", "label", "features", "gaps", "kind", "reason", "label_names", "counts", "notes")
+    same = ("columns", "label", "features", "gaps", "rates", "kind", "reason", "label_names", "counts", "notes")
     made = {"source": rows.name, "length": length, "is_bytes": encoder.is_bytes, "separate": separate, "cut": cut}
     return {**{name: getattr(rows, name) for name in same}, **made}

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
+RATE = "sampling_rate"  # the column of that of sounds
 _LONG, _MANY = 40, 20  # characters of a column's name, and columns, in a message
 _SAMPLE = 100  # rows that distinguish a column of text from one of numbers
 
@@ -51,6 +52,7 @@ class LabelledRows:
         label: the column of the labels, or those of 0 and 1.
         features: number of features per position of a series, None for text.
         gaps: whether any sample of a series is missing (NaN).
+        rates: sampling rates of sounds in Hz, where they differ; ``splits`` then have the column RATE too.
 
     The other fields are as in `LabelledData`.
     """
@@ -67,6 +69,7 @@ class LabelledRows:
     label: str | list[str] = LABEL
     features: int | None = None
     gaps: bool = False
+    rates: tuple[int, ...] = ()
 
 
 def read_labelled(
@@ -80,7 +83,7 @@ def read_labelled(
         kind: as in `prepare_labelled`.
         values: whether the inputs are series, not text.
     """
-    wanted = (*columns, *label_columns(label))
+    wanted = (*columns, *label_columns(label), *[RATE] * source.has_sounds)
     tables = source.read(wanted if {*wanted} <= {*source.columns} else None)
     named = tuple(tables)
     if "train" not in tables:
@@ -121,10 +124,19 @@ def read_labelled(
                 raise ValueError(_one_folder(tables, label, source))
         labels = _labels(tables, label, kind, where, in_folders)
         features, gaps = _check_inputs(tables, columns, values, where)
-        found = split_labelled(tables, columns, labels)
+        rates = _rates(tables) if values and source.any_rate and source.has_sounds else ()
+        found = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
-    return replace(found, name=source.name, columns=columns, label=label, features=features, gaps=gaps)
+    return replace(found, name=source.name, columns=columns, label=label, features=features, gaps=gaps, rates=rates)
+
+
+def _rates(tables: Mapping[str, Dataset]) -> tuple[int, ...]:
+    """The sampling rates of sounds where they have several, from the lowest."""
+    if not all(RATE in rows.column_names for rows in tables.values()):
+        return ()
+    found = sorted({rate for rows in tables.values() for rate in rows[RATE][:]})
+    return tuple(found) if len(found) > 1 else ()
 
 
 def split_labelled(

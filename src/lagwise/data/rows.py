@@ -80,6 +80,11 @@ class RowSource:
         return any(file_kind(path) in TEXT_TABLES for path in chain(*self.files.values()))
 
     @property
+    def has_sounds(self) -> bool:
+        """Whether any file is a sound."""
+        return any(file_kind(path) in SOUNDS for path in chain(*self.files.values()))
+
+    @property
     def has_sequences(self) -> bool:
         """Whether the files are FASTA or FASTQ."""
         return any(file_kind(path) in SEQUENCES for path in chain(*self.files.values()))

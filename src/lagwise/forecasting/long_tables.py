@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from lagwise.tables import shown
 _IDS = ("unique_id", "item_id", "series_id", "id", "series")  # usual names, lower case
 _TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quarter", "day", "period", "year")
 _TARGETS = ("y", "target", "value")
+_THOUSANDS = r"(?<=\d)([,. '])(?=\d{3}(\1\d{3})*(?!\d))"  # separators
 _LEAST = 3  # values of a series
 _NAMED = 3  # series in a note
 _REPEATED = 0.01  # of the rows may have a time that a series has already: an hour where clocks go back, or an error
@@ -53,13 +55,15 @@ def find_time(frame: pd.DataFrame, ids: Sequence[str]) -> str:
 
 def find_ids(frame: pd.DataFrame, time: str, others: Sequence[str]) -> list[str]:
     """The columns that tell series apart, where times repeat and it is clear which: the one with a usual name, or the
-    only column of text, or all of them, with which hardly any time repeats. Otherwise none."""
+    first column of text, the first two, or all of them, with which hardly any time repeats. Otherwise none. Text that
+    is the same in all rows of a time, such as a holiday, tells nothing apart."""
     if not frame[time].duplicated().any():
         return []
     candidates = [name for name in others if name != time]
-    texts = [name for name in candidates if _is_text(frame[name])]
+    texts = [name for name in candidates if _is_text(frame[name]) and _differs_at_once(frame, time, name)]
     usual = [name for name in candidates if name.lower() in _IDS]
-    for found in ([usual[:1]] if usual else []) + [[name] for name in texts] + [texts]:
+    several = [list(some) for number in (1, 2) for some in combinations(texts, number)]
+    for found in ([usual[:1]] if usual else []) + several + [texts]:
         if not found or not frame.duplicated(found).any() or frame[found].isna().any(axis=None):
             continue  # an id has several rows
         if frame.duplicated([*found, time]).mean() <= _REPEATED:
@@ -68,6 +72,11 @@ def find_ids(frame: pd.DataFrame, time: str, others: Sequence[str]) -> list[str]
                 continue  # another text differs within these series
             return found
     return []
+
+
+def _differs_at_once(frame: pd.DataFrame, time: str, name: str) -> bool:
+    """Whether a column has several values at a time."""
+    return bool(frame.groupby(time)[name].nunique(dropna=False).gt(1).any())
 
 
 def find_target(frame: pd.DataFrame, others: Sequence[str]) -> str:
@@ -86,9 +95,9 @@ def _is_label(column: pd.Series) -> bool:
 
 
 def _is_text(column: pd.Series) -> bool:
-    """Whether the first value is no number."""
+    """Whether the first value is no number, with or without separators between thousands."""
     values = column.dropna()
-    first = values.iloc[:1].astype(str).str.replace(",", ".")
+    first = values.iloc[:1].astype(str).str.replace(_THOUSANDS, "", regex=True).str.replace(",", ".")
     return bool(pd.to_numeric(first, errors="coerce").isna().any())
 
 
@@ -122,7 +131,10 @@ def place_rows(frame: pd.DataFrame, time: str, ids: Sequence[str], some: np.ndar
         try:
             days |= set(repeated_days(own[series == number]))
         except ValueError as error:
-            raise ValueError(f"series {names[number]!r}: {error}") from None
+            others = [str(name) for name in frame.columns if name not in (time, *ids)]
+            apart = [name for name in others if not frame.duplicated([*ids, name, time]).any()]
+            hint = f", as `id` {','.join([*ids, apart[0]])} does" if apart else ""
+            raise ValueError(f"series {names[number]!r}: {error}{hint}") from None
     if days:
         times = times._replace(zone=clock_zone(times.times.append(own[again].unique()), times.grid.times))
     grid = times.grid.times
@@ -150,6 +162,22 @@ def long_notes(places: Places, values: np.ndarray) -> tuple[np.ndarray, list[str
         text = places.times.write(places.times.grid.times[[ends[kept].max() - 1]])[0]
         notes.append(f"{_listed(names)} no values up to {text}; each series is forecast from its own end")
     return kept, notes
+
+
+def later_note(
+    before: pd.DataFrame, later: pd.DataFrame, ids: Sequence[str], target: str, others: Sequence[str]
+) -> list[str]:
+    """A note if rows after the last value to forecast have values of other columns, which change within series before:
+    they may be known in advance."""
+    found = [name for name in others if name != target and later[name].notna().any()]
+    found = [name for name in found if before.groupby(list(ids))[name].nunique().gt(1).any()]
+    if not found:
+        return []
+    one = len(found) == 1
+    return [
+        f"{len(later):,} rows after the last {target!r} have {', '.join(map(repr, found[:_NAMED]))}; if "
+        f"{'it is' if one else 'these are'} known in advance, name {'it' if one else 'them'} with `future`"
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -58,9 +58,11 @@ class TableColumns:
             if kind == "future" and (gone := np.isnan(made[rows:])).any():
                 row, series = np.argwhere(gone)[0]
                 when = plain_times([times(horizon, int(ends[series]))[row]])[0]
+                there = int(gone.any(1).argmax())
+                fewer = f", or forecast the {there} that it has, with `horizon` {there}" if there else ""
                 raise ValueError(
                     f"column {name!r} of the future has no value at {when} for series {names[series]!r}; add the "
-                    f"{horizon} rows of the horizon to the table, with its values and without values to forecast"
+                    f"{horizon} rows of the horizon to the table, with its values and without values to forecast{fewer}"
                 )
             parts[kind].append(made if kind == "future" else made[:rows])
         arrays = {kind: np.stack(each, axis=-1) if each else None for kind, each in parts.items()}

@@ -19,7 +19,15 @@ from lagwise.files import one_line
 from lagwise.forecasting.clock_changes import is_skipped, skipped_note
 from lagwise.forecasting.columns import Columns
 from lagwise.forecasting.grids import Grid
-from lagwise.forecasting.long_tables import Places, find_ids, find_target, find_time, long_notes, place_rows
+from lagwise.forecasting.long_tables import (
+    Places,
+    find_ids,
+    find_target,
+    find_time,
+    later_note,
+    long_notes,
+    place_rows,
+)
 from lagwise.forecasting.month_names import in_english
 from lagwise.forecasting.numbers import missing_codes, to_numbers
 from lagwise.forecasting.table_columns import TableColumns, beside_columns, check_beside
@@ -220,6 +228,7 @@ def _long(
     if beside:
         decimal = _decimal(frame[[name for some in beside.values() for name in some]], start.usual)
         table = replace(table, beside=beside_columns(frame, beside, decimal, places.spread).of(kept))
+    more += later_note(frame[some], frame[places.rows >= rows], ids, target, [] if beside.get("future") else rest)
     observed, skipped = full.notna().to_numpy(), ~table.exist(index)
     more += skipped_note(index[skipped])
     inside = int((table.ends - observed.argmax(0) - (observed | skipped[:, None]).sum(0)).sum())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from lagwise.kernels.base import LagKernel
 from lagwise.mixers.state import join_states, leaves, select_rows
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
@@ -95,6 +97,8 @@ class Mixer(nn.Module):
         x = checked(x, layout, self.channels)
         if not symbolic(x.shape[0]) and x.shape[0] == 0:
             return x
+        if layout.by_row and x.shape[1] > 1:
+            return self._mix_rows(x, layout)
         if layout.token_time is not None:
             self.require_times(layout)
         elif layout.pieces is not None:
@@ -138,6 +142,31 @@ class Mixer(nn.Module):
     def _mix_timed(self, x: Tensor, layout: Layout) -> Tensor:
         return self.mix_timed(x, layout, None)[0]
 
+    @torch.compiler.disable  # which rows have the same time depends on values
+    def _mix_rows(self, x: Tensor, layout: Layout) -> Tensor:
+        """`mix` for rows that have one time each for all their tokens: of rows of one time, by kernels of that step."""
+        self.require_rate(layout)
+        result: Tensor | None = None
+        for time, rows, own in layout.rows_by_time:
+            with stepped(self, time):
+                y = self.mix(x[rows], own)
+            result = y.new_zeros(len(x), *y.shape[1:]) if result is None else result
+            result = result.index_copy(0, rows, y)
+        assert result is not None
+        return result
+
+    def require_rate(self, layout: Layout | None = None) -> None:
+        """ValueError if it, a mixer inside or a kernel counts tokens, so that ``token_time`` must be 1; and for rows
+        that are split between processes."""
+        if layout is not None and layout.pieces is not None:
+            raise ValueError("rows with times of their own cannot be split between processes")
+        for part in self.modules():
+            if isinstance(part, Mixer | LagKernel) and not part.any_rate:
+                raise ValueError(
+                    f"{type(part).__name__} counts tokens, whose time therefore cannot differ from row to row; use "
+                    "mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
+                )
+
     def timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
         """`mix_timed` for any values at padding."""
         return self.mix_timed(masked(x, layout.mask), layout, state)
@@ -178,6 +207,8 @@ class Mixer(nn.Module):
         """
         layout = Layout(mask) if layout is None else layout
         x, mask = checked(x, layout, self.channels), layout.mask
+        if layout.by_row:
+            layout = layout.by_token(x.shape[1])
         if layout.token_time is not None:
             self.require_times(layout)
             return self._next(x, state, layout)
@@ -255,6 +286,20 @@ class Mixer(nn.Module):
         if not self.causal:
             remedy = "" if True not in self.directions else "; build it with causal=True"
             raise ValueError(f"{type(self).__name__} is bidirectional: it has no streaming state{remedy}")
+
+
+@contextmanager
+def stepped(mixer: Mixer, time: float) -> Iterator[None]:
+    """While it lasts, the steps of a mixer and of all its parts are ``time`` times as long."""
+    parts = [part for part in mixer.modules() if isinstance(part, Mixer | LagKernel)]
+    before = [part.token_time for part in parts]
+    try:
+        for part in parts:
+            part.token_time *= time
+        yield
+    finally:
+        for part, own in zip(parts, before, strict=True):
+            part.token_time = own
 
 
 def mixers_inside(mixer: Mixer) -> list[Mixer]:

@@ -33,7 +33,7 @@ from lagwise.models.layer import LagwiseLayer, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.models.offload import OffloadProbe
 from lagwise.models.pieces import require_pieces
-from lagwise.models.rates import require_times, set_rate
+from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
@@ -156,7 +156,8 @@ class LagwiseModel(LagwisePreTrainedModel):
     ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
     padding-free collators, by cu_seq_lens_q and cu_seq_lens_k, or by position_ids that start again inside a row.
     token_time ``(batch, length)`` is the time of each token since the one before, for models whose parts are all in
-    continuous time; input_values may have it (`ValueInput`).
+    continuous time; input_values may have it (`ValueInput`); or ``(batch, 1)`` is that of all tokens of a row, for
+    samples of another rate in each.
     Otherwise position_ids are ignored, but they may leave no token out. A ValueError names what is wrong with an input,
     and refuses pieces of sequences that are split between processes.
 
@@ -273,7 +274,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         h, grid = self._embed(inputs_embeds, attention_mask, given)
         check_precision(self, h.device)
         batch, length, _ = h.shape
-        if token_time is not None and not self._timed:  # of which the parts are known to take times
+        if token_time is not None and token_time.shape[1:] == (1,) and length > 1:
+            require_rate("a rate for each row", self, self.config)
+        elif token_time is not None and not self._timed:  # of which the parts are known to take times
             require_times(self, self.config)
         elif token_time is None and self._timed and input_values is not None:
             token_time = self.embed_tokens.token_time(input_values)

@@ -10,26 +10,31 @@ from lagwise.mixers import ChunkedAttention, Mixer
 
 def set_rate(model: Any, config: Any) -> None:
     """Scale the steps of all parts of a backbone to ``config.rate``. ValueError names a part that counts tokens."""
-    if config.input_name != "values":
-        raise ValueError(f"rate is that of samples, so it needs inputs 'values', got {config.inputs!r}")
-    stride = model.embed_tokens.stride
-    if model.embed_tokens.timed:
-        raise ValueError(f"rate {config.rate:g} is not for a model of samples with times, which tell their rate")
-    if stride != 1:
-        raise ValueError(
-            f"rate {config.rate:g} needs a model with a stride of 1: this one reads {stride} samples at once, by "
-            "filters for the rate of training; resample its inputs"
-        )
-    _check_positions(f"rate {config.rate:g}", config)
-    for name, part in model.named_modules():
-        if isinstance(part, ChunkedAttention) or (isinstance(part, Mixer | LagKernel) and not part.any_rate):
-            raise ValueError(
-                f"rate {config.rate:g} needs mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema "
-                f"and ema, but {name} is a {type(part).__name__}, which counts samples; resample its inputs"
-            )
+    require_rate(f"rate {config.rate:g}", model, config)
     for part in model.modules():
         if isinstance(part, Mixer | LagKernel):
             part.token_time = 1 / config.rate
+
+
+def require_rate(what: str, model: Any, config: Any) -> None:
+    """ValueError, about ``what``, if a part of a backbone counts samples, so that it has one rate."""
+    if config.input_name != "values":
+        raise ValueError(f"{what} needs inputs 'values', as a rate is that of samples, got {config.inputs!r}")
+    stride = model.embed_tokens.stride
+    if model.embed_tokens.timed:
+        raise ValueError(f"{what} is not for a model of samples with times, which tell their rate")
+    if stride != 1:
+        raise ValueError(
+            f"{what} needs a model with a stride of 1: this one reads {stride} samples at once, by filters for the "
+            "rate of training; resample its inputs"
+        )
+    _check_positions(what, config)
+    for name, part in model.named_modules():
+        if isinstance(part, ChunkedAttention) or (isinstance(part, Mixer | LagKernel) and not part.any_rate):
+            raise ValueError(
+                f"{what} needs mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema, but "
+                f"{name} is a {type(part).__name__}, which counts samples; resample its inputs"
+            )
 
 
 def require_times(model: Any, config: Any) -> None:

@@ -44,7 +44,8 @@ class Layout:
         seq_idx: ``(batch, length)`` of integers, constant over a document of a packed row; None if every row is one
             document.
         token_time: ``(batch, length)``, the time of each token since the one before, relative to that for which a
-            model's parameters are; None if it is 1 everywhere. 0 at padding, whatever is given there.
+            model's parameters are; None if it is 1 everywhere. 0 at padding, whatever is given there. Or ``(batch,
+            1)``, that of all tokens of a row: kernels then have a step for each row, and none for each token.
         grid: The (height, width) of rows that are images, stored row by row.
         pieces: A `lagwise.ops.pieces.Pieces`, where these positions are in rows that are split between processes; None
             if rows are whole.
@@ -72,18 +73,24 @@ class Layout:
         if self.mask is mask and mask is not None and mask.device.type != "cpu":
             self.mask = mask.view(mask.shape)  # an object of its own, whose values the host may know (`on_host`)
         self.seq_idx = seq_idx
+        if token_time is not None and seq_idx is not None:
+            token_time = token_time.expand(seq_idx.shape)
+        longer = self.mask is None or self.mask.shape[1] > 1
+        #: whether each row has one time for all its tokens
+        self.by_row = token_time is not None and token_time.shape[1:] == (1,) and longer
         self.token_time = token_time
-        if token_time is not None and self.mask is not None:
+        if token_time is not None and self.mask is not None and not self.by_row:
             self.token_time = token_time.masked_fill(~self.mask, 0)
         self.grid = grid
         self.pieces = pieces
         self._found: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
-        """ValueError unless mask, seq_idx and token_time are ``(batch, length)`` and the grid has that many
-        positions."""
+        """ValueError unless mask, seq_idx and token_time are ``(batch, length)``, or times ``(batch, 1)``, and the
+        grid has that many positions."""
         for name, value in (("mask", self.mask), ("seq_idx", self.seq_idx), ("token_time", self.token_time)):
-            if value is not None and value.shape != (batch, length):
+            wanted = (batch, 1) if name == "token_time" and self.by_row else (batch, length)
+            if value is not None and value.shape != wanted:
                 raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, got {tuple(value.shape)}")
         if self.grid is not None and self.grid[0] * self.grid[1] != length:
             raise ValueError(f"a grid of {self.grid[0]} x {self.grid[1]} does not hold {length} tokens")
@@ -210,7 +217,9 @@ class Layout:
                 return None
             kept, mask, seq_idx = self._moved(found[0], found[1].mask, found[1].seq_idx)
             return kept, Layout(mask, seq_idx, token_time=self._kept_time(kept)).known(found[1])  # type: ignore
-        if self.mask is None or self.grid is not None or self.pieces is not None or not self.mask.any(1).all():
+        if self.mask is None or self.grid is not None or self.pieces is not None or self.by_row:
+            return None
+        if not self.mask.any(1).all():
             return None
         mask = self.mask
         inside = mask.cumsum(1).bool() & mask.flip(1).cumsum(1).flip(1).bool()
@@ -228,6 +237,22 @@ class Layout:
 
     def _kept_time(self, kept: Any) -> Tensor | None:
         return None if self.token_time is None else self.token_time.flatten()[kept][None]
+
+    @_once
+    def rows_by_time(self) -> list[tuple[float, Tensor, Layout]]:
+        """Of rows with one time each: every time, the numbers of its rows, and their layout without times."""
+        assert self.token_time is not None
+        times, found = self.token_time[:, 0], []
+        for time in times.unique().tolist():
+            rows = (times == time).nonzero()[:, 0]
+            found.append((time, rows, Layout(None if self.mask is None else self.mask[rows])))
+        return found
+
+    def by_token(self, length: int) -> Layout:
+        """This layout, with the time of a row for each of its ``length`` tokens."""
+        assert self.token_time is not None
+        times = self.token_time.expand(-1, length)
+        return Layout(self.mask, self.seq_idx, token_time=times, grid=self.grid, pieces=self.pieces)
 
     @property
     def time_after(self) -> Tensor:

@@ -228,6 +228,9 @@ class TaskData:
         """The task's options, completed from the data and saved with a run, so that it predicts without its data."""
         return {}
 
+    def check_model(self, model: Any) -> None:
+        """ValueError for a model that cannot learn from these data."""
+
     def linear_fields(self) -> dict[str, Any]:
         """Fields of `LagwiseLinearConfig` that depend on the data."""
         raise NotImplementedError

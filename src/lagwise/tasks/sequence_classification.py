@@ -36,7 +36,7 @@ from lagwise.data.batches import by_length, either_strand, length_step, like_len
 from lagwise.data.encoding import feature_scale, sizes_differ
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
-from lagwise.data.labelled_rows import read_labelled
+from lagwise.data.labelled_rows import RATE, read_labelled
 from lagwise.data.labels import KINDS
 from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
@@ -44,6 +44,7 @@ from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.models.loading import by_rate
+from lagwise.models.rates import require_rate
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
 from lagwise.tables import counted, known
@@ -94,7 +95,8 @@ class SequenceClassification(Labelled):
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
         lines: whether every line of .csv and .tsv files is a series, not a sample; found in the data: it is where there
             is a column of labels.
-        rate: sampling rate of sound files in Hz; found in the data.
+        rate: sampling rate of sound files in Hz for which the parameters of kernels are: that of the first file. Other
+            files may have another one, by which the steps of kernels in continuous time are scaled.
         time: column of the times of samples, numbers or dates, where these are not equally far apart: kernels in
             continuous time then step from sample to sample by it. Of .csv and .tsv files that are a recording each, or
             lists of records; needs a stride of 1.
@@ -196,11 +198,13 @@ class SequenceClassification(Labelled):
 
     @property
     def source(self) -> RowSource:
-        """The rows of the data, not yet read; sounds have one sampling rate."""
+        """The rows of the data, not yet read."""
         assert self.data.source is not None
-        return self._series(self.data.source) if self.inputs == "values" else self.open_rows(self.data.source)
+        if self.inputs == "values":
+            return self._series(self.data.source, any_rate=True)
+        return self.open_rows(self.data.source)
 
-    def _series(self, source: str, *, any_rate: bool = False) -> SeriesSource:
+    def _series(self, source: str, *, any_rate: bool) -> SeriesSource:
         options: dict[str, Any] = {"features": self.features, "lines": self.lines, "rate": self.rate, "time": self.time}
         return open_series(source, self.label, **options, any_rate=any_rate)
 
@@ -243,7 +247,13 @@ class SequenceClassification(Labelled):
             if self.finds_stride:
                 self.stride = max(1, min(_MOST_STRIDE, longest // _STEPS))
             self._check_samples(rows.features or 1, longest)
-        return ClassifiedRows(self, tokenizer, rows)
+        if rows.rates and self.packing:
+            raise ValueError(f"task.packing needs sounds of one sampling rate, got {_hertz(rows.rates)}; resample them")
+        found = ClassifiedRows(self, tokenizer, rows)
+        own = found.resolved().get("rate")
+        if self.rate not in (None, own):
+            raise ValueError(f"the sounds of {self.data.source!r} have a sampling rate of {own} Hz, not {self.rate}")
+        return found
 
     def _check_samples(self, features: int, most: int) -> None:
         """ValueError if no series of train fills a step of the model, or if the stride is not given and all are very
@@ -275,9 +285,10 @@ class SequenceClassification(Labelled):
         found.several = config.problem_type == "multi_label_classification"
         opened = self.open_rows(source)
         rows, labels = rows_to_score(opened, self.columns(), self.label, found.label_names, several=found.several)
-        found.scored = {"test": (self.encoder(config, found.tokenizer)(rows), labels)}
-        if self.rate is not None and "sampling_rate" in rows.column_names:
-            found.hertz = rows["sampling_rate"][:]
+        encoded: Any = self.encoder(config, found.tokenizer)(rows)
+        if self.rate is not None and RATE in rows.column_names:
+            encoded = encoded.add_column(RATE, rows[RATE][:])
+        found.scored = {"test": (encoded, labels)}
         return found
 
     def columns(self) -> tuple[str, ...]:
@@ -304,7 +315,7 @@ class SequenceClassification(Labelled):
         result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
         with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
             for places in like_lengths(lengths, TOKENS_A_BATCH):
-                own = [{k: v for k, v in examples[i].items() if k != "label"} for i in places]
+                own = [{k: v for k, v in examples[i].items() if k not in ("label", RATE)} for i in places]
                 batch = self.padded(tokenizer, own, stride=stride)
                 logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
                 result[order[places.start : places.stop]] = logits.float().cpu().numpy()
@@ -312,9 +323,14 @@ class SequenceClassification(Labelled):
         return finite(result, "logits")
 
     def padded(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
-        """A batch of encoded rows. options: of the collator."""
+        """A batch of encoded rows, each with the time of its samples where they have rates. options: of the
+        collator."""
         pad = None if tokenizer is None else tokenizer.pad_token_id
-        return with_all_labels(PaddingCollator(pad, **{"stride": self.stride, **options})(rows))
+        batch = with_all_labels(PaddingCollator(pad, **{"stride": self.stride, **options})(rows))
+        if RATE in rows[0]:
+            assert self.rate is not None
+            batch["token_time"] = self.rate / torch.stack([row[RATE] for row in rows])[:, None]
+        return batch
 
     def encoder(self, config: Any, tokenizer: Any) -> RowEncoder:
         """Encodes rows for a model."""
@@ -338,11 +354,14 @@ class SequenceClassification(Labelled):
         }
 
 
+def _hertz(rates: Sequence[int]) -> str:
+    return f"{' and '.join(map(str, rates))} Hz"
+
+
 class ClassifiedRows(LabelledRows):
     """Texts, pairs of texts or series with a label each. rows: None for other data than the task's own."""
 
     task: SequenceClassification
-    hertz: Sequence[int] | None = None  #: sampling rates of the rows of other data
 
     def __init__(self, task: SequenceClassification, tokenizer: Any, rows: LabelledData | None = None):
         super().__init__(task, tokenizer, rows)
@@ -399,7 +418,20 @@ class ClassifiedRows(LabelledRows):
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
         return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
 
+    def check_model(self, model: Any) -> None:
+        if not self.rows.rates:
+            return
+        try:
+            require_rate("a rate for each row", model.base_model, model.config)
+        except ValueError as error:
+            raise ValueError(f"sounds have sampling rates of {_hertz(self.rows.rates)}; {error}") from error
+
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
+        if self.rows.rates:
+            raise ValueError(
+                f"a first answer counts samples, but sounds have sampling rates of {_hertz(self.rows.rates)}; resample "
+                "them, or leave it out with training.first_answer=none"
+            )
         rows = by_length(self.rows.splits[split])[0]
         examples = EncodedExamples(rows)
         for places in like_lengths(rows["length"][:], TOKENS_A_BATCH):
@@ -412,6 +444,8 @@ class ClassifiedRows(LabelledRows):
             found["label"] = self.rows.label
         if isinstance(source, SeriesSource):
             found |= {"stride": self.task.stride, **source.reading_options()}
+        if self.rows.rates and self.task.rate is not None:
+            found["rate"] = self.task.rate
         return found
 
     def saved_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -444,11 +478,11 @@ class ClassifiedRows(LabelledRows):
         return self.task.padded(self.tokenizer, rows)
 
     def logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
-        if self.hertz is None:
+        if RATE not in rows.column_names:
             return self.task.logits(model, self.tokenizer, rows, progress)
         assert self.task.rate is not None
         found = np.empty((len(rows), model.config.num_labels), dtype=np.float32)
-        for own, places in by_rate(model, self.hertz, self.task.rate):
+        for own, places in by_rate(model, rows[RATE][:], self.task.rate):
             found[places] = self.task.logits(own, self.tokenizer, rows.select(places), progress)
         return found
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 from lagwise.data import RowEncoder, SeriesSource, open_series
 from lagwise.data.augmentation import CHANGES
 from lagwise.data.batches import series
+from lagwise.data.labelled_rows import RATE
 from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for, series_key
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
@@ -31,6 +33,7 @@ from lagwise.data.series_windows import (
     step_targets,
 )
 from lagwise.evaluation.events import event_scores, expected_events, find_events, latest_report, paired_classes
+from lagwise.models.loading import by_rate
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Whole
 from lagwise.tables import counted, known
@@ -58,7 +61,8 @@ class SequenceLabelling(Labelled):
         augment: random augmentations of training windows, by name and strength: stretch, mix, filter, wander, noise,
             drop (see `lagwise.data.augmentation.CHANGES`).
         features: columns of .csv and .tsv files that are read, in this order; found in the data.
-        rate: sampling rate of sound files in Hz; found in the data.
+        rate: sampling rate of sound files in Hz; found in the data. A trained model of kernels in continuous time reads
+            other rates where it has no events, no delay and a stride of 1, which count samples.
         time: column of the times of samples, as in `SequenceClassification`; needs a stride of 1 and no delay.
 
     Metrics of steps: accuracy and macro F1; of events: the share detected with the right class (accuracy), macro F1,
@@ -119,8 +123,18 @@ class SequenceLabelling(Labelled):
     def lengths(self) -> dict[str, int]:
         return {"data.length (in steps)": self.steps(self.data.length)}
 
+    @property
+    def source(self) -> SeriesSource:
+        assert self.data.source is not None
+        return self._series(self.data.source)
+
     def open_rows(self, source: str) -> SeriesSource:
-        return open_series(source, self.label, per_sample=True, features=self.features, rate=self.rate, time=self.time)
+        counts_samples = self.events is not None or self.delay > 0 or self.stride > 1
+        return self._series(source, any_rate=self.rate is not None and not counts_samples)
+
+    def _series(self, source: str, *, any_rate: bool = False) -> SeriesSource:
+        options: dict[str, Any] = {"features": self.features, "rate": self.rate, "time": self.time}
+        return open_series(source, self.label, per_sample=True, **options, any_rate=any_rate)
 
     def key(self) -> str:
         return series_key(self.source, self.values, self.label, self.events)
@@ -142,6 +156,8 @@ class SequenceLabelling(Labelled):
         rows = rows_to_evaluate(self.open_rows(source).read(), source)
         columns = self.values, self.label, self.events
         found.scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
+        if self.rate is not None and RATE in rows.column_names:
+            found.hertz = rows[RATE][:]
         return found
 
     def columns(self) -> tuple[str, ...]:
@@ -197,6 +213,7 @@ class SeriesWithClasses(TaskData):
     task: SequenceLabelling
     label_names: tuple[str, ...]
     scored: dict[str, Iterable[tuple[np.ndarray, np.ndarray]]]
+    hertz: Sequence[int] | None = None  #: sampling rates of the series of other data
 
     def __init__(self, task: SequenceLabelling, rows: LabelledSeries | None = None):
         super().__init__(task)
@@ -305,8 +322,9 @@ class SeriesWithClasses(TaskData):
         result: dict[str, Any] = {"kind": "steps" if self.task.events is None else "events", "labels": self.label_names}
         for split, pairs in self.scored.items():
             predicted, true, at_known, known_classes = [], [], [], []
-            for samples, labels in progress_bar(pairs, desc=f"scoring {split}", unit="series", show=progress):
-                p = self.task.probabilities(model, samples)
+            shown = progress_bar(pairs, desc=f"scoring {split}", unit="series", show=progress)
+            for (samples, labels), own in zip(shown, self._models(model), strict=False):
+                p = self.task.probabilities(own, samples)
                 if self.task.events is None:
                     targets = self._targets(labels, len(p))
                     predicted.append(p.argmax(1)[targets != IGNORED])
@@ -339,6 +357,14 @@ class SeriesWithClasses(TaskData):
         )
         result["delay"] = self.task.delay + after
         return result
+
+    def _models(self, model: Any) -> Iterator[Any]:
+        """The model for the sampling rate of each series."""
+        if self.hertz is None:
+            return repeat(model)
+        assert self.task.rate is not None
+        places = {i: own for own, where in by_rate(model, self.hertz, self.task.rate) for i in where}
+        return map(places.__getitem__, range(len(places)))
 
     def _targets(self, labels: np.ndarray, steps: int) -> np.ndarray:
         """Targets of a whole series whose last sample was repeated, as in `_probabilities`."""
