@@ -160,7 +160,8 @@ def test_samples_are_labelled_at_the_rate_of_their_file(tmp_path: Path) -> None:
         for folder, header in (("new", rate), ("as-8000", 8000)):
             write(tmp_path / folder / name / f"{number}.wav", x, header)
     own, wrong = (
-        evaluate_run(run, source=str(tmp_path / each), progress=False)["test"]["accuracy"] for each in ("new", "as-8000")
+        evaluate_run(run, source=str(tmp_path / each), progress=False)["test"]["accuracy"]
+        for each in ("new", "as-8000")
     )
     assert own > wrong + 0.1
     rows = predict_run(run, source=str(tmp_path / "new"), progress=False)
