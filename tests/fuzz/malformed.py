@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import lzma
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ HUGE = (10**6, 10**7, 10**9, 10**12, 10**18)
 def wrong_values(kind: Any) -> tuple[str, ...]:
     """YAML texts of values that do not have this type."""
     members = [member for member in typing.get_args(kind) or (kind,) if member is not type(None)]
-    if typing.get_origin(kind) in (list, dict):
+    if typing.get_origin(kind) in (list, dict, Sequence):
         members = [kind]
     kinds = {typing.get_origin(member) or member for member in members}
-    kinds = {dict if member is Mapping else member for member in kinds}
+    kinds = {{Mapping: dict, Sequence: list}.get(member, member) for member in kinds}
     if kinds == {str, dict}:
         return ("1", "1.5", "true", "[]", "{}", "{name: 5}", "nonsense")
     if len(kinds) > 1 or not kinds & WRONG.keys():

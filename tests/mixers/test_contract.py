@@ -120,8 +120,8 @@ def check_compiled(mixer: Mixer, backend: str) -> None:
         y = function(signal)
         y.square().sum().backward()
         results.append((y, signal.grad, *(p.grad for p in mixer.parameters())))
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    for a, b in zip(*results, strict=True):  # gradients of weights are sums, whose rounding is as large as their terms
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=max(1e-4, 1e-5 * float(a.detach().abs().max())))
 
 
 @every_direction

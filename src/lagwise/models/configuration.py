@@ -183,7 +183,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         """``linear_attention`` for every layer, as transformers calls layers with a state. Programs that split
         sequences between processes read it, and refuse models that are not attention throughout."""
         layers = self.num_hidden_layers  # transformers reads this property before __post_init__ checks the number
-        return ["linear_attention"] * (layers if isinstance(layers, int) and layers <= MOST_LAYERS else 1)
+        return ["linear_attention"] * (layers if isinstance(layers, int) and 0 <= layers <= MOST_LAYERS else 1)
 
     @property
     def length_limit(self) -> int | None:
