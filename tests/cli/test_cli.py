@@ -73,6 +73,7 @@ def test_options_that_would_be_ignored_are_refused(
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("text\n" * 200)
+    (tmp_path / "run").mkdir()
     result = runner.invoke(app, ["train", *options], env={"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"})
     assert result.exit_code == 2
     assert message in result.output

@@ -21,7 +21,8 @@ from transformers import TrainingArguments
 from lagwise.process import Stopped
 from lagwise.training import Recipe, read_metrics, resume, train, train_or_resume
 from lagwise.training.checkpoints import checkpoints
-from lagwise.training.run import _check_restarts, _use_one_gpu
+from lagwise.training.launchers import check_restarts
+from lagwise.training.run import _use_one_gpu
 from lagwise.training.trainer import LagwiseTrainer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")
@@ -129,7 +130,7 @@ def test_restarts_that_may_hang_are_told(
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", shared)
-    _check_restarts()
+    check_restarts()
     assert sum("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(each.message) for each in recwarn) == warned
 
 

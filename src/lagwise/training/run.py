@@ -22,7 +22,7 @@ from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
 from lagwise.models.sharded import is_sharded, whole_state
-from lagwise.process import group_size, is_first
+from lagwise.process import group_size
 from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
 from lagwise.training.averaging import AveragedWeights
@@ -49,6 +49,7 @@ from lagwise.training.folder import (
 from lagwise.training.hardware import bfloat16_is_fast, check_precision, check_tf32, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import is_kept, keep_first_answer, needs_no_training, take_first
+from lagwise.training.launchers import check_restarts, check_sharing
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
@@ -246,8 +247,8 @@ def check_recipe(recipe: Recipe) -> Task:
     check_reports(recipe.training.report_to)
     check_tf32(recipe.training.tf32)
     check_precision(recipe.training.precision)
-    _check_sharing()
-    _check_restarts()
+    check_sharing()
+    check_restarts()
     task, kind = make_task(recipe), recipe.training.first_answer
     check_streaming(recipe.data, recipe.training)
     check_carried(task, recipe.training)
@@ -309,31 +310,6 @@ def _check_batch(recipe: Recipe) -> int:
             f"{options.batch_size} for {groups} * {options.accumulate}"
         )
     return options.batch_size // (groups * options.accumulate)
-
-
-def _check_sharing() -> None:
-    """ValueError if `accelerate launch` was told to split sequences or weights between processes."""
-    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() != "true":
-        return
-    for short, split in (("tp", "weights (tensor"), ("cp", "sequences (context"), ("sp", "sequences (sequence")):
-        size = os.environ.get(f"PARALLELISM_CONFIG_{short.upper()}_SIZE", "1")
-        if size != "1":
-            raise ValueError(
-                f"processes share the batch, but are to share {split} parallelism), by {short}_size={size}; launch "
-                f"without --parallelism_config_{short}_size"
-            )
-
-
-def _check_restarts() -> None:
-    """A warning if torchrun may start processes again that would find the addresses of those before them (PyTorch 2.13,
-    pytorch#135712)."""
-    may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    if may_restart and is_first() and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
-        warnings.warn(
-            "processes that torchrun starts again may wait for those before them without end: start torchrun with "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment",
-            stacklevel=2,
-        )
 
 
 def _arguments(recipe: Recipe, out: Path) -> TrainingArguments:
