@@ -190,6 +190,18 @@ def test_a_pair_has_features_of_either_text_of_both_and_their_cosine() -> None:
         made(ids, mask)
 
 
+def test_what_a_text_of_a_pair_repeats_is_in_both() -> None:
+    ids, mask = byte_rows(["so so so so sofar so so", "b so so so so a so a so"])
+    types = (torch.arange(ids.shape[1]) >= 14).long().expand_as(ids)
+    own = spellings(load_tokenizer("bytes"))
+    _, made = Ngrams.fitted(own, [(ids, mask, types)], words=2, characters=[1, 2], pairs=True, least=1)
+    found = made(ids, mask, types)
+    dense = torch.zeros(2, made.size).scatter_add(1, found.numbers, found.values)
+    first, second, both = dense[:, : 3 * made.count].unflatten(1, (3, made.count)).unbind(1)
+    assert (both > 0).sum() > 4
+    torch.testing.assert_close(both, first * second)
+
+
 def test_patches_are_pooled_thresholded_products() -> None:
     torch.manual_seed(0)
     images = torch.randn(20, 3, 9, 8)

@@ -173,9 +173,9 @@ class Ngrams(nn.Module):
         return torch.cat(numbers, 1).sort(1).values
 
     def _weighted(self, numbers: Tensor) -> Sparse:
-        """Values of sorted numbers; of those that occur several times the first has the value."""
-        again = F.pad(numbers[:, 1:] == numbers[:, :-1], (1, 0))
-        values = self.idf[numbers].masked_fill(again, 0)
+        """Values of sorted numbers; those that occur several times are left once."""
+        numbers = numbers.masked_fill(F.pad(numbers[:, 1:] == numbers[:, :-1], (1, 0)), self.count - 1)
+        values = self.idf[numbers]
         of_words = numbers < self.kept[0]
         squares = values.square()
         norms = [(squares * part).sum(1, keepdim=True).sqrt() for part in (of_words, ~of_words)]
