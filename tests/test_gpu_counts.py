@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lagwise.compiler import find_compiler
 
@@ -66,6 +67,7 @@ print(json.dumps(found), flush=True)
 os._exit(0)
 """
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="the device needs a C++ compiler")
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="the device is for PyTorch without CUDA")
 
 
 def output_of(script: str) -> Any:

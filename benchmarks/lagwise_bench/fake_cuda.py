@@ -15,8 +15,8 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 def load() -> None:
     """Give a build of PyTorch without CUDA the device.
 
-    RuntimeError if torch has been imported, since it then has looked for devices; FileNotFoundError if there is no
-    compiler.
+    RuntimeError for a build with CUDA, and if torch has been imported, since it then has looked for devices;
+    FileNotFoundError if there is no compiler.
     """
     if "torch" in sys.modules:
         raise RuntimeError("the fake CUDA device must be loaded before torch is imported")
@@ -26,6 +26,8 @@ def load() -> None:
     assert found is not None
     assert found.origin is not None
     folder = Path(found.origin).parent
+    if (folder / "lib" / "libtorch_cuda.so").is_file():
+        raise RuntimeError("the fake CUDA device needs a build of PyTorch without CUDA, and this one has it")
     for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     include = (folder / "include", folder / "include/torch/csrc/api/include")
