@@ -45,8 +45,6 @@ def test_one_graph_of_sliding_chunks_supports_all_lengths() -> None:
 @exported_mixers
 @torch.no_grad()
 def test_one_two_sided_graph_supports_all_lengths(name: str, options: dict) -> None:
-    if isinstance(options.get("engine"), dict) or options.get("engine") == "ski":
-        pytest.skip("two-sided SKI has as many nodes at every length: it is exported at one")
     check(name, options, causal=False)
 
 
@@ -54,18 +52,21 @@ SKI = {"kernel": {"name": "warped"}, "engine": "ski"}
 
 
 @torch.no_grad()
-def test_masks_of_causal_ski_have_dynamic_shapes() -> None:
-    mixer = make("toeplitz", SKI).eval()
+@pytest.mark.parametrize("engine", ["ski", {"name": "ski", "spacing": 9}])
+@pytest.mark.parametrize("causal", [True, False])
+def test_masks_of_ski_have_dynamic_shapes(causal: bool, engine: Any) -> None:
+    """Also for rows with fewer tokens than nodes."""
+    mixer = make("toeplitz", {**SKI, "engine": engine}, causal=causal).eval()
     shapes = {"x": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, "mask": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}
     example = {"x": noise(2, 48), "mask": torch.ones(2, 48)}
     exported = torch.export.export(mixer, (), example, dynamic_shapes=shapes).module()
+    check_masks(mixer, exported, 40)
     check_masks(mixer, exported, 131)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("length", [40, 131])
-def test_masks_of_two_sided_ski_have_dynamic_shapes(length: int) -> None:
-    """Also for rows with fewer tokens than nodes."""
+def test_masks_of_two_sided_ski_at_one_length(length: int) -> None:
     mixer = make("toeplitz", SKI, causal=False).eval()
     example = {"x": noise(3, length), "mask": torch.ones(3, length)}
     check_masks(mixer, torch.export.export(mixer, (), example).module(), length)

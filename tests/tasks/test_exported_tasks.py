@@ -15,7 +15,13 @@ from every_task import CASES, recipe
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise.models import load_model
+from lagwise.models import (
+    LagwiseConfig,
+    LagwiseForMultipleChoice,
+    LagwiseForSequenceClassification,
+    load_model,
+)
+from lagwise.models.export import export_forward, load_function
 from lagwise.runs import export_run
 from lagwise.training import train
 
@@ -35,11 +41,31 @@ def trained(name: str, tmp_path: Path, answer: str) -> Path:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.task not in STREAMED])
 def test_trained_models_are_exported(name: str, tmp_path: Path) -> None:
     run = trained(name, tmp_path, "none")
-    if CASES[name].task == "forecasting":
-        with pytest.raises(ValueError, match="a LagwiseForPrediction cannot be exported"):
-            export_run(run, format="pt2")
-        return
     assert export_run(run, format="pt2")["difference"] < 1e-5
+
+
+@torch.no_grad()
+def test_multiple_choice_is_exported(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False, type_vocab_size=2)
+    model, path = LagwiseForMultipleChoice(config).eval(), tmp_path / "forward.pt2"
+    assert export_forward(model, path)["difference"] < 1e-5
+    ids, mask = torch.randint(256, (2, 5, 11)), torch.ones(2, 5, 11, dtype=torch.long)
+    mask[0, :3, 7:] = 0
+    (logits,) = load_function(path)(ids, mask, mask)
+    torch.testing.assert_close(logits, model(ids, mask, mask).logits, rtol=0, atol=1e-5)
+
+
+@needs_onnx
+@torch.no_grad()
+def test_two_sided_ski_is_exported(tmp_path: Path) -> None:
+    """With short and long rows, since the number of nodes is at most that of tokens."""
+    torch.manual_seed(0)
+    mixer = {"name": "gtu", "kernel": {"name": "warped"}, "engine": {"name": "ski", "degree": 3, "rank": 24}}
+    block = {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "glu"}}
+    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False, block=block, num_labels=3)
+    found = export_forward(LagwiseForSequenceClassification(config).eval(), tmp_path / "forward.onnx")
+    assert found["difference"] < 1e-5
 
 
 @pytest.mark.parametrize("name", LABELLED)

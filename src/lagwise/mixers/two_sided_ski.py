@@ -50,6 +50,8 @@ class TwoSidedSKI:
     def mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         """`Mixer.mix` with this kernel."""
         check_extent(kernel, x, layout)
+        if symbolic(x.shape[1]):
+            return self._mix_rows(kernel, x, layout)
         graph = torch.compiler.is_compiling()  # which cannot branch on padding
         if layout.mask is None or (not graph and not layout.padded_before and not layout.padded_after):
             return self._mix(kernel, x)
@@ -64,15 +66,19 @@ class TwoSidedSKI:
         return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
 
     def _mix_rows(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
-        """SKI-TNN alg. 1 for every row separately, from its first token to its last."""
-        if torch.compiler.is_compiling():
-            assert layout.mask is not None
+        """SKI-TNN alg. 1 for every row separately, from its first token to its last. Where a graph leaves the length
+        open, one with fewer tokens than nodes has nodes beyond its end."""
+        if layout.mask is None:
+            lengths = torch.full((1,), x.shape[1], device=x.device)
+            first, longest = torch.zeros_like(lengths), x.shape[1]
+        elif torch.compiler.is_compiling():
             first, lengths = row_extents(layout.mask)
             longest = x.shape[1]
         else:
             first, lengths, longest = layout.host.extents
-        rank = min(self._nodes(longest), longest)
-        nodes = lengths.new_full(lengths.shape, min(self.rank, longest))
+        most = (lambda nodes: nodes) if symbolic(longest) else (lambda nodes: min(nodes, longest))
+        rank = most(self._nodes(longest))
+        nodes = lengths.new_full(lengths.shape, most(self.rank))
         if self.spacing is not None:
             nodes = nodes.maximum(_nodes_apart(lengths, self.spacing))
         if torch.compiler.is_compiling():
@@ -81,13 +87,15 @@ class TwoSidedSKI:
             like = x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
             sizes = tuple(lengths.tolist()), tuple(nodes.tolist()), rank
             (lags,) = remembered_tables(_row_tables, *sizes, like=like)
-        coefficients = kernel.smooth_at(lags.flatten()).unflatten(1, lags.shape).transpose(0, 1)
+        coefficients = kernel.smooth_at(lags.flatten()).reshape(-1, *lags.shape).transpose(0, 1)
         local = kernel.local_taps()
         return ragged_ski_product(x, coefficients, first, lengths, nodes=nodes, degree=self.degree, local=local)
 
     def _nodes(self, length: int) -> int:
         """Inducing points of a text that has at least as many tokens."""
-        return self.rank if self.spacing is None else max(self.rank, _nodes_apart(length, self.spacing))
+        if self.spacing is None:
+            return self.rank
+        return torch.sym_max(self.rank, _nodes_apart(length, self.spacing))  # type: ignore[return-value]
 
 
 def _row_lags(lengths: Tensor, nodes: Tensor, rank: int) -> Tensor:

@@ -30,8 +30,9 @@ from lagwise.tables import known
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit
 LINEAR_TOLERANCE = 1e-3  # of linear models, whose features are counts over thresholds
-_OF_ROWS = (LagwiseForSequenceClassification, LagwiseForImageClassification, LinearModel)  # one answer for each row
-_REFUSED = (LagwiseForMultipleChoice, LagwiseForPrediction)
+# One answer for each row, or choice
+_OF_ROWS = (LagwiseForSequenceClassification, LagwiseForImageClassification, LagwiseForMultipleChoice, LinearModel)
+_CHOICES = 3
 _BEYOND = 65  # checked tokens beyond the size of the longest ring buffer
 _MOST_TOKENS = 4096
 _STRETCH = 20
@@ -81,23 +82,24 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
 def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -> dict[str, Any]:
     """Write a model's forward pass over whole rows and check it against the model.
 
-    Inputs: what the model reads, ``input_ids`` (batch, length), ``input_values`` (batch, length * stride, features) or
-    ``pixel_values`` (batch, channels, height, width); ``attention_mask`` (batch, length), zero at padding on either
-    side, but for images and causal language models: pad the texts of these on the right, which does not affect earlier
-    tokens; and ``token_type_ids`` (batch, length) for pairs of texts, and where the model has embeddings of types.
-    The number of rows and their length are open; ``sides`` are the height and the width of images. Outputs are those of
+    Inputs: what the model reads, ``input_ids`` (batch, length), ``input_values`` (batch, length * stride, features),
+    ``pixel_values`` (batch, channels, height, width) or ``past_values`` (batch, patches * patch, channels), NaN where
+    they are missing; ``attention_mask`` (batch, length), zero at padding on either side, but for images, forecasts and
+    causal language models: pad the texts of these on the right, which does not affect earlier tokens; and
+    ``token_type_ids`` (batch, length) for pairs of texts, and where the model has embeddings of types. Inputs of
+    multiple choice are (batch, choices, length). The number of rows, of choices, of forecast channels and the length
+    are open; ``sides`` are the height and the width of images. Outputs are those of
     the model, such as ``logits``. A long kernel is a direct convolution, so the cost per token is proportional to the
     kernel's reach.
 
     Results are as in `export_step`, with the names of ``inputs`` and ``outputs`` in place of ``states``. The compared
-    lengths are one token (two of pairs), a prime number of tokens and a longer one, with padding on both sides.
+    lengths are one token (two of pairs and forecasts), a prime number of tokens and a longer one, with padding on both
+    sides.
 
     Raises:
-        ValueError: As in `export_step`; for a model whose graph would depend on values or on the length, for multiple
-            choice and forecasts, and for images without sides.
+        ValueError: As in `export_step`; for a model whose graph would depend on values or on the length, and for images
+            without sides.
     """
-    if isinstance(model, _REFUSED):
-        raise ValueError(f"a {type(model).__name__} cannot be exported; lagwise and transformers load it")
     if model.config.input_name == "patches" and sides is None:
         raise ValueError("a model of images is exported for one size of images; give their `sides`")
     inputs = _example(model, 2, 48, sides)
@@ -218,7 +220,15 @@ def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
 
 
 def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) -> dict[str, Tensor]:
-    """Random inputs of a model by name: the first row is whole, others are padded on the right, the last of three on
+    """Random inputs of a model by name."""
+    if not isinstance(model, LagwiseForMultipleChoice):
+        return _rows(model, rows, length, sides)
+    choices = _rows(model, rows * _CHOICES, length, sides)
+    return {name: x.unflatten(0, (rows, _CHOICES)) for name, x in choices.items()}
+
+
+def _rows(model: Any, rows: int, length: int, sides: Sequence[int] | None) -> dict[str, Tensor]:
+    """Random rows: the first is whole, others are padded on the right, the last of three on
     the left."""
     inputs, random = _options(model), torch.Generator().manual_seed(0)
     name = INPUTS[model.config.input_name].argument
@@ -226,8 +236,11 @@ def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) ->
         size = rows, inputs.get("channels", 3), *(sides or ())
         return {name: torch.randn(*size, generator=random, device="cpu")}
     pairs = _reads_pairs(model)
-    length = max(length, 1 + pairs)
+    length = max(length, 1 + (pairs or isinstance(model, LagwiseForPrediction)))
     length = length if model.length_limit is None else min(length, model.length_limit)
+    if isinstance(model, LagwiseForPrediction):
+        x = torch.randn(rows, length * model.patch, 1 + rows, generator=random, device="cpu")
+        return {"past_values": x.masked_fill(x > 1.5, float("nan"))}
     if name == "input_ids":
         found = {name: _random_ids(model, length, rows)}
     else:
@@ -256,13 +269,18 @@ def _options(model: Any) -> Mapping[str, Any]:
 
 def _open_axes(model: Any, name: str) -> dict[int, Any]:
     """The axes of an input that a graph leaves open."""
-    stride, rows = _options(model).get("stride", 1), torch.export.Dim.DYNAMIC
+    stride, some = _options(model).get("stride", 1), torch.export.Dim.DYNAMIC
     if name == "pixel_values":
-        return {0: rows}
+        return {0: some}
+    if name == "past_values":
+        patches = torch.export.Dim("patches", min=1)
+        return {0: some, 1: model.patch * patches if model.patch > 1 else some, 2: some}
+    if isinstance(model, LagwiseForMultipleChoice):
+        return {0: some, 1: some, 2: some}
     if stride == 1:
-        return {0: rows, 1: torch.export.Dim.DYNAMIC}
+        return {0: some, 1: some}
     length = torch.export.Dim("length", min=1)
-    return {0: rows, 1: stride * length if name == "input_values" else length}
+    return {0: some, 1: stride * length if name == "input_values" else length}
 
 
 def _reads_pairs(model: Any) -> bool:

@@ -151,12 +151,8 @@ def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -
     """
     degree, size = grid.degree, min(_ROW_BLOCK, grid.length)
     count = -(-grid.length // size)
-    place = torch.arange(count * size, dtype=torch.float64, device=first.device) - first[:, None]
-    inside = (place >= 0) & (place < lengths[:, None])
-    position = place.clamp(min=0).minimum(lengths[:, None] - 1) / row_spacing(lengths, nodes)[:, None]
-    left, weights = _weights_at(position, nodes[:, None], degree)
-    left = left.unflatten(1, (count, size))
-    weights = (weights * inside[..., None]).unflatten(1, (count, size))
+    left, weights = _row_weights(first, lengths, nodes, count * size, degree)
+    left, weights = left.unflatten(1, (count, size)), weights.unflatten(1, (count, size))
     if torch.compiler.is_compiling():
         width = min(size + degree, grid.nodes)  # nodes are at least one token apart
     else:
@@ -166,6 +162,22 @@ def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -
     dense = weights.new_zeros(*weights.shape[:3], width).scatter(3, columns, weights)
     row = torch.arange(len(first), device=first.device)[:, None, None] * grid.nodes
     return BlockWeights(row + start + torch.arange(width, device=first.device), dense)
+
+
+def row_matrix(first: Tensor, lengths: Tensor, nodes: Tensor, length: int, rank: int, degree: int) -> Tensor:
+    """The weights of `row_weights` as dense matrices ``(batch, length, rank)``, for any number of tokens."""
+    left, weights = _row_weights(first, lengths, nodes, length, degree)
+    columns = left[..., None] + torch.arange(degree + 1, device=first.device)
+    return weights.new_zeros(*left.shape, rank).scatter(2, columns, weights)
+
+
+def _row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, length: int, degree: int) -> tuple[Tensor, Tensor]:
+    """`interpolation_weights` of every row, ``(batch, length)`` and ``(batch, length, degree + 1)``: zero outside."""
+    place = torch.arange(length, dtype=torch.float64, device=first.device) - first[:, None]
+    inside = (place >= 0) & (place < lengths[:, None])
+    position = place.clamp(min=0).minimum(lengths[:, None] - 1) / row_spacing(lengths, nodes)[:, None]
+    left, weights = _weights_at(position, nodes[:, None], degree)
+    return left, weights * inside[..., None]
 
 
 def row_spacing(lengths: Tensor, nodes: Tensor) -> Tensor:

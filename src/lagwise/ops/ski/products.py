@@ -32,6 +32,7 @@ from lagwise.ops.ski.interpolation import (
     interpolation_weights,
     prolong,
     restrict,
+    row_matrix,
     row_weights,
     spaced_grid,
 )
@@ -102,6 +103,9 @@ def ragged_ski_product(
     Source: SKI-TNN §3.2.1 and alg. 1.
     """
     rank = (coefficients.shape[2] + 1) // 2
+    if symbolic(x.shape[1]):
+        nodes = torch.full_like(lengths, rank) if nodes is None else nodes
+        return _symbolic_rows(x, coefficients, first, lengths, nodes, degree, local)
     if coefficients.shape[:2] != (len(x), x.shape[2]) or coefficients.shape[2] % 2 == 0 or rank > x.shape[1]:
         raise ValueError(
             f"coefficients must be (batch={len(x)}, channels={x.shape[2]}, 2 r - 1) with r at most the length "
@@ -280,6 +284,28 @@ def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Te
     smooth = symbolic_product(z, coarse, 0)
     around = torch.stack([smooth[:, a : a + cells] for a in range(plan.degree + 1)], dim=2)
     return (symbolic_product(x.to(dtype), short, 0) + (weights @ around).flatten(1, 2)[:, :length]).to(x.dtype)
+
+
+def _symbolic_rows(
+    x: Tensor,
+    coefficients: Tensor,
+    first: Tensor,
+    lengths: Tensor,
+    nodes: Tensor,
+    degree: int,
+    local: tuple[Tensor, int] | None,
+) -> Tensor:
+    """`ragged_ski_product` at a symbolic length, by dense W and A: O(length * rank). The arguments of one row are for
+    all rows."""
+    dtype, rank = compute_dtype(x, coefficients), (coefficients.shape[2] + 1) // 2
+    degree = degree if symbolic(rank) else min(degree, rank - 1)
+    w = row_matrix(first, lengths, nodes, x.shape[1], rank, degree).to(dtype)
+    index = torch.arange(rank, device=x.device)
+    a = coefficients.to(dtype)[:, :, index[:, None] - index + rank - 1]
+    with torch.autocast(x.device.type, enabled=False):
+        z = w.transpose(1, 2) @ x.to(dtype)
+        y = w @ (a @ z.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
+    return (y if local is None else y + symbolic_product(x.to(dtype), *local)).to(x.dtype)
 
 
 class _SparsePlusSmooth(torch.autograd.Function):
