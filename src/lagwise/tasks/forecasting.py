@@ -97,9 +97,11 @@ class Forecasting(Task):
             parts = {name: z[max(0, start) : stop] for name, (start, stop) in bounds.items()}
         for name, part in parts.items():
             if len(part) < width:
+                large = "task.horizon" if self.horizon > len(part) - length else "data.length"
+                advice = f"; make {large} smaller by {width - len(part)}" if source is None else ""
                 raise ValueError(
                     f"data.length {length} and task.horizon {self.horizon} need {width} rows; the {name} part of "
-                    f"{source or self.data.source!r} has {len(part)}"
+                    f"{source or self.data.source!r} has {len(part)}{advice}"
                 )
         return SeriesParts(self, parts, table.notes)
 
