@@ -174,15 +174,16 @@ def test_ngrams_do_not_depend_on_the_tokenizer() -> None:
     torch.testing.assert_close(*found)
 
 
-def test_a_pair_has_features_of_either_text_of_both_and_their_cosine() -> None:
+def test_a_pair_has_features_of_either_text_of_both_their_difference_and_cosine() -> None:
     ids, mask = byte_rows(["good filmgood film", "good filma bad one"])
     types = (torch.arange(ids.shape[1]) >= 9).long().expand_as(ids)
     own = spellings(load_tokenizer("bytes"))
     _, made = Ngrams.fitted(own, [(ids, mask, types)], words=1, characters=[], pairs=True, least=1)
     found = made(ids, mask, types)
     dense = torch.zeros(2, made.size).scatter_add(1, found.numbers, found.values)
-    first, second, both = dense[:, : 3 * made.count].unflatten(1, (3, made.count)).unbind(1)
+    first, second, both, apart = dense[:, :-2].unflatten(1, (4, made.count)).unbind(1)
     torch.testing.assert_close(both, first * second)
+    torch.testing.assert_close(apart, (first - second).abs())
     torch.testing.assert_close(dense[:, -2], 4 * (first * second).sum(1))
     assert float(dense[0, -2]) == pytest.approx(4)
     assert float(dense[1, -2]) == 0
@@ -197,9 +198,10 @@ def test_what_a_text_of_a_pair_repeats_is_in_both() -> None:
     _, made = Ngrams.fitted(own, [(ids, mask, types)], words=2, characters=[1, 2], pairs=True, least=1)
     found = made(ids, mask, types)
     dense = torch.zeros(2, made.size).scatter_add(1, found.numbers, found.values)
-    first, second, both = dense[:, : 3 * made.count].unflatten(1, (3, made.count)).unbind(1)
+    first, second, both, apart = dense[:, :-2].unflatten(1, (4, made.count)).unbind(1)
     assert (both > 0).sum() > 4
     torch.testing.assert_close(both, first * second)
+    torch.testing.assert_close(apart, (first - second).abs())
 
 
 def test_patches_are_pooled_thresholded_products() -> None:

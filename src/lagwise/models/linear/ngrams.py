@@ -32,7 +32,7 @@ class Ngrams(nn.Module):
     Formula: feature g is ``idf_g / norm`` if n-gram g occurs in the text, with ``idf_g = log((1 + N) / (1 + N_g)) + 1``
     for N training rows, of which N_g have g. The norm is Euclidean, of the n-grams of words and of those of characters
     each. Those that are rare in training are left out. Of a pair of texts the features are those of either text, the
-    products of both texts' features, and the cosines.
+    products of both texts' features, with ``differences`` their absolute differences, and the cosines.
 
     A token id stands for its bytes (``spellings``), so the same n-grams are found whatever the tokenizer. Characters
     are decoded from UTF-8, in lower case, with runs of white space, and both ends of a text, as one space; words are
@@ -49,6 +49,7 @@ class Ngrams(nn.Module):
         kept: Numbers of n-grams of words and of characters that have a feature.
         longest: Bytes of the longest token.
         pairs: Whether rows are pairs of texts.
+        differences: Whether pairs have the differences of their features.
 
     Source: n-grams of words with presence and a linear classifier: Wang and Manning 2012, "Baselines and Bigrams";
     hashing: Weinberger et al. 2009.
@@ -63,16 +64,17 @@ class Ngrams(nn.Module):
         kept: list[int],
         longest: int = 1,
         pairs: bool = False,
+        differences: bool = False,
     ):
         super().__init__()
         self.words, self.characters = check_integer("words", words, least=0), characters or []
-        self.kept, self.pairs = kept, pairs
+        self.kept, self.pairs, self.differences = kept, pairs, differences
         if len(kept) != 2 or min(kept) < 0:
             raise ValueError(f"kept must be the numbers of n-grams of words and of characters, got {kept}")
         if min(self.characters, default=1) < 1:
             raise ValueError(f"characters must be numbers of at least 1, got {characters}")
         self.count = sum(kept) + 1  # the last is for all others
-        self.size = 3 * self.count + 2 if pairs else self.count
+        self.size = (3 + differences) * self.count + 2 if pairs else self.count
         self.register_buffer("spellings", torch.zeros(vocab_size, check_integer("longest", longest), dtype=torch.uint8))
         self.register_buffer("spelled", torch.zeros(vocab_size, dtype=torch.uint8))
         self.register_buffer("lower", torch.zeros(_PLANE, dtype=torch.int32))
@@ -114,7 +116,7 @@ class Ngrams(nn.Module):
             chosen = times >= least
             kept.append(hashes[chosen])
             counts.append(times[chosen])
-        options = {**shape, "kept": [len(each) for each in kept], "pairs": pairs}
+        options = {**shape, "kept": [len(each) for each in kept], "pairs": pairs, "differences": pairs}
         made = cls(len(spellings), **options)
         made._spell(spellings)
         idf = np.log((1 + rows) / (1 + np.concatenate(counts))) + 1
@@ -140,12 +142,17 @@ class Ngrams(nn.Module):
         # Where both texts have a feature, it occurs twice when both are sorted together.
         merged, order = torch.cat([a.numbers, b.numbers], 1).sort(1)
         values = torch.cat([a.values, b.values], 1).gather(1, order)
-        both = F.pad((merged[:, 1:] == merged[:, :-1]) * values[:, 1:] * values[:, :-1], (1, 0))
+        before, twice = F.pad(values, (1, 0))[:, :-1], F.pad(merged[:, 1:] == merged[:, :-1], (1, 0))
+        both = twice * values * before
         of_words = merged < self.kept[0]
         cosines = torch.stack([(both * part).sum(1) for part in (of_words, ~of_words)], 1)
         numbers = [a.numbers, b.numbers + self.count, merged + 2 * self.count]
-        last = torch.arange(3 * self.count, self.size, device=ids.device).expand(ids.shape[0], -1)
-        return Sparse(torch.cat([*numbers, last], 1), torch.cat([a.values, b.values, both, _COSINE * cosines], 1))
+        found = [a.values, b.values, both]
+        if self.differences:
+            numbers.append(merged + 3 * self.count)
+            found.append((values - twice * before).abs().masked_fill(F.pad(twice, (0, 1))[:, 1:], 0))
+        last = torch.arange(self.size - 2, self.size, device=ids.device).expand(ids.shape[0], -1)
+        return Sparse(torch.cat([*numbers, last], 1), torch.cat([*found, _COSINE * cosines], 1))
 
     @staticmethod
     def logits(found: Sparse, classifier: nn.Linear) -> Tensor:
