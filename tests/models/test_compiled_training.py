@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lagwise import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
+from lagwise.ops import ema_scan
+from lagwise.ops.attention import chunked_attention
 from lagwise.training import load_recipe
 
 RECIPES = (
@@ -73,6 +78,41 @@ def check(recipe: str, kind: str, *, fullgraph: bool) -> int:
 @pytest.mark.parametrize("recipe", [pytest.param(r, marks=() if r in QUICK else pytest.mark.slow) for r in RECIPES])
 def test_one_graph_serves_every_length(recipe: str, kind: str) -> None:
     assert check(recipe, kind, fullgraph=True) <= 2  # for the first length, and for any
+
+
+def aot_graphs(run: Callable[..., torch.Tensor], inputs: Iterable[list[torch.Tensor]]) -> int:
+    """How many graphs a function has, with guards of its gradient too, after calls with these inputs."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    for tensors in inputs:
+        found = torch.autograd.grad(compiled(*tensors), tensors)
+        for a, b in zip(found, torch.autograd.grad(run(*tensors), tensors), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_chunks_have_one_graph_with_and_without_a_rest() -> None:
+    """A length of several chunks needs no padding, which is no reason for another graph."""
+
+    def gated(query: torch.Tensor, value: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return (F.silu(gate) * chunked_attention(query, query, value, chunk=16, function="laplace")[:, 0]).sum()
+
+    def inputs(length: int) -> list[torch.Tensor]:
+        sizes = (2, 1, length, 4), (2, 1, length, 6), (2, length, 6)
+        return [torch.randn(size, requires_grad=True) for size in sizes]
+
+    assert aot_graphs(gated, map(inputs, (30, 45, 48, 64))) == 2
+
+
+def test_a_moving_average_has_one_graph_with_and_without_a_rest() -> None:
+    def average(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.silu(ema_scan(x, weight, -weight.exp())).sum()
+
+    def inputs(length: int) -> list[torch.Tensor]:
+        return [torch.randn(2, length, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)]
+
+    assert aot_graphs(average, map(inputs, (70, 90, 96, 64))) == 2
 
 
 @pytest.mark.slow

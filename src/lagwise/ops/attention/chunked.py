@@ -269,11 +269,10 @@ def _in_chunks(
         real = None if real is None else real[:, :end]
         return torch.cat([_in_chunks(query, key, value, chunk, causal, function, bias, real), last], 2)
     whole = pieces(length, chunk) if symbolic(length) else -(-length // chunk)
-    rest = whole * chunk - length
     one = heads == 1 and not graph  # the chunks take the axis of heads, which is a view at any length
 
     def fold(x: Tensor) -> Tensor:
-        x = (F.pad(x, (0, 0, 0, rest)) if graph else x).unflatten(2, (whole, chunk))
+        x = (_filled(x, chunk, whole) if graph else x).unflatten(2, (whole, chunk))
         return x[:, 0] if one else x.transpose(1, 2).flatten(0, 1)
 
     if real is None and graph and not causal:
@@ -282,7 +281,18 @@ def _in_chunks(
     own = None if bias is None else _corner(bias, chunk)
     y = _attend(fold(query), fold(key), fold(value), causal, function, own, kept)
     y = y[:, None] if one else y.unflatten(0, (batch, whole)).transpose(1, 2)
-    return y.flatten(2, 3)[:, :, :length]
+    y = y.flatten(2, 3)
+    if not in_graph():
+        return y[:, :, :length]
+    # Whether a part is contiguous depends on the length, on which graphs must not: parts put together always are.
+    return torch.cat([y[:, :, : length - 1], y[:, :, length - 1 : length]], 2)
+
+
+def _filled(x: Tensor, chunk: int, whole: int) -> Tensor:
+    """Tokens up to a whole number of chunks, zeros at the end: no padding, which graphs keep apart from some."""
+    if symbolic(x.shape[2]):
+        return F.pad(x, (0, 0, 0, whole * chunk - x.shape[2]))
+    return torch.cat([x, x.new_zeros(*x.shape[:2], chunk, x.shape[3])], 2)[:, :, : whole * chunk]
 
 
 def _in_sliding_chunks(

@@ -6,6 +6,7 @@ All forms take the same two tensors: weights ``w`` and the logarithms of decays 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -84,48 +85,66 @@ def ema_scan(
     """
     late = x.shape[1] if truncation is None else _cut(x.shape[1], truncation)
     if late == x.shape[1]:
-        return ema_prefill(x, weight, log_decay, None, backward=backward)[0]
+        return _averages(x, weight, log_decay, None, backward).y
     # Two averages that nearly cancel, and are much larger than the result if they decay slowly.
     kept, (x, weight, log_decay) = x.dtype, (t.double() for t in (x, weight, log_decay))
     backward = None if backward is None else (backward[0].double(), backward[1].double())
-    y, _ = ema_prefill(x, weight, log_decay, None, backward=backward)
-    ended, _ = ema_prefill(x[:, :-late], weight * (log_decay * late).exp(), log_decay, None)
+    y = _averages(x, weight, log_decay, None, backward).y
+    ended = _averages(x[:, :-late], weight * (log_decay * late).exp(), log_decay).y
     y = torch.cat([y[:, :late], y[:, late:] - ended], dim=1)
     if backward is not None:
         flipped = x[:, late:].flip(1)
-        ended, _ = ema_prefill(flipped, backward[0] * (backward[1] * late).exp(), backward[1], None)
+        ended = _averages(flipped, backward[0] * (backward[1] * late).exp(), backward[1]).y
         y = torch.cat([y[:, :-late] - ended.flip(1), y[:, -late:]], dim=1)
     return y.to(kept)
 
 
-def ema_prefill(
-    x: Tensor,
-    weight: Tensor,
-    log_decay: Tensor,
-    state: Tensor | None,
-    *,
-    backward: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
+def ema_prefill(x: Tensor, weight: Tensor, log_decay: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """The averages of the next tokens of a stream, and the state after them, without truncation.
 
     Formula: ``h_i = q h_{i-1} + x_i``, ``y_i = sum_n w_n h_{i,n}``.
 
     Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, dimension)``, or None at the beginning;
-    weights as in `ema_scan`, whose ``backward`` may be given if the tokens are the whole signal. Returns a tensor like
-    x, and one like state.
+    weights as in `ema_scan`. Returns a tensor like x, and one like state.
 
     Source: TCNCA eq. 1.
     """
     dtype = compute_dtype(x, weight)
-    if x.shape[1] == 1 and backward is None:
+    if x.shape[1] == 1:
         token = x.to(dtype).transpose(1, 2)
         state = token.expand(-1, -1, weight.shape[1]) if state is None else log_decay.exp() * state + token
         return (state * weight).sum(2)[:, None].to(x.dtype), state
+    y, state, inward = _averages(x, weight, log_decay, state)
+    size, log_decay = inward.shape[2], log_decay.to(dtype)
+    last = x[:, (x.shape[1] - 1) // size * size :].to(dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        added = torch.einsum("bjc,cnj->bcn", last, inward[:, :, size - last.shape[1] :])
+    return y, state * (log_decay * last.shape[1]).exp() + added
+
+
+class _Averages(NamedTuple):
+    """Averages like x, the state before the last block, and how much of a token is left at the end of a block,
+    ``(channels, dimension, block)``."""
+
+    y: Tensor
+    state: Tensor
+    inward: Tensor
+
+
+def _averages(
+    x: Tensor,
+    weight: Tensor,
+    log_decay: Tensor,
+    state: Tensor | None = None,
+    backward: tuple[Tensor, Tensor] | None = None,
+) -> _Averages:
+    """`ema_scan` without truncation, or `ema_prefill` up to the last block."""
+    dtype = compute_dtype(x, weight)
     size = min(x.shape[1], _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK)
     place = torch.arange(size, device=x.device, dtype=dtype)
     weight, log_decay = weight.to(dtype), log_decay.to(dtype)
     near = ema_taps(weight, log_decay, size)
-    inward = (log_decay[:, :, None] * place.flip(0)).exp()  # q**(size - 1 - j)
+    left = inward = (log_decay[:, :, None] * place.flip(0)).exp()  # q**(size - 1 - j)
     outward = weight[:, :, None] * (log_decay[:, :, None] * (place + 1)).exp()
     rates, origin, reverse = log_decay, 0, 0
     if backward is not None:
@@ -138,11 +157,7 @@ def ema_prefill(
         rates, origin, reverse = torch.cat([log_decay, rates_back], dim=1), size - 1, back.shape[1]
     matrices = toeplitz_blocks(near, origin, size, 0, 0)[0]
     y, state = block_scan(x, matrices, inward, outward, rates * size, state, reverse=reverse)
-    last = x[:, (x.shape[1] - 1) // size * size :].to(dtype)
-    powers = inward[:, : weight.shape[1], size - last.shape[1] :]
-    with torch.autocast(x.device.type, enabled=False):
-        added = torch.einsum("bjc,cnj->bcn", last, powers)
-    return y.to(x.dtype), state * (log_decay * last.shape[1]).exp() + added
+    return _Averages(y.to(x.dtype), state, left)
 
 
 def ema_last(x: Tensor, log_decay: Tensor) -> Tensor:
