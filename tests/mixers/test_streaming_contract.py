@@ -61,6 +61,17 @@ def test_streaming_beyond_the_kernels_reach(name: str, options: dict) -> None:
 
 
 @every_stream
+@torch.no_grad()
+def test_a_new_stream_uses_the_present_weights(name: str, options: dict) -> None:
+    """Also those written through ``.data``, whose versions PyTorch does not count, as some averages of weights are."""
+    mixer, x = make(name, options), noise(2, 6)
+    testing.streamed(mixer, x, [1] * 6)
+    for parameter in mixer.parameters():
+        parameter.data.mul_(0.5)
+    torch.testing.assert_close(testing.streamed(mixer, x, [1] * 6), mixer(x), rtol=0, atol=1e-9)
+
+
+@every_stream
 def test_an_old_state_stays_valid(name: str, options: dict) -> None:
     """Needed for branching in generation."""
     testing.check_old_states(factory(name, options), CHANNELS)

@@ -162,6 +162,7 @@ class ChunkedAttention(Derived):
         bidirectional."""
         if not self.causal:
             raise ValueError("bidirectional attention has no streaming state; build it with causal=True")
+        self.derived(checked=True)
         reach = self.chunks * self.window
         key, value = (Window.empty(batch_size, self.heads * n, reach, like=like) for n in (self.query_size, value_size))
         return ChunkState(key, value, torch.zeros(batch_size, dtype=torch.long, device=like.device))
