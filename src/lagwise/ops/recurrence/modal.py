@@ -207,7 +207,7 @@ def modal_prefill(x: Tensor, modes: Modes | SplitModes, state: Tensor | None) ->
     size = min(x.shape[1], _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK)
     blocks = _Blocks.of(modes, size)
     whole = x.shape[1] // size * size
-    run = max(size, _SIGNAL_ELEMENTS // (x.shape[0] * x.shape[2]) // size * size)
+    run = max(size, _SIGNAL_ELEMENTS // max(1, x.shape[0] * x.shape[2]) // size * size)
     state, parts = state.to(modes.weights.dtype).transpose(0, 1), []
     with torch.autocast(x.device.type, enabled=False):
         for part in x[:, :whole].split(run, 1):
