@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel, held_modes
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import held_inputs, modal_poles
+from lagwise.ops.recurrence import held_inputs
 from lagwise.tables import check_integer
 
 _SLOWEST = 1000.0  # tokens that the slowest initial modes last
@@ -57,12 +57,6 @@ class ModalKernel(DiagonalKernel):
             energy = -torch.expm1(-2 * self.rate.exp()) / (modes * len(self.rate))
             self.amplitude.normal_().mul_(energy.sqrt()[..., None])
             self.direct.zero_()
-
-    def sides(self) -> list[Modes]:
-        return [
-            Modes(modal_poles(rate, angle), torch.view_as_complex(weight.contiguous()), direct)
-            for rate, angle, weight, direct in self.real_sides()
-        ]
 
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         dtype = self.precision(self.rate)
