@@ -77,11 +77,11 @@ def test_a_stream_that_all_rows_have_left_goes_on(name: str, options: dict) -> N
 @torch.no_grad()
 def test_a_new_stream_uses_the_present_weights(name: str, options: dict) -> None:
     """Also those written through ``.data``, whose versions PyTorch does not count, as some averages of weights are."""
-    mixer, x = make(name, options), noise(2, 6)
-    testing.streamed(mixer, x, [1] * 6)
+    mixer, x, sizes = make(name, options), noise(2, 12), [1, 1, 4, 1, 1, 4]
+    testing.streamed(mixer, x, sizes)
     for parameter in mixer.parameters():
         parameter.data.mul_(0.5)
-    torch.testing.assert_close(testing.streamed(mixer, x, [1] * 6), mixer(x), rtol=0, atol=1e-9)
+    torch.testing.assert_close(testing.streamed(mixer, x, sizes), mixer(x), rtol=0, atol=1e-9)
 
 
 @every_stream
