@@ -97,11 +97,13 @@ def test_a_modal_kernel_streams_by_its_recurrence() -> None:
         ModalKernel(3, causal=False).recurrence()
 
 
-def test_a_modal_kernel_can_be_set_to_given_modes() -> None:
+@pytest.mark.parametrize("time", [1.0, 0.5, 3.0])
+def test_a_modal_kernel_can_be_set_to_given_modes(time: float) -> None:
     poles = torch.tensor([[0.9 + 0.1j, -0.5, 0], [0.99j, 0, 0]], dtype=torch.complex128)
     weights = torch.tensor([[1 - 2j, 3, 0], [0.5j, 7, 0]], dtype=torch.complex128)  # one weight at a pole of 0
     modes = Modes(poles, weights, torch.tensor([1.0, -1.0], dtype=torch.float64))
     kernel = ModalKernel(2, modes=5)
+    kernel.token_time = time
     kernel.load_modes(modes)
     expected = modal_taps(modes, 200)
     torch.testing.assert_close(kernel.taps(200).double(), expected, rtol=0, atol=1e-5)

@@ -180,11 +180,22 @@ def test_evaluation_may_use_another_chunk(options: dict, evaluation_chunk: int) 
     assert not torch.allclose(outputs[True], outputs[False])
 
 
-def test_a_stream_keeps_its_initial_chunk() -> None:
-    mixer, x = make({"evaluation_chunk": 11}), noise(1, 30)
-    _, state = mixer.prefill(x[:, :8], mixer.init_state(1))
-    y, _ = mixer.eval().prefill(x[:, 8:], state)
-    torch.testing.assert_close(y, mixer.train()(x)[:, 8:], rtol=0, atol=1e-9)
+@every_kind
+@pytest.mark.parametrize("evaluation_chunk", [3, 11])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_stream_keeps_its_initial_chunk(options: dict, evaluation_chunk: int, gradients: bool) -> None:
+    """Also in single steps, whose biases are remembered from those of other streams."""
+    mixer, x = make({**options, "evaluation_chunk": evaluation_chunk}), noise(1, 30)
+    with torch.set_grad_enabled(gradients):
+        for training in (True, False):
+            whole = mixer.train(training)(x)
+            _, state = mixer.prefill(x[:, :8], mixer.init_state(1))
+            mixer.train(not training)
+            parts = []
+            for part in x[:, 8:].split([1, 9, 1, 1, 10], dim=1):
+                y, state = mixer.prefill(part, state)
+                parts.append(y)
+            torch.testing.assert_close(torch.cat(parts, 1), whole[:, 8:], rtol=0, atol=1e-9)
 
 
 def test_gradients_flow_through_a_stream() -> None:

@@ -61,6 +61,30 @@ def test_streaming_beyond_the_kernels_reach(name: str, options: dict) -> None:
 
 
 @every_stream
+@torch.no_grad()
+def test_a_stream_that_all_rows_have_left_goes_on(name: str, options: dict) -> None:
+    mixer = make(name, options, dtype=torch.float32)
+    _, full = mixer.prefill(noise(2, 60, torch.float32), mixer.init_state(2))
+    state = select_rows(full, torch.tensor([], dtype=torch.long))
+    for size in (*[1] * 6, 130):
+        y, state = mixer.prefill(noise(0, size, torch.float32), state)
+        assert y.shape == (0, size, CHANNELS)
+    with pytest.raises(ValueError, match="the stream's 2 rows, got 0"):
+        mixer.step(noise(0, 1, torch.float32)[:, 0], full)
+
+
+@every_stream
+@torch.no_grad()
+def test_a_new_stream_uses_the_present_weights(name: str, options: dict) -> None:
+    """Also those written through ``.data``, whose versions PyTorch does not count, as some averages of weights are."""
+    mixer, x, sizes = make(name, options), noise(2, 12), [1, 1, 4, 1, 1, 4]
+    testing.streamed(mixer, x, sizes)
+    for parameter in mixer.parameters():
+        parameter.data.mul_(0.5)
+    torch.testing.assert_close(testing.streamed(mixer, x, sizes), mixer(x), rtol=0, atol=1e-9)
+
+
+@every_stream
 def test_an_old_state_stays_valid(name: str, options: dict) -> None:
     """Needed for branching in generation."""
     testing.check_old_states(factory(name, options), CHANNELS)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lagwise.mixers import ToeplitzMixer
 from lagwise.ops import Modes
 from lagwise.ops.attention import alibi_slopes, attention
+from lagwise.ops.recurrence import ModalBlocks, SplitModes
 
 CHANNELS, LENGTH = 4, 30
 
@@ -60,3 +61,23 @@ def test_alibi_without_queries_and_keys_is_a_decay() -> None:
     nothing = torch.zeros(2, 1, LENGTH, CHANNELS, dtype=torch.float64)
     attended = attention(nothing, nothing, x[:, None], causal=True, slopes=alibi_slopes(1), mask=None)[:, 0]
     same(mixer(x) / mixer(torch.ones_like(x)), attended)
+
+
+def test_chunks_of_a_stream_share_the_blocks_of_a_state_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer to compute than a chunk to pass them."""
+    made = []
+
+    def count(cls: type, modes: SplitModes, size: int) -> ModalBlocks:
+        made.append(size)
+        return of(modes, size)
+
+    of = ModalBlocks.of
+    monkeypatch.setattr(ModalBlocks, "of", classmethod(count))
+    mixer, x = ToeplitzMixer(CHANNELS, kernel={"name": "s4d", "modes": 3}).double(), torch.cat([signal()] * 8, 1)
+    with torch.no_grad():
+        whole, state, parts = mixer(x), mixer.init_state(2), []
+        for part in x.split([40, 50, 64, 33, 53], 1):
+            y, state = mixer.prefill(part, state)
+            parts.append(y)
+    same(torch.cat(parts, 1), whole)
+    assert made == [32]

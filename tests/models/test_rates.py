@@ -55,6 +55,16 @@ def test_a_held_signal_gives_the_same_at_half_the_rate(name: str, half: bool) ->
     assert expected.std(1).min() > 1e-4
 
 
+@pytest.mark.parametrize("rate", [0.5, 2.0])
+def test_a_model_at_another_rate_is_converted_to_state_spaces_at_that_rate(rate: float) -> None:
+    model, x = make(CONTINUOUS["kernel ema"], rate), torch.randn(2, 200, 1, dtype=torch.float64)
+    converted = model.to_recurrent(1e-4, progress=False)
+    assert converted.config.rate == rate
+    with torch.no_grad():
+        expected, found = (each(input_values=x).logits for each in (model, converted))
+    assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
+
+
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_a_saved_model_is_loaded_for_a_rate_and_streams_there(name: str, tmp_path: Path, device: torch.device) -> None:
     model = make(CONTINUOUS[name], layers=2).float()

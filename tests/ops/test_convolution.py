@@ -167,6 +167,17 @@ def test_gradcheck(engine: str, causal: bool) -> None:
     assert torch.autograd.gradcheck(lambda a, b: toeplitz_product(a, b, causal=causal, engine=engine), (x, taps))
 
 
+@pytest.mark.parametrize("engine", EXACT_ENGINES)
+def test_a_batch_of_no_rows(engine: str) -> None:
+    x, taps = torch.randn(0, 300, 4, requires_grad=True), torch.randn(4, 200, requires_grad=True)
+    y = toeplitz_product(x, taps, engine=engine)
+    y.sum().backward()
+    assert y.shape == x.shape
+    assert x.grad is not None
+    assert taps.grad is not None
+    assert not taps.grad.any()
+
+
 def test_only_requested_gradients_are_computed() -> None:
     x, taps = torch.randn(1, 9, 2, requires_grad=True), torch.randn(2, 9)
     toeplitz_product(x, taps, engine="fft").sum().backward()
@@ -237,10 +248,13 @@ def test_matrix_has_the_taps_on_its_diagonals() -> None:
     ("x", "taps", "options", "message"),
     [
         (torch.ones(1, 0, 2), torch.ones(2, 3), {}, "length >= 1"),
+        (torch.ones(1, 4, 0), torch.ones(0, 3), {}, "channels >= 1"),
         (torch.ones(4, 2), torch.ones(2, 3), {}, "batch, length"),
         (torch.ones(1, 4, 2), torch.ones(3, 3), {}, "channels=2"),
         (torch.ones(1, 4, 2), torch.ones(2, 4), {"causal": False}, "an odd number of lags"),
         (torch.ones(1, 4, 2), torch.ones(2, 4), {"engine": "magic"}, "'magic'"),
+        (torch.ones(1, 4, 2), torch.ones(2, 4), {"tolerance": 0.1}, "is exact"),
+        (torch.ones(1, 4, 2), torch.ones(2, 4), {"tolerance": 0.1, "engine": "direct", "dilation": 2}, "is exact"),
     ],
 )
 def test_wrong_arguments_are_named(x: torch.Tensor, taps: torch.Tensor, options: dict, message: str) -> None:

@@ -21,8 +21,8 @@ class PreNormBlock(Block):
     Options:
         token_mixer: spec of a token mixer; by default ``gtu``.
         channel_mixer: spec of a channel mixer; by default ``glu``, ``none`` for none.
-        norm: by name or by name and options: ``rms`` (no parameters, as TNN's published size requires), ``layer``,
-            ``batch`` or ``none``.
+        norm: by name or by name and options: ``rms`` (no parameters, as TNN's published size requires), ``scale``,
+            ``layer``, ``batch`` or ``none``.
         dropout: rate for both mixers' outputs in training.
 
     The structures of TNN table 7 are three choices of the two specs::

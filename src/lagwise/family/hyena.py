@@ -110,8 +110,9 @@ class HyenaMixer(Derived, Mixer):
 
     def init_state(self, batch_size: int) -> HyenaState:
         self.require_causal()
-        window = Window.empty(batch_size, *self.taps.shape, like=self.taps)
-        short = WindowState(window, self.taps.new_zeros(batch_size, dtype=torch.long))
+        taps = self.derived(checked=True).taps
+        window = Window.empty(batch_size, *taps.t().shape, like=taps)
+        short = WindowState(window, taps.new_zeros(batch_size, dtype=torch.long))
         return HyenaState(short, tuple(long.init_state(batch_size) for long in self._filters()))
 
     def mix_next(self, x: Tensor, state: HyenaState, mask: Tensor | None) -> tuple[Tensor, HyenaState]:

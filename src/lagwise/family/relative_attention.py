@@ -75,6 +75,7 @@ class RelativeAttentionMixer(Derived, Mixer):
 
     def init_state(self, batch_size: int) -> WindowState:
         self.require_causal()
+        self.derived(checked=True)
         weight = self.out.weight
         window = Window.empty(batch_size, 2 * self.channels, self.memory + 1, like=weight)
         return WindowState(window, torch.zeros(batch_size, dtype=torch.long, device=weight.device))

@@ -65,8 +65,9 @@ class ShortConvMixer(Derived, Mixer):
 
     def init_state(self, batch_size: int) -> WindowState:
         self.require_causal()
-        window = Window.empty(batch_size, self.channels, self.taps.shape[1], like=self.taps)
-        return WindowState(window, self.taps.new_zeros(batch_size, dtype=torch.long))
+        taps = self.derived(checked=True).taps
+        window = Window.empty(batch_size, self.channels, len(taps), like=taps)
+        return WindowState(window, taps.new_zeros(batch_size, dtype=torch.long))
 
     def mix_next(self, x: Tensor, state: WindowState, mask: Tensor | None) -> tuple[Tensor, WindowState]:
         before, after, value = self.input(x).chunk(3, 2)

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel, held_modes
-from lagwise.ops import Modes
-from lagwise.ops.recurrence import modal_poles
 from lagwise.tables import check_integer
 
 
@@ -55,15 +53,9 @@ class CEMAKernel(DiagonalKernel):
             self.gamma.normal_().select(-1, 1).zero_()
             nn.init.trunc_normal_(self.omega, std=0.25, a=-1.0, b=1.0)
 
-    def sides(self) -> list[Modes]:
-        """See `DiagonalKernel.sides`. Poles are in float64: rounded to float32, those near 1 would be off by much of
-        their decay."""
-        return [
-            Modes(modal_poles(rate, angle), torch.view_as_complex(weight.contiguous()), direct)
-            for rate, angle, weight, direct in self.real_sides()
-        ]
-
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """See `DiagonalKernel.real_sides`. Poles are in float64: rounded to float32, those near 1 would be off by much
+        of their decay."""
         dtype, n = self.precision(self.alpha), self.alpha.shape[2]
         with torch.autocast(self.alpha.device.type, enabled=False):
             alpha, delta, theta = (p.double().sigmoid() for p in (self.alpha, self.delta, self.theta))

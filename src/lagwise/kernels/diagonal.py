@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import held_inputs, held_tokens, modal_taps, modal_taps_of
+from lagwise.ops.recurrence import LEAST_RADIUS, held_inputs, held_tokens, modal_poles, modal_taps, modal_taps_of
 from lagwise.ops.symbolic import symbolic
 
 
@@ -26,7 +26,8 @@ def held_modes(rate: Tensor, angle: Tensor, weight: Tensor, token_time: float) -
 class DiagonalKernel(LagKernel):
     """A sum of damped oscillations for each direction, ``k(l) = Re sum_i w_i p_i**l``, plus a direct part at lag 0.
 
-    Abstract: subclasses implement `sides`. Lag 0 of a two-sided kernel is the sum of both directions.
+    Abstract: subclasses implement `real_sides`, or `sides` where poles are made of complex numbers. Lag 0 of a
+    two-sided kernel is the sum of both directions.
     """
 
     recurrent = True
@@ -35,14 +36,16 @@ class DiagonalKernel(LagKernel):
     def sides(self) -> list[Modes]:
         """The modes for lags 0 and up, and, if the kernel is two-sided, those for 0 and down, with a direct part of
         0."""
-        raise NotImplementedError
+        return [
+            Modes(modal_poles(rate, angle), torch.view_as_complex(weight.contiguous()), direct)
+            for rate, angle, weight, direct in self.real_sides()
+        ]
 
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """`sides` as `modal_taps_of` takes them. Kernels that need no complex numbers override this, because ONNX has
-        none."""
+        """`sides` as `modal_taps_of` takes them, for graphs: ONNX has no complex numbers."""
         sides = []
         for poles, weights, direct in self.sides():
-            rate = (-poles.abs().clamp(min=1e-30).log()).log()
+            rate = (-poles.abs().clamp(min=LEAST_RADIUS).log()).log()
             sides.append((rate, poles.angle(), torch.view_as_real(weights), direct))
         return sides
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lagwise.kernels.diagonal import DiagonalKernel, held_modes
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import modal_poles
+from lagwise.ops.recurrence import held_inputs
 from lagwise.tables import check_integer
 
 _SLOWEST = 1000.0  # tokens that the slowest initial modes last
@@ -58,12 +58,6 @@ class ModalKernel(DiagonalKernel):
             self.amplitude.normal_().mul_(energy.sqrt()[..., None])
             self.direct.zero_()
 
-    def sides(self) -> list[Modes]:
-        return [
-            Modes(modal_poles(rate, angle), torch.view_as_complex(weight.contiguous()), direct)
-            for rate, angle, weight, direct in self.real_sides()
-        ]
-
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         dtype = self.precision(self.rate)
         rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
@@ -72,8 +66,8 @@ class ModalKernel(DiagonalKernel):
 
     @torch.no_grad()
     def load_modes(self, modes: Modes) -> None:
-        """Set the parameters to these modes. If they are fewer than this kernel's, the others keep their poles and get
-        weight 0.
+        """Set the parameters so that these are the modes at the present ``token_time``. If they are fewer than this
+        kernel's, the others keep their poles and get weight 0.
 
         A pole at 0 only affects lag 0 and is added to direct.
 
@@ -91,8 +85,13 @@ class ModalKernel(DiagonalKernel):
         if not bool((poles.abs() < 1).all()):
             raise ValueError(f"modes must have poles inside the unit circle, got |p| = {float(poles.abs().max())}")
         real = poles != 0
-        self.rate[0, :, :n] = torch.where(real, (-poles.abs().where(real, 0.5).log()).log(), self.rate[0, :, :n])
-        self.angle[0, :, :n] = torch.where(real, poles.angle(), self.angle[0, :, :n])
+        rate, angle = (-poles.abs().where(real, 0.5).log()).log(), poles.angle()
+        given = weights * real
+        if self.token_time != 1:  # the inverse of `held_modes`
+            rate, angle = rate - math.log(self.token_time), angle / self.token_time
+            given = given / held_inputs(torch.complex(-rate.exp(), angle), self.token_time)
+        self.rate[0, :, :n] = torch.where(real, rate, self.rate[0, :, :n])
+        self.angle[0, :, :n] = torch.where(real, angle, self.angle[0, :, :n])
         self.amplitude.zero_()
-        self.amplitude[0, :, :n] = torch.view_as_real(weights * real)
+        self.amplitude[0, :, :n] = torch.view_as_real(given)
         self.direct.copy_(direct + (weights.real * ~real).sum(1))

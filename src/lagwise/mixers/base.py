@@ -95,7 +95,7 @@ class Mixer(nn.Module):
         """
         layout = Layout(mask, seq_idx) if layout is None else layout
         x = checked(x, layout, self.channels)
-        if not symbolic(x.shape[0]) and x.shape[0] == 0:
+        if _has_no_rows(x):
             return x
         if layout.by_row and x.shape[1] > 1:
             return self._mix_rows(x, layout)
@@ -207,6 +207,9 @@ class Mixer(nn.Module):
         """
         layout = Layout(mask) if layout is None else layout
         x, mask = checked(x, layout, self.channels), layout.mask
+        if _has_no_rows(x):
+            require_rows(x, state)
+            return x, state
         if layout.by_row:
             layout = layout.by_token(x.shape[1])
         if layout.token_time is not None:
@@ -233,6 +236,9 @@ class Mixer(nn.Module):
             raise ValueError(
                 f"step takes one token (batch, {self.channels}), got {tuple(x.shape)}; prefill takes several"
             )
+        if _has_no_rows(x):
+            require_rows(x, state)
+            return x, state
         if token_time is not None:
             y, state = self.prefill(x[:, None], state, layout=Layout(token_time=token_time[:, None]))
             return y[:, 0], state
@@ -385,6 +391,11 @@ def checked(x: Tensor, layout: Layout, channels: int) -> Tensor:
         raise ValueError(f"x must be (batch, length >= 1, channels={channels}), got {tuple(x.shape)}")
     layout.check(*x.shape[:2])
     return masked(x, layout.mask)
+
+
+def _has_no_rows(x: Tensor) -> bool:
+    """Whether there is nothing to compute, as when all rows of a stream have left."""
+    return not symbolic(x.shape[0]) and x.shape[0] == 0
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:

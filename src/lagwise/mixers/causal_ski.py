@@ -307,8 +307,9 @@ class CausalSKI:
         if nodes <= len(coarse) or (limit is not None and limit <= len(coarse)):
             return coarse
         count = 2 ** (nodes - 1).bit_length()
-        make = lambda: self.split(kernel, plan, count)[1].t().contiguous()  # noqa: E731
-        return remembered(kernel, "coarse", (plan, count), make, by_value=False)
+        # Beside the given ones, which are of the present weights (`Derived.derived`): so their number stays their own.
+        make = lambda: (self.split(kernel, plan, count)[1].t().contiguous(), coarse)  # noqa: E731
+        return remembered(kernel, "coarse", (plan, count, id(coarse)), make, by_value=False)[0]
 
     @staticmethod
     def _far(nodes: Tensor, coarse: Tensor, count: int) -> Tensor:

@@ -95,11 +95,11 @@ class ChunkedAttention(Derived):
         if sliding and not causal:
             raise ValueError("sliding chunks need causal attention: a token sees the chunk before its own")
         self.chunks = 2 if sliding else 1  # that a token sees
-        widest = max(self.chunk, self.evaluation_chunk) * self.chunks
+        self.widest = max(self.chunk, self.evaluation_chunk) * self.chunks  # tokens that a stream may keep
         self.lag_table: nn.Parameter | None = None
         self.rotary_pair: nn.Parameter | None = None
         if position == "simple":
-            self.lag_table = nn.Parameter(torch.empty(heads, 2 * widest - 1))
+            self.lag_table = nn.Parameter(torch.empty(heads, 2 * self.widest - 1))
         if position == "rotary":
             self.rotary_pair = nn.Parameter(torch.empty(2, heads, query_size))
         self.reset_parameters()
@@ -155,13 +155,14 @@ class ChunkedAttention(Derived):
         return y.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def derive(self, form: str = "eager") -> Any:
-        return LagBias(self._lag_bias(self.chunks * self.window))
+        return LagBias(self._lag_bias(self.widest))  # a stream keeps its window, whatever the mode in a later step
 
     def init_state(self, batch_size: int, value_size: int, *, like: Tensor) -> ChunkState:
         """The state before the first token, with the device and, until then, the dtype of ``like``. ValueError if
         bidirectional."""
         if not self.causal:
             raise ValueError("bidirectional attention has no streaming state; build it with causal=True")
+        self.derived(checked=True)
         reach = self.chunks * self.window
         key, value = (Window.empty(batch_size, self.heads * n, reach, like=like) for n in (self.query_size, value_size))
         return ChunkState(key, value, torch.zeros(batch_size, dtype=torch.long, device=like.device))
@@ -277,7 +278,7 @@ class ChunkedAttention(Derived):
         lags = number[..., None] - torch.cat([before, number], 1)[:, None]
         allowed = (lags >= 0) & (lags <= (number % chunk + reach - chunk).minimum(number)[..., None])
         if bias is not None:
-            bias = bias[:, lags.clamp(1 - reach, reach - 1) + reach - 1].transpose(0, 1)
+            bias = _nearest(bias, reach)[:, lags.clamp(1 - reach, reach - 1) + reach - 1].transpose(0, 1)
         by_head = (
             self._by_head(torch.cat([ring_tokens(ring, seen), t], 1), query.dtype)
             for ring, t in zip((state.key, state.value), new, strict=True)

@@ -39,7 +39,7 @@ class Derived(nn.Module):
         raise NotImplementedError
 
     def derived(self, *, checked: bool = False) -> Any:
-        """What `derive` returns. checked: compare parameters by value, as at the start of a stream; otherwise their
+        """What `derive` returns. checked: compare parameters by value, as every `init_state` must; otherwise their
         versions are compared, which PyTorch does not count for writes through ``.data``."""
         if self._frozen is not None:
             return self._frozen._make(getattr(self, _buffer(name)) for name in self._frozen._fields)

@@ -138,9 +138,10 @@ class TCNMixer(Derived, Mixer):
 
     def init_state(self, batch_size: int) -> TCNState:
         self.require_causal()
-        supports = [(self.taps.shape[2] - 1) * f + 1 for f in self.dilations]
-        rings = (Window.empty(batch_size, self.channels, support, like=self.taps) for support in supports)
-        return TCNState(tuple(rings), self.taps.new_zeros(batch_size, dtype=torch.long))
+        taps = self.derived(checked=True).taps
+        supports = [(taps.shape[1] - 1) * f + 1 for f in self.dilations]
+        rings = (Window.empty(batch_size, self.channels, support, like=taps) for support in supports)
+        return TCNState(tuple(rings), taps.new_zeros(batch_size, dtype=torch.long))
 
     def mix_next(self, x: Tensor, state: TCNState, mask: Tensor | None) -> tuple[Tensor, Any]:
         rings = list(state.rings)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.diagonal import DiagonalKernel
-from lagwise.kernels.remembered import remembered_taps
+from lagwise.kernels.remembered import remembered, remembered_taps
 from lagwise.kernels.share import some_channels
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.causal_ski import CausalSKI
@@ -20,7 +20,15 @@ from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import reachable_taps
-from lagwise.ops.recurrence import LEAST_RADIUS, held_sums, modal_graph_prefill, modal_prefill
+from lagwise.ops.recurrence import (
+    LEAST_RADIUS,
+    ModalBlocks,
+    SplitModes,
+    held_sums,
+    modal_block,
+    modal_graph_prefill,
+    modal_prefill,
+)
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -247,10 +255,21 @@ class ToeplitzMixer(Derived, Mixer):
             modes = self.derived()
             y, real, imaginary = modal_graph_prefill(x, modes.exponents, modes.weights, modes.direct, *state)
             return y, ModalState(real, imaginary)
-        modes = self.kernel.recurrence()
+        modes, blocks = self._modal_blocks(modal_block(x.shape[1]))
         memory = torch.complex(*state).transpose(1, 2)
-        y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory)
+        y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory, blocks)
         return y.to(x.dtype), ModalState(*torch.view_as_real(memory.transpose(1, 2)).unbind(-1))
+
+    def _modal_blocks(self, size: int) -> tuple[SplitModes, ModalBlocks]:
+        """The kernel as a state space, and its blocks of so many tokens."""
+        present = None if torch.is_grad_enabled() else self.derived()  # of the present weights, whose number is its own
+
+        def make() -> Any:
+            modes = self.kernel.recurrence()
+            split = modes.split(modes.direct.dtype)
+            return split, ModalBlocks.of(split, size), present
+
+        return remembered(self, "blocks", (size, id(present)), make, by_value=False)[:2]
 
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         if isinstance(state, ModalState):

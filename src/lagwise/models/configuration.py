@@ -34,8 +34,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     causal: whether a token sees only those before it. Required for language models; optional for encoders.
     inputs: what the model reads, by name and options: ``tokens`` (input_ids), ``values`` (input_values, with
     ``features``) or ``patches`` of images (pixel_values, with ``channels`` and ``size``).
-    norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``layer``, ``batch``,
-    ``timestep`` (Megalodon's, with ``groups``) or ``none``.
+    norm: norm before the output layer, by name or by name and options: ``rms`` (no parameters), ``scale``, ``layer``,
+    ``batch``, ``timestep`` (Megalodon's, with ``groups``) or ``none``.
     position_embedding: added to the embeddings: ``none``, ``sinusoidal``, ``learned`` (a table), or, for patches,
     ``sinusoidal_2d`` (of the row and of the column). Sinusoids have amplitude 1, and embeddings begin much smaller
     unless ``scale_embeddings`` is set.

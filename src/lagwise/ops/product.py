@@ -77,6 +77,8 @@ def toeplitz_product(
     if symbolic(x.shape[1]):
         return symbolic_product(x, taps, 0 if causal else centre(taps), dilation)
     taps, origin = _validated(x, taps, causal, engine, dilation)
+    if tolerance is not None and engine != "ski":
+        raise ValueError(f"engine {engine!r} is exact; tolerance is for engine 'ski'")
     if dilation > 1:
         if engine == "direct" or (engine == "auto" and few_lags(x, taps)):
             return direct_product(x, taps, origin, dilation)
@@ -87,8 +89,6 @@ def toeplitz_product(
         if not causal:
             raise ValueError("engine 'ski' takes causal taps; two-sided kernels have `ski_product`")
         return ski_toeplitz_product(x, taps, 1e-3 if tolerance is None else tolerance)
-    if tolerance is not None:
-        raise ValueError(f"engine {engine!r} is exact; tolerance is for engine 'ski'")
     if engine == "auto" and few_lags(x, taps):
         engine = "direct"
     if engine == "dense":
@@ -155,8 +155,8 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int
     """Check the arguments. Returns the taps cut to the lags within the signal, and the index of lag 0."""
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-    if x.dim() != 3 or x.shape[1] == 0:
-        raise ValueError(f"x must be (batch, length >= 1, channels), got {tuple(x.shape)}")
+    if x.dim() != 3 or 0 in x.shape[1:]:
+        raise ValueError(f"x must be (batch, length >= 1, channels >= 1), got {tuple(x.shape)}")
     if not (x.is_floating_point() and taps.is_floating_point()):
         raise ValueError(f"x and taps must be real floating-point tensors, got {x.dtype} and {taps.dtype}")
     if taps.dim() != 2 or taps.shape[0] != x.shape[2] or taps.shape[1] == 0:

@@ -12,9 +12,12 @@ from lagwise.ops.recurrence.ema import (
 )
 from lagwise.ops.recurrence.modal import (
     LEAST_RADIUS,
+    ModalBlocks,
     Modes,
+    SplitModes,
     held_inputs,
     mean_exponential,
+    modal_block,
     modal_graph_prefill,
     modal_poles,
     modal_prefill,

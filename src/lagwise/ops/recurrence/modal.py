@@ -184,7 +184,9 @@ def modal_step(x: Tensor, state: Tensor, modes: Modes | SplitModes) -> tuple[Ten
     return ((weights * state).sum(-1).real + direct * token).to(x.dtype), state
 
 
-def modal_prefill(x: Tensor, modes: Modes | SplitModes, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def modal_prefill(
+    x: Tensor, modes: Modes | SplitModes, state: Tensor | None, blocks: ModalBlocks | None = None
+) -> tuple[Tensor, Tensor]:
     """The next tokens of a stream through a diagonal state space: `modal_step` for each, in blocks.
 
     Formula: in a block, ``y = T x + Re sum_i w_i p_i**(j+1) z_i`` with T the Toeplitz matrix of `modal_taps` and z the
@@ -192,6 +194,7 @@ def modal_prefill(x: Tensor, modes: Modes | SplitModes, state: Tensor | None) ->
 
     Shapes: x ``(batch, length >= 1, channels)``; state ``(batch, channels, modes)`` complex, or None at the beginning.
     Returns y like x and the new state. Precision and source as in `modal_step`. Exactly causal from block to block.
+    blocks, for several tokens: those of these modes and this length, which may take longer than the tokens.
 
     Preconditions: ValueError for an empty signal or another number of channels.
     """
@@ -204,10 +207,10 @@ def modal_prefill(x: Tensor, modes: Modes | SplitModes, state: Tensor | None) ->
     if x.shape[1] == 1:
         y, state = modal_step(x[:, 0], state, modes)
         return y[:, None], state
-    size = min(x.shape[1], _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK)
-    blocks = _Blocks.of(modes, size)
+    blocks = ModalBlocks.of(modes, modal_block(x.shape[1])) if blocks is None else blocks
+    size = blocks.near.shape[1]
     whole = x.shape[1] // size * size
-    run = max(size, _SIGNAL_ELEMENTS // (x.shape[0] * x.shape[2]) // size * size)
+    run = max(size, _SIGNAL_ELEMENTS // max(1, x.shape[0] * x.shape[2]) // size * size)
     state, parts = state.to(modes.weights.dtype).transpose(0, 1), []
     with torch.autocast(x.device.type, enabled=False):
         for part in x[:, :whole].split(run, 1):
@@ -248,7 +251,12 @@ def modal_graph_prefill(
     return y, last * real - turned * imaginary + more, last * imaginary + turned * real + more_imaginary
 
 
-class _Blocks(NamedTuple):
+def modal_block(length: int) -> int:
+    """Tokens of a block of a signal of this length."""
+    return min(length, _LONG_BLOCK if length >= _LONG else _BLOCK)
+
+
+class ModalBlocks(NamedTuple):
     """The factors that every block of a signal is multiplied by, with real parts above imaginary parts."""
 
     near: Tensor  # (channels, size, size): the Toeplitz matrix
@@ -257,7 +265,7 @@ class _Blocks(NamedTuple):
     carry: Tensor  # (channels, 1, modes, size) complex: p**(j + 1), the last of which carries a state over a block
 
     @classmethod
-    def of(cls, modes: SplitModes, size: int) -> _Blocks:
+    def of(cls, modes: SplitModes, size: int) -> ModalBlocks:
         powers = _powers(modes.exact, size + 1, modes.weights.dtype)[0]
         outward = _pair(modes.weights[..., None] * powers[..., 1:], -1)
         first = modes.weights.real.sum(1, keepdim=True) + modes.direct[:, None]
@@ -265,9 +273,9 @@ class _Blocks(NamedTuple):
         near = toeplitz_blocks(taps, 0, size, 0, 0)[0]
         return cls(near, _pair(powers[..., :-1].flip(2), 1), outward, powers[:, None, :, 1:])
 
-    def shortened(self, size: int) -> _Blocks:
+    def shortened(self, size: int) -> ModalBlocks:
         near, inward, outward, carry = self
-        return _Blocks(near[:, :size, :size], inward[..., -size:], outward[..., :size], carry[..., :size])
+        return ModalBlocks(near[:, :size, :size], inward[..., -size:], outward[..., :size], carry[..., :size])
 
     def run(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Whole blocks of a signal, from and to a state ``(channels, batch, modes)``."""

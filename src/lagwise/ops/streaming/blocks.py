@@ -48,8 +48,8 @@ class _ByChannel:
 class OnlineTaps:
     """Causal taps in the forms that a stream needs, computed at first use and shared by the states of a stream.
 
-    ``make(n)`` gives taps ``(channels, at most n)`` from lag 0 on. ``reach`` is the number of lags after which all taps
-    are zero, or None for a kernel without end. Only as many taps are computed as the text can meet, so that a slowly
+    ``make(n)`` gives taps ``(channels, at most n)`` from lag 0 on. ``support`` is the number of lags after which all
+    taps are zero, or None for a kernel without end. Only as many are computed as the text can meet, so that a slowly
     decaying kernel costs no more than one without end.
     """
 

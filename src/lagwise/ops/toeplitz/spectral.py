@@ -185,6 +185,8 @@ def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
         spectrum = _across_frames(spectrum, kernel_spectrum(kernel, plan), 1)
         return fused_frames.store(torch.fft.irfft(spectrum, plan.n_fft), valid_frames(plan), x.shape[1], x.dtype)
     y = torch.empty_like(x)
+    if not len(x):  # FFTs refuse an empty batch
+        return y
     groups = _channel_groups(x, plan)
     padded = _padding(x, groups[0], plan, dtype)
     for group in groups:
@@ -208,7 +210,9 @@ def _gradients(
         return _fused_gradients(grad, x, kernel, plan, wanted)
     dtype = compute_dtype(x, kernel)
     dx = torch.empty_like(x) if wanted[0] else None
-    dkernel = torch.empty_like(kernel) if wanted[1] else None
+    dkernel = torch.zeros_like(kernel) if wanted[1] else None
+    if not len(x):
+        return dx, dkernel
     groups = _channel_groups(x, plan)
     padded = _padding(x, groups[0], plan, dtype)
     outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=dtype)
@@ -285,7 +289,7 @@ def _in_groups(x: Tensor) -> bool:
 def _channel_groups(x: Tensor, plan: Plan) -> list[slice]:
     """Slices of channels whose padded signals fit into the cache; all channels at once unless on the CPU."""
     channels = x.shape[2]
-    per_channel = max(1, x.shape[0] * plan.frames * plan.n_fft)
+    per_channel = x.shape[0] * plan.frames * plan.n_fft
     wanted = max(_CPU_GROUP_CHANNELS, _CPU_GROUP_ELEMENTS // per_channel) if _in_groups(x) else channels
     size = min(channels, wanted)
     return [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
