@@ -14,6 +14,7 @@ from with_extra import run_command
 from lagwise.cli.main import app
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models.export import EXPORTS, FORMATS
 from lagwise.training import Recipe
 from lagwise.training.trainer import LagwiseTrainer
 
@@ -43,6 +44,32 @@ def test_help_is_quick_to_load() -> None:
     code = "import sys, lagwise.cli.main; print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--data", "stdlib", "--out", "RUN"], "holds a finished run"),
+        (["train", "--data", "stdlib", "--out", "RUN/config.json"], "not a folder"),
+        (["export", "RUN", "--format", "tflite"], f"--format': must be {' or '.join(FORMATS)}, got tflite"),
+        (["export", "RUN", "--what", "steps"], f"--what': must be {' or '.join(EXPORTS)}, got steps"),
+    ],
+)
+def test_refusals_are_quick(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """They import neither torch nor transformers."""
+    (tmp_path / "config.json").write_text("{}")
+    code = f"""
+import sys
+from lagwise.cli.main import main
+sys.argv = ["lagwise", *{[word.replace("RUN", str(tmp_path)) for word in arguments]}]
+try:
+    main()
+finally:
+    print([m for m in ("torch", "transformers", "datasets") if m in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.strip()) == (2, "[]"), result.stderr
+    assert message in result.stderr
 
 
 def test_an_interrupted_training_prints_how_to_resume(

@@ -130,6 +130,9 @@ def train(
         raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
     recipe = recipe or DEFAULT_RECIPE
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
+    folder = out or Path("runs") / Path(recipe).stem
+    if resume is None and plan is None and is_first():
+        training.check_unused(folder)
     with quick_imports():
         from lagwise.training import train as train_recipe
 
@@ -146,7 +149,6 @@ def train(
             for what, size in training.memory_plan(settings, plan):
                 typer.echo(f"{what:<18}{size / 1e9:>12,.3f} GB")
             return
-        folder = out or Path("runs") / Path(recipe).stem
         done = automatic and (folder / "config.json").is_file()
         begun = automatic and (folder / "recipe.yaml").is_file()
         if split is not None and is_first() and not begun:
