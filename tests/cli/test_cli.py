@@ -78,11 +78,11 @@ def test_an_interrupted_training_prints_how_to_resume(
     def stopped(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    recipe, run = tmp_path / "mine.yaml", tmp_path / "run"
+    recipe, run = tmp_path / "mine.yaml", tmp_path / "my run"
     recipe.write_text(tiny_recipe.to_yaml())
     monkeypatch.setattr(LagwiseTrainer, "_save_checkpoint", stopped)
     result = runner.invoke(app, ["train", "--recipe", str(recipe), "--out", str(run)])
-    assert f"lagwise train --resume {run}" in result.output
+    assert f"lagwise train --resume '{run}'" in result.output
     unfinished = runner.invoke(app, ["generate", str(run)])
     assert "has not finished" in str(unfinished.exception)
 

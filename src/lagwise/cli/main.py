@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,7 +175,7 @@ _QUERIES = {
 def _report_training(folder: Path, done: bool) -> None:
     import lagwise.training as training
 
-    recipe, name = training.load_recipe(str(folder / "recipe.yaml")), plain(str(folder))
+    recipe, name = training.load_recipe(str(folder / "recipe.yaml")), plain(shlex.quote(str(folder)))
     task, metrics = training.make_task(recipe), training.read_metrics(folder)
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
@@ -334,7 +335,7 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if is_first() and (folder / "recipe.yaml").is_file():
-            typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(str(folder))}", err=True)
+            typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(shlex.quote(str(folder)))}", err=True)
         raise
 
 
