@@ -14,6 +14,7 @@ from with_extra import run_command
 from lagwise.cli.main import app
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models.export import EXPORTS, FORMATS
 from lagwise.training import Recipe
 from lagwise.training.trainer import LagwiseTrainer
 
@@ -45,17 +46,43 @@ def test_help_is_quick_to_load() -> None:
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--data", "stdlib", "--out", "RUN"], "holds a finished run"),
+        (["train", "--data", "stdlib", "--out", "RUN/config.json"], "not a folder"),
+        (["export", "RUN", "--format", "tflite"], f"--format': must be {' or '.join(FORMATS)}, got tflite"),
+        (["export", "RUN", "--what", "steps"], f"--what': must be {' or '.join(EXPORTS)}, got steps"),
+    ],
+)
+def test_refusals_are_quick(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """They import neither torch nor transformers."""
+    (tmp_path / "config.json").write_text("{}")
+    code = f"""
+import sys
+from lagwise.cli.main import main
+sys.argv = ["lagwise", *{[word.replace("RUN", str(tmp_path)) for word in arguments]}]
+try:
+    main()
+finally:
+    print([m for m in ("torch", "transformers", "datasets") if m in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.strip()) == (2, "[]"), result.stderr
+    assert message in result.stderr
+
+
 def test_an_interrupted_training_prints_how_to_resume(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    recipe, run = tmp_path / "mine.yaml", tmp_path / "run"
+    recipe, run = tmp_path / "mine.yaml", tmp_path / "my run"
     recipe.write_text(tiny_recipe.to_yaml())
     monkeypatch.setattr(LagwiseTrainer, "_save_checkpoint", stopped)
     result = runner.invoke(app, ["train", "--recipe", str(recipe), "--out", str(run)])
-    assert f"lagwise train --resume {run}" in result.output
+    assert f"lagwise train --resume '{run}'" in result.output
     unfinished = runner.invoke(app, ["generate", str(run)])
     assert "has not finished" in str(unfinished.exception)
 

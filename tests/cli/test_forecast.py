@@ -61,7 +61,8 @@ def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
         (["--horizon", "24"], "column 'site' has 'A' in row 1, which is not a number"),
         (["--horizon", "200", "--columns", "load"], "horizon = 200 needs at least 401 rows"),
         (["--horizon", "24", "--columns", "load", "--look-back", "280"], "look_back = 280 is longer than"),
-        (["--horizon", "24", "--columns", "load", "--model", "arima"], "unknown model: 'arima'"),
+        (["--horizon", "24", "--model", "arima"], "unknown --model: 'arima'"),  # before the table is read
+        (["--horizon", "24", "--future", "load,price,site"], "no column to forecast besides the times in 'date' and"),
         (["--horizon", "24", "--time", "when"], "unknown column of times: 'when'"),
         (["--horizon", "24", "--time", "site"], "column 'site' has 'A' in row 1, which is not a time"),
     ],
@@ -152,10 +153,12 @@ def test_series_named_as_ends_of_intervals_are_refused(data: Path) -> None:
 def test_the_names_of_forecasts_keep_points(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
     data.rename(data.with_name("my.2024.csv"))
-    options = ["--horizon", "3", "--columns", "load", "--model", "ridge", "--look-back", "20"]
-    result = runner.invoke(app, ["forecast", "--data", "my.2024.csv", *options])
-    assert result.exit_code == 0, result.output
-    assert (data.parent / "my.2024-forecast.csv").is_file()
+    data.with_name("my.2024.tsv").write_text(data.with_name("my.2024.csv").read_text().replace(",", "\t"))
+    for suffix in ("csv", "tsv"):
+        options = ["--horizon", "1", "--columns", "load", "--model", "ridge", "--look-back", "20"]
+        result = runner.invoke(app, ["forecast", "--data", f"my.2024.{suffix}", *options])
+        assert result.exit_code == 0, result.output
+        assert "Written: my.2024-forecast.csv (1 row of 1 series)" in result.output
 
 
 def test_without_matplotlib_the_table_is_written(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

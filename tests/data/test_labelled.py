@@ -263,7 +263,17 @@ class TestErrors:
             (
                 [*reviews(), {"text": "x", "label": "odd"}],
                 {},
-                r"a\.jsonl': too few different rows for valid, test and train.* 1 of 'odd'",
+                r"a\.jsonl': too few different rows for valid, test and train.* 1 of 'odd'; .* in the data$",
+            ),
+            (
+                [{"text": str(i), "label": i // 2} for i in range(20)],
+                {},
+                r"too few .*: 2 of '0', .*; if the labels are amounts, task.kind=regression learns them as such$",
+            ),
+            (
+                [{"text": str(i), "label": 1.5} for i in range(20)],
+                {},
+                r"all 20 labels are 1\.5; regression needs",
             ),
             ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' has mixed types: str .*int"),
             (reviews(), {"text": ["text", "text"]}, "task.text must name one column"),

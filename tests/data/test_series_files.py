@@ -91,7 +91,9 @@ def test_headers_that_do_not_know_their_sizes(unknown: int, chunks: bytes) -> No
 def test_one_folder_per_class_is_a_table(tmp_path: Path) -> None:
     rows = open_rows(str(classes(tmp_path, yes=RATE, no=RATE))).read()["train"]
     assert rows["label"][:] == ["no", "no", "yes", "yes"]
-    assert rows["file"][:] == ["0.wav", "1.wav"] * 2
+    assert rows["file"][:] == ["no/0.wav", "no/1.wav", "yes/0.wav", "yes/1.wav"]
+    (alone,) = open_rows(str(tmp_path / "yes" / "1.wav")).read()["train"]["file"]
+    assert alone == "1.wav"
     assert rows["sampling_rate"][:] == [RATE] * 4
     np.testing.assert_allclose(np.asarray(rows[1]["input_values"]), wave(41), atol=1e-4)
 
@@ -195,6 +197,7 @@ def test_lines_of_a_table_are_series_or_samples(tmp_path: Path) -> None:
     assert open_series(str(path), "label").read()["train"][0] == {
         "input_values": [[1, 2], [3, 4]], "label": "walk", "file": "1.csv"
     }  # fmt: skip
+    assert open_series(str(tmp_path), "label").read()["train"]["file"][:] == ["walk/1.csv"]
     path.write_text("x,y\n1,2\n3,four\n")
     with pytest.raises(ValueError, match=r"1\.csv, line 3: 'y' is 'four', not a number"):
         open_series(str(path), "label").read()
@@ -226,7 +229,7 @@ def test_the_folder_of_a_recording_is_part_of_its_key_where_it_is_the_class(tmp_
 def test_suffixes_may_be_upper_case(tmp_path: Path) -> None:
     folder = classes(tmp_path, yes=RATE, no=RATE)
     (folder / "yes" / "0.wav").rename(folder / "yes" / "0.WAV")
-    assert open_rows(str(folder)).read()["train"]["file"][:] == ["0.wav", "1.wav", "0.WAV", "1.wav"]
+    assert open_rows(str(folder)).read()["train"]["file"][:] == ["no/0.wav", "no/1.wav", "yes/0.WAV", "yes/1.wav"]
     write(folder / "no" / "2.WAV", wave().astype(np.float32), 2 * RATE)
     with pytest.raises(ValueError, match="sampling rate of 16000 Hz"):
         open_rows(str(folder)).read()

@@ -36,7 +36,7 @@ class TestClassFolders:
         assert source.columns == ("text", "label", "file")
         rows = source.read()
         assert {split: len(table) for split, table in rows.items()} == {"train": 24, "test": 24}
-        assert rows["test"][0] == {"text": "test neg 0: größe", "label": "neg", "file": "0_7.txt"}
+        assert rows["test"][0] == {"text": "test neg 0: größe", "label": "neg", "file": "test/neg/0_7.txt"}
 
     def test_it_is_prepared_with_its_folders_as_classes(self, imdb: Path, tmp_path: Path) -> None:
         data = prepare_labelled(str(imdb), progress=False, cache=tmp_path / "cache")

@@ -107,7 +107,7 @@ def changed(frame: pd.DataFrame, row: int, column: str, value: Any) -> pd.DataFr
         (changed(hours(), 7, "date", pd.Timestamp("2024-03-01 07:20")), "irregular: 2024-03-01 07:20:00 follows"),
         (changed(hours(), 19, "date", pd.Timestamp("2031-03-01")), "irregular: 2031-03-01 00:00:00 follows"),
         (hours().assign(load=np.nan), "column 'load' has no value at all"),
-        (hours()[["date"]], "no column besides the times"),
+        (hours()[["date"]], "no column to forecast besides the times"),
         (hours(0), "has no rows"),
         (hours(2), "at least 3 rows are needed, got 2"),
     ],

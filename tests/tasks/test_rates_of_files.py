@@ -55,7 +55,7 @@ def test_every_sound_is_classified_at_its_own_rate(tmp_path: Path) -> None:
         x = resample_poly(tone(random, hertz, 16000, 800), 1, 16000 // rate)
         write(tmp_path / "new" / name / f"{number}.wav", x, rate)
         write(tmp_path / "as-8000" / name / f"{number}.wav", x, 8000)
-        given.append((f"{number}.wav", name))
+        given.append((f"{name}/{number}.wav", name))
     found = {row["file"]: row["predicted"] for row in predict_run(run, source=str(tmp_path / "new"), progress=False)}
     assert found == dict(given)
     assert evaluate_run(run, source=str(tmp_path / "new"), progress=False)["test"]["accuracy"] == 1
@@ -166,7 +166,7 @@ def test_samples_are_labelled_at_the_rate_of_their_file(tmp_path: Path) -> None:
     assert own > wrong + 0.1
     rows = predict_run(run, source=str(tmp_path / "new"), progress=False)
     stretches = {row["file"]: json.loads(row["predicted"]) for row in rows}
-    assert [stretches[f"{number}.wav"][-1][1] for number in (0, 2)] == [400, 800]
+    assert [stretches[f"low/{number}.wav"][-1][1] for number in (0, 2)] == [400, 800]
     write(tmp_path / "sounds" / "low" / "a.wav", np.ones(400), 16000)
     with pytest.raises(ValueError, match=r"has a sampling rate of 16000 Hz, .* has 8000 Hz; resample"):
         train(recipe, tmp_path / "other", progress=False)

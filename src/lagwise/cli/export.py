@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import path_option, run_argument
+from lagwise.cli.parsing import one_of, path_option, run_argument
 from lagwise.cli.terminal import plain
 from lagwise.extras import require
 
 
 def export(
     run: Annotated[Path, run_argument("Folder of a trained model.")],
-    format: Annotated[str, typer.Option(help="`onnx`, or `pt2` for torch.export.load.")] = "onnx",
+    format: Annotated[
+        str, typer.Option(callback=one_of("onnx", "pt2"), help="`onnx`, or `pt2` for torch.export.load.")
+    ] = "onnx",
     what: Annotated[
         str | None,
         typer.Option(
+            callback=one_of("forward", "step"),
             help="`step`: one token of a language model with its state; `forward`: whole rows.",
             show_default="step of language models, forward of others",
         ),

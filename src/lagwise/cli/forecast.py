@@ -11,10 +11,11 @@ import typer
 from lagwise.cli.parsing import at_least, number_option, path_option, shares, text_option, within
 from lagwise.cli.terminal import plain, print_table
 from lagwise.process import quick_imports
+from lagwise.tables import counted, known
 
 _ROWS, _SERIES = 10, 5  # rows and series that are printed
 _MODELS = 10  # models that are printed
-_ENDINGS = r"(\.(csv|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # endings of tables' names
+_ENDINGS = r"(\.(csv|tsv|txt|jsonl|parquet|gz|bz2|xz|zip|zst))+$"  # endings of tables' names
 
 
 def forecast(
@@ -88,6 +89,7 @@ def forecast(
     with quick_imports():
         from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
         from lagwise.forecasting.choosing import BASELINE
+        from lagwise.forecasting.design import MODELS
         from lagwise.forecasting.seasons import season
         from lagwise.forecasting.writing import check_names
         from lagwise.forecasting.year_parts import plain_times
@@ -97,6 +99,8 @@ def forecast(
         raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
     if out.exists() and data.exists() and out.samefile(data):
         raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
+    if model is not None:
+        known(model, MODELS, "--model")
     levels = shares(quantiles, "--quantiles") if quantiles else []
     if id is not None and columns is not None:
         raise typer.BadParameter(
@@ -106,7 +110,7 @@ def forecast(
     table = read_series(data, time, _names(columns), ids=_names(id), target=target, beside=beside)
     check_names(list(table.frame.columns) if table.ids is None else [table.target], levels)
     first, last = (plain_times([at])[0] for at in table.frame.index[[0, -1]])
-    typer.echo(f"{len(table.frame):,} rows of {table.frame.shape[1]} series, {first} to {last}")
+    typer.echo(f"{counted(len(table.frame), 'row')} of {table.frame.shape[1]:,} series, {first} to {last}")
     for note in table.notes:
         typer.echo(plain("note: " + re.sub(r"`(\w+)`", r"--\1", note)))
     rows = season(table.frame) if period is None else period
@@ -158,7 +162,7 @@ def forecast(
         ],
     )
     plot = f"; {figure}" if isinstance(figure, str) else f" and {figure}"
-    typer.echo(plain(f"\nWritten: {out} ({len(made)} rows of {len(names)} series){plot}"))
+    typer.echo(plain(f"\nWritten: {out} ({counted(len(made), 'row')} of {len(names):,} series){plot}"))
 
 
 def _names(text: str | None) -> list[str] | None:

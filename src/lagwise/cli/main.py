@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,6 +131,9 @@ def train(
         raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
     recipe = recipe or DEFAULT_RECIPE
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
+    folder = out or Path("runs") / Path(recipe).stem
+    if resume is None and plan is None and is_first():
+        training.check_unused(folder)
     with quick_imports():
         from lagwise.training import train as train_recipe
 
@@ -146,7 +150,6 @@ def train(
             for what, size in training.memory_plan(settings, plan):
                 typer.echo(f"{what:<18}{size / 1e9:>12,.3f} GB")
             return
-        folder = out or Path("runs") / Path(recipe).stem
         done = automatic and (folder / "config.json").is_file()
         begun = automatic and (folder / "recipe.yaml").is_file()
         if split is not None and is_first() and not begun:
@@ -172,7 +175,7 @@ _QUERIES = {
 def _report_training(folder: Path, done: bool) -> None:
     import lagwise.training as training
 
-    recipe, name = training.load_recipe(str(folder / "recipe.yaml")), plain(str(folder))
+    recipe, name = training.load_recipe(str(folder / "recipe.yaml")), plain(shlex.quote(str(folder)))
     task, metrics = training.make_task(recipe), training.read_metrics(folder)
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
@@ -332,7 +335,7 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if is_first() and (folder / "recipe.yaml").is_file():
-            typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(str(folder))}", err=True)
+            typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(shlex.quote(str(folder)))}", err=True)
         raise
 
 

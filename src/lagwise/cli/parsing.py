@@ -51,8 +51,13 @@ def within(low: float, high: float, *, brackets: str) -> Callable[[N], N]:
     return _checked(lambda value: lower(low, value) and upper(value, high), interval)
 
 
-def _checked(allowed: Callable[[Any], bool], what: str) -> Callable[[N], N]:
-    def check(value: N) -> N:
+def one_of(*words: str) -> Callable[[T], T]:
+    """A callback that refuses other words."""
+    return _checked(lambda value: value in words, " or ".join(words))
+
+
+def _checked(allowed: Callable[[Any], bool], what: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
         if value is not None and not allowed(value):
             raise typer.BadParameter(f"must be {what}, got {value}")
         return value

@@ -63,6 +63,11 @@ def folder_name(path: Path) -> str:
     return path.absolute().parent.name
 
 
+def name_in(root: Path, path: Path) -> str:
+    """The name of a file in a folder, with those of the folders between them; of the file itself, its own."""
+    return path.relative_to(root if root.is_dir() else root.parent).as_posix()
+
+
 def is_hidden(path: Path, root: Path) -> bool:
     """Whether a file in the folder ``root`` is not meant as data: its own name or a folder's begins with a point, or it
     is what macOS adds to archives."""

@@ -12,6 +12,7 @@ from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
 from lagwise.data.labelled_rows import LABEL, RATE, LabelledRows, label_columns, read_labelled
 from lagwise.data.labels import KINDS
+from lagwise.data.letters import strange_letters
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.several_labels import MULTI_LABEL
@@ -224,9 +225,12 @@ def input_columns(
 def _write(
     rows: LabelledRows, tokenizer: str, vocab_size: int, length: int, separate: bool, folder: Path, progress: bool
 ) -> dict[str, Any]:
+    notes = list(rows.notes)
     if rows.features is None:
         train = rows.splits["train"]
         texts = (text for column in rows.columns for text in train[column])
+        if tokenizer == "dna":
+            notes += strange_letters(texts)
         own = load_tokenizer(tokenizer, vocab_size=vocab_size, texts=texts)
         own.save_pretrained(folder / "tokenizer")
         encoder = RowEncoder(rows.columns, length, own, tokenizer == "bytes", separate=separate)
@@ -250,6 +254,13 @@ def _write(
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
                 start, cut[split] = start + batch.num_rows, cut[split] + too_long
                 bar.update(batch.num_rows)
-    same = ("columns", "label", "features", "gaps", "rates", "kind", "reason", "label_names", "counts", "notes")
-    made = {"source": rows.name, "length": length, "is_bytes": encoder.is_bytes, "separate": separate, "cut": cut}
+    same = ("columns", "label", "features", "gaps", "rates", "kind", "reason", "label_names", "counts")
+    made = {
+        "source": rows.name,
+        "notes": notes,
+        "length": length,
+        "is_bytes": encoder.is_bytes,
+        "separate": separate,
+        "cut": cut,
+    }
     return {**{name: getattr(rows, name) for name in same}, **made}

@@ -160,7 +160,9 @@ def split_labelled(
     several = labels.kind == MULTI_LABEL
     least = 2 * (1 + len(set(SPLITS) - set(kept)))
     groups = strata(kept["train"][label][:], least) if several else None
-    chosen = split_places(kept, label, classes=names is not None, names=names, groups=groups)
+    amounts = what == "row" and names is not None and all(map(is_number, names))
+    hint = "; if the labels are amounts, task.kind=regression learns them as such" if amounts else ""
+    chosen = split_places(kept, label, classes=names is not None, names=names, groups=groups, hint=hint)
     splits = chosen_rows(kept, chosen)
     places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
     notes += [*made_note(kept), *shared_rows(splits, kept, label), *alike_note(names)]

@@ -45,8 +45,8 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     Beside fractions, texts such as NA are missing. Class names are sorted, numbers in them by value, unless ``order``
     names them.
 
-    ValueError for train rows without a label, labels of mixed types, NaN and inf, text in regression, fewer than two
-    classes, and classes that train lacks.
+    ValueError for train rows without a label, labels of mixed types, NaN and inf, text in regression, labels that are
+    all the same, and classes that train lacks.
     """
     known(kind, KINDS, "task.kind")
     signs = _missing_amounts(columns)
@@ -76,6 +76,10 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
             )
             raise ValueError(
                 f"label {cells[split][i]!r} of {where(split, i)} is not a number; regression needs numbers"
+            )
+        if len(cells["train"]) > 1 and len(amounts := {*numbers["train"]}) == 1:
+            raise ValueError(
+                f"all {len(cells['train'])} labels are {amounts.pop()}; regression needs different numbers"
             )
         return Labels(kind, reason, None, numbers)
     named = {s: [None if v is None else class_name(v) for v in column] for s, column in cells.items()}
@@ -169,6 +173,11 @@ def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list
             seen.setdefault(sort, (split, i))
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"the label of {where(split, i)} is {value!r}, not a finite number")
+    numbers = {split: [None if v is None else _number(v) for v in column] for split, column in cells.items()}
+    words = {v: (s, i) for s, c in cells.items() for i, v in enumerate(c) if isinstance(v, str) and _number(v) is None}
+    if words and all(map(_is_infinite, words)) and _kind(numbers)[0] == "regression":
+        value, place = next(iter(words.items()))
+        raise ValueError(f"the label of {where(*place)} is {value!r}, not a finite number")
     from_text = {sort for sort in seen if "text" in sort}
     mixed = (from_text and len(from_text) < len(seen)) or {"number", "true or false"} <= set(seen)
     if mixed or {"text", "fractional text"} <= set(seen):
@@ -176,7 +185,7 @@ def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list
         raise ValueError(f"labels of mixed types: {examples}; make all of them text or all of them numbers")
     if "text" in seen or "true or false" in seen:
         return None
-    return {split: [None if v is None else _number(v) for v in column] for split, column in cells.items()}
+    return numbers
 
 
 def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, str]:
@@ -212,6 +221,13 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return None if isinstance(value, str) and not math.isfinite(number) else number
+
+
+def _is_infinite(text: str) -> bool:
+    try:
+        return math.isinf(float(text))
+    except ValueError:
+        return False
 
 
 def _is_code(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = "vocab.txt"
 DNA = "ACGTN"
+_STRANGE = 0.05  # share of letters that are not of DNA; codes of several nucleotides are rarer
 _SPECIAL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 _ROLES = {  # names of special tokens in other programs' vocabularies, lower case without brackets
     "unk": ("unk", "|unknown|"),
@@ -110,6 +111,19 @@ def vocabulary_tokenizer(tokens: Sequence[str], *, end: str, unknown: str, pad: 
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, **given, padding_side="right", clean_up_tokenization_spaces=False
     )
+
+
+def strange_letters(texts: Iterable[str]) -> list[str]:
+    """A note if many letters of texts are none of DNA, and become N: those of proteins, or of a language."""
+    ours = dict.fromkeys(map(ord, DNA + DNA.lower() + "Uu"))
+    sizes = [(len(text), len(text.translate(ours))) for text in texts]
+    whole, others = (sum(each) for each in zip(*sizes, strict=True))
+    if others <= _STRANGE * whole:
+        return []
+    return [
+        f"{others / whole:.0%} of the characters in train are none of A, C, G, T, U and N, and are read as N: for "
+        "proteins or texts, data.tokenizer=characters keeps all of them (and task.reverse_complement=false)"
+    ]
 
 
 def complements(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

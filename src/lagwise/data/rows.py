@@ -17,6 +17,7 @@ from lagwise.data.folders import (
     class_folders,
     files_below,
     folder_name,
+    name_in,
     nested_note,
     split_word,
     unread_note,
@@ -159,11 +160,17 @@ class RowSource:
                 raise ValueError(f"files of {self.name!r} have columns of different types: {error}") from error
         return read
 
+    def _name(self, path: Path) -> str:
+        """The name of a file in the source."""
+        return name_in(expanded(self.name), path)
+
     def _columns_of(self, path: Path) -> tuple[str, ...]:
         return read_columns(path)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         table = read_table(path, columns)
+        if file_kind(path) in ONE_ROW and "file" in table.column_names:
+            table = table.set_column(table.column_names.index("file"), "file", pa.array([self._name(path)]))
         if self._folder_column(path) is None or FOLDER_LABEL not in table.column_names:
             return table
         own = pa.array([self._class(path)] * table.num_rows, pa.string())

@@ -117,6 +117,7 @@ def recording_table(
     wanted: Sequence[str] | None,
     folder: str | None,
     *,
+    name: str,
     per_sample: bool,
     labelled: bool,
     time: str | None = None,
@@ -126,6 +127,7 @@ def recording_table(
     Args:
         features: their columns, in order.
         wanted: the columns that are returned, None for all.
+        name: of the file, in the column ``file``.
         per_sample: the column ``label`` has a label for each sample; otherwise it has one label, that of the recording.
         time: the column of the samples' times (`with_times`); None if it has none.
 
@@ -154,7 +156,7 @@ def recording_table(
         if wanted is not None and label in wanted:
             raise ValueError(f"{path} has no column {label!r}, which other recordings have (task.label)")
         own = [""] * len(values) if per_sample else None
-    return _row({SERIES: values, "file": path.name, label: own}, wanted)
+    return _row({SERIES: values, "file": name, label: own}, wanted)
 
 
 def _samples(table: TextTable, label: str, features: Sequence[str]) -> np.ndarray:

@@ -118,7 +118,7 @@ class SeriesSource(RowSource):
             raise ValueError(f"task.time {self.time!r} names a column of times, but each line of {path} is a series")
         if self._has_lines:
             return lines_table(table, self.label, features, columns)
-        kind: dict[str, Any] = {"per_sample": self.per_sample, "labelled": self._has_labels}
+        kind: dict[str, Any] = {"name": self._name(path), "per_sample": self.per_sample, "labelled": self._has_labels}
         return recording_table(table, self.label, features, columns, self._class(path), **kind, time=self.time)
 
     def _timed_rows(self, path: Path, columns: Sequence[str] | None) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lagwise.data.arrays import row_arrays
-from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
+from lagwise.data.folders import by_split, check_file, files_below, name_in, split_word, unread_note
 from lagwise.data.reading import inner_suffix, is_compressed, read_whole
 from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
 from lagwise.data.rows import RowSource, open_rows
@@ -140,11 +140,9 @@ class SignalSource:
         root = expanded(self.rows.name)
         for signal in self.signals(split):
             path = Path(signal.where)
-            name = (
-                path.relative_to(root if root.is_dir() else root.parent) if path.is_relative_to(root.parent) else path
-            )
+            name = name_in(root, path) if path.is_relative_to(root.parent) else signal.where
             rate = {} if signal.rate is None else {"sampling_rate": signal.rate}
-            yield {"file": str(name), **rate, SERIES: signal.inputs}
+            yield {"file": name, **rate, SERIES: signal.inputs}
 
     def _numbers(self, table: Any, names: Sequence[str]) -> np.ndarray:
         _check_columns(names, table.names, str(table.path))

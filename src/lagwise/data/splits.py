@@ -125,6 +125,7 @@ def split_places(
     classes: bool = True,
     names: Sequence[str] | None = None,
     groups: Sequence[Any] | None = None,
+    hint: str = "",
     seed: int = 0,
 ) -> dict[str, Places]:
     """Where the rows of the three splits are: named splits are kept, missing ones are taken from train.
@@ -137,6 +138,7 @@ def split_places(
         label: the column of labels; None if all columns are content.
         classes: whether labels are classes (``names``, by id, are for messages).
         groups: groups of the rows of train, instead of their labels.
+        hint: what else to do about classes with too few rows.
 
     ValueError for a class with fewer different rows than the splits that it must be in.
     """
@@ -160,7 +162,7 @@ def split_places(
         more = f" and of {len(each) - _MOST_NAMED:,} more classes" if len(each) > _MOST_NAMED else ""
         raise ValueError(
             f"{parts} of each class: {', '.join(each[:_MOST_NAMED])}{more}; add rows, remove such classes, or name the "
-            "splits in the data"
+            f"splits in the data{hint}"
         )
     for contents in sorted(members.values(), key=len):
         taken = Counter(places.get(content) for content in contents)  # the same content may have two classes

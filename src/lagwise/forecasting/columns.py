@@ -103,17 +103,18 @@ class FittedColumns:
 
     @classmethod
     def fit(
-        cls, columns: Columns, rows: int, series: int, look_back: int, horizon: int
+        cls, columns: Columns, rows: int, constant: np.ndarray, look_back: int, horizon: int
     ) -> tuple[FittedColumns, np.ndarray]:
-        """Those of the fitted rows, whose standardised values are returned too.
+        """Those of the fitted rows, whose standardised values are returned too: 0 for the series that are ``constant``
+        ``(series,)``, which effects that are shared with others would move.
 
         The mean is that of a series, or of all series for static columns, and the deviation that of all series from it.
         """
-        values, kinds = columns.laid_out(rows, series, horizon)
+        values, kinds = columns.laid_out(rows, len(constant), horizon)
         known = values[:rows]
         mean = np.where(_of(kinds, "static"), np.nanmean(known, axis=(0, 1)), np.nanmean(known, axis=0))
         size = np.sqrt(np.nanmean((known - mean) ** 2, axis=(0, 1)))
-        scale = np.broadcast_to(np.where(size > 1e-12, size, 1.0), mean.shape)
+        scale = np.where(constant[:, None], np.inf, np.where(size > 1e-12, size, 1.0))
         standard = _filled((values - mean) / scale)
         return cls(
             kinds, mean, scale, standard[max(0, rows - look_back) : rows].copy(), standard[rows:].copy()

@@ -18,6 +18,7 @@ from lagwise.tables import check_integer, known, shown
 CLOSED_FORM = ("ridge", "toeplitz")
 SIMPLE = ("seasonal", "smoothing")  # fitted without windows; their option is the period, in rows
 LEARNED = ("rpe", "frequency", "modal", "s4d")
+MODELS = CLOSED_FORM + LEARNED + SIMPLE
 _OPTIONS: dict[str, dict[str, Any]] = {  # learned kernels' options, if only the name is given
     "rpe": {"inputs": "sincos", "layers": 1, "decay": 1.0},
     "frequency": {"inputs": "omega", "layers": 3, "grid": 1536},
@@ -75,7 +76,7 @@ def make_design(forecaster: Any) -> Design:
     """The design for a forecaster's parameters. A ValueError names a parameter that is out of range."""
     model, rank, penalty = forecaster.model, plain(forecaster.rank), forecaster.penalty
     spec = dict(model) if isinstance(model, Mapping) else {"name": model, **_OPTIONS.get(str(model), {})}
-    name = known(spec.get("name"), CLOSED_FORM + LEARNED + SIMPLE, "model")
+    name = known(spec.get("name"), MODELS, "model")
     if name in SIMPLE:
         spec = {**_OPTIONS[name], **spec}
         for key in spec:

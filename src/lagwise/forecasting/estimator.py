@@ -29,6 +29,7 @@ from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import window_count
 from lagwise.tables import check_integer, shown
 
+_ROUNDING = 1e-12  # relative errors of forecasts that are the last value
 _FEW = 10  # values before the held-out rows: fewer give no scale of a series among others
 
 
@@ -179,7 +180,8 @@ class LagForecaster(BaseEstimator):
             of different lengths, ends with ends. For the model ``ridge`` without ``rank`` and ``normalize``.
         """
         design = make_design(self)
-        x = self._validated(X, reset=True)
+        values = self._validated(X, reset=True)
+        x = self._logarithms(values)
         first = first_observed(x)
         held = held_out_rows(design, self.validation, len(x) - int(np.median(first)))
         cut = len(x) - held
@@ -188,13 +190,15 @@ class LagForecaster(BaseEstimator):
         later = first > (max(0, cut - _FEW) if x.shape[1] > 1 else cut - 1)
         every = later | (columns is not None)  # effects of columns are comparable only on the same scale
         self.mean_, self.scale_ = scales(np.where(every, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
-        z = self._standardized(x)
+        z = self._standardized(values)
         filled, missing = fill(z), np.isnan(z)
         self._columns: FittedColumns | None = None
         beside: np.ndarray | None = None
         if columns is not None:
             check_columns(design)
-            self._columns, beside = FittedColumns.fit(columns, len(x), x.shape[1], design.look_back, design.horizon)
+            self._columns, beside = FittedColumns.fit(
+                columns, len(x), (filled == filled[0]).all(0), design.look_back, design.horizon
+            )
         kinds = () if self._columns is None else self._columns.kinds
         rows = Rows(filled, missing, beside, kinds)
         groups = fit_groups(design, rows, cut, self.shared, self._name)
@@ -222,6 +226,7 @@ class LagForecaster(BaseEstimator):
         self.effects_: Any = None if beside is None else np.stack([fit.effects for fit in fits])  # type: ignore
         self.n_parameters_ = len(fits) * (design.parameters + column_parameters(kinds, design))
         self._recent = deque(filled[-design.look_back :].copy(), maxlen=design.look_back)
+        self._last = fill(values)[-1]
         return self
 
     def predict(self, horizon: int | None = None, *, X: Any = None, columns: Columns | None = None) -> np.ndarray:
@@ -238,26 +243,29 @@ class LagForecaster(BaseEstimator):
         """
         check_is_fitted(self)
         steps = self._steps(horizon)
-        return self._shaped(self._raw(self._forecast(steps, X, columns)))
+        made, end = self._forecast(steps, X, columns)
+        return self._shaped(self._raw(made, end))
 
-    def _forecast(self, steps: int, X: Any, columns: Columns | None) -> np.ndarray:
-        """The forecast ``(steps, series)`` of values or, with ``logs``, logarithms."""
+    def _forecast(self, steps: int, X: Any, columns: Columns | None) -> tuple[np.ndarray, np.ndarray]:
+        """The forecast ``(steps, series)`` of values or, with ``logs``, logarithms, and the last value where it is that
+        but for rounding, else NaN."""
         look_back, beside = self.maps_.shape[1], None
         if X is None:
-            recent = np.stack(self._recent)
+            recent, last = np.stack(self._recent), self._last
             if self._columns is not None:
                 beside = self._columns.ahead_of(steps, columns)
         else:
             x = self._validated(X, reset=False)
             if len(x) < look_back:
                 raise ValueError(f"X must have at least look_back = {look_back} rows to forecast from, got {len(x)}")
-            recent = fill(self._standardized(x))[-look_back:]
+            recent, last = fill(self._standardized(x))[-look_back:], fill(x)[-1]
             beside = self._given(columns, len(x), steps)
             beside = None if beside is None else beside[len(x) - look_back :]
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
         if beside is not None:
             z = z + column_parts(self.effects_[..., :steps], beside, np.zeros(1, dtype=int))[0]
-        return z * self.scale_ + self.mean_
+        same = np.abs(z - recent[-1]) <= _ROUNDING * np.abs(recent).max(0)
+        return z * self.scale_ + self.mean_, np.where(same, last, np.nan)
 
     def _given(self, columns: Columns | None, rows: int, ahead: int = 0) -> np.ndarray | None:
         """The standardised columns of given rows, and of some rows ahead."""
@@ -278,14 +286,16 @@ class LagForecaster(BaseEstimator):
         windows of a changing series are not exchangeable, so coverage is approximate.
         """
         check_is_fitted(self)
-        centre = self._forecast(self._steps(horizon), X, columns)
+        centre, end = self._forecast(self._steps(horizon), X, columns)
         if self.errors_ is None:
             raise ValueError("intervals need held-out rows; fit with validation above 0")
         coverage = self.coverage if coverage is None else coverage
         if not 0 <= coverage < 1:
             raise ValueError(f"coverage must be in [0, 1), got {coverage!r}")
-        half = error_quantiles(self.errors_, coverage, self.independent_)[: len(centre)] * self.scale_
-        return self._shaped(self._raw(centre - half)), self._shaped(self._raw(centre + half))
+        half = error_quantiles(self.errors_, coverage, self.independent_)[: len(centre)]
+        half = np.where(half <= _ROUNDING, 0.0, half) * self.scale_
+        end = np.where(half == 0, end, np.nan)
+        return self._shaped(self._raw(centre - half, end)), self._shaped(self._raw(centre + half, end))
 
     def predict_quantiles(
         self,
@@ -313,11 +323,11 @@ class LagForecaster(BaseEstimator):
         values = np.asarray(row, dtype=np.float64).reshape(-1)
         if values.shape != (self.n_features_in_,) or np.isinf(values).any():
             raise ValueError(f"row must be {self.n_features_in_} finite values or NaN, got {shown(row)}")
-        if self.logs:
-            values = self._logarithms(values[None])[0]
+        standardized = self._standardized(values[None])
         if self._columns is not None:
             self._columns = self._columns.append(columns)
-        self._recent.append(carry_forward(self._standardized(values[None]), self._recent[-1])[0])
+        self._last = carry_forward(values[None], self._last)[0]
+        self._recent.append(carry_forward(standardized, self._recent[-1])[0])
         return self
 
     def evaluate(self, X: Any, *, columns: Columns | None = None) -> Scores:
@@ -353,7 +363,7 @@ class LagForecaster(BaseEstimator):
         x = self._validated(np.asarray(X).reshape(len(X), -1), reset=False)
         look_back, horizon = self.maps_.shape[1:]
         filled = fill(self._standardized(x))
-        targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
+        targets = sliding_window_view(self._logarithms(x), horizon, axis=0)[starts].transpose(0, 2, 1)
         windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
         made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0)
         if (beside := self._given(columns, len(x))) is not None:
@@ -390,17 +400,21 @@ class LagForecaster(BaseEstimator):
         x = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
         if reset and np.isnan(x).all(0).any():
             raise ValueError(f"{self._name(np.isnan(x).all(0))} has no observed value")
-        return self._logarithms(x) if self.logs else x
+        return x
 
     def _logarithms(self, x: np.ndarray) -> np.ndarray:
+        """Values, or with ``logs`` their logarithms."""
+        if not self.logs:
+            return x
         low = np.atleast_1d((x <= 0).any(0))
         if low.any():
             raise ValueError(f"logs=True needs values above 0; {self._name(low)} has others")
         return np.log(x)
 
-    def _raw(self, x: np.ndarray) -> np.ndarray:
-        """Forecasts of values, from those of the map: of values or their logarithms."""
-        x = np.exp(x) if self.logs else x
+    def _raw(self, x: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Forecasts of values, from those of the map, of values or their logarithms; the last value ``end`` itself
+        where it is not NaN."""
+        x = np.where(np.isnan(end), np.exp(x) if self.logs else x, end)
         return np.maximum(x, 0.0) if self.nonnegative else x
 
     def _name(self, flags: np.ndarray) -> str:
@@ -409,7 +423,7 @@ class LagForecaster(BaseEstimator):
         return f"series {names[int(flags.argmax())]!r}"
 
     def _standardized(self, x: np.ndarray) -> np.ndarray:
-        return (x - self.mean_) / self.scale_
+        return (self._logarithms(x) - self.mean_) / self.scale_
 
     def _shaped(self, x: np.ndarray) -> np.ndarray:
         return x[:, 0] if self._one_series else x

@@ -161,7 +161,8 @@ def read_series(
     if columns is None:
         chosen = rest
     if not chosen:
-        raise ValueError(f"{str(path)!r} has no column besides the times in {time!r}")
+        others = f" and {', '.join(map(repr, used))}, which are known beside it" if used else ""
+        raise ValueError(f"{str(path)!r} has no column to forecast besides the times in {time!r}{others}")
     if len(chosen) == _MONTHS and all(re.fullmatch(MONTH_NAME, name) for name in chosen):
         notes.append("the columns of months are a series each; if they are one, write a row for each month")
     frame, below = _without_totals(frame[[time, *chosen, *used]], time)

@@ -11,11 +11,10 @@ from lagwise.files import one_line, read_json
 from lagwise.schema import typed
 from lagwise.tables import build
 from lagwise.tasks import TASKS, Task
+from lagwise.training.new_folder import RUN_FILE, TOKENIZER
 from lagwise.training.recipe import Recipe, load_recipe
 
 RECIPE_FILE = "recipe.yaml"
-RUN_FILE = "run.json"
-TOKENIZER = "tokenizer"
 METRICS_FILE = "metrics.jsonl"
 
 

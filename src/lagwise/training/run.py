@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import warnings
@@ -17,7 +16,7 @@ from transformers import TrainingArguments
 
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.data.tokens import copy_tokenizer
-from lagwise.files import is_unused, locked, read_json, remove_partial, saved_whole, write_whole
+from lagwise.files import locked, read_json, remove_partial, saved_whole, write_whole
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
@@ -51,6 +50,7 @@ from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import is_kept, keep_first_answer, needs_no_training, take_first
 from lagwise.training.launchers import check_restarts, check_sharing
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
+from lagwise.training.new_folder import check_unused
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
 from lagwise.training.pretraining import PRETRAINED, check_pretraining, pretraining, start_of, with_hidden_token
@@ -208,24 +208,6 @@ def _check_same(out: Path, begun: Any, asked: Any, key: str = "") -> None:
 def _plain(recipe: Recipe) -> dict[str, Any]:
     """The recipe in values of JSON."""
     return json.loads(json.dumps(asdict(recipe)))
-
-
-def check_unused(out: Path) -> None:
-    """FileExistsError if a run's folder is in use, and ValueError if it cannot be made."""
-    above = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise ValueError(f"`out` cannot be {str(out)!r}: {str(above)!r} is not a folder that can be written to")
-    # A process that dies before writing the recipe leaves only these.
-    if not is_unused(out, RUN_FILE, TOKENIZER):
-        if (out / "config.json").is_file():
-            raise FileExistsError(
-                f"{str(out)!r} holds a finished run: choose another `out`; to go on from its weights, add "
-                f"model.init_from={out}"
-            )
-        raise FileExistsError(
-            f"{str(out)!r} is not empty: resume it with `resume`, or choose another `out`; `resume` auto begins or "
-            "resumes a run, as needed"
-        )
 
 
 def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextManager[None]:
