@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.network import KernelNetwork
+from lagwise.ops.constants import remembered_tables
 from lagwise.ops.operators import in_graph
 from lagwise.tables import known
 
@@ -79,35 +79,29 @@ class FrequencyKernel(LagKernel):
             return self._real_taps()
         n = min(length, self.support)
         with self._full_precision():
-            features = self._features()
-            matrix = self._matrix()
+            matrix, features, inside, weight = self._parts()
             if not self.causal:  # the imaginary half of the channels next to the real half
                 matrix = torch.cat(matrix.chunk(2), dim=1)
-                odd = torch.complex(torch.zeros_like(features), features * self._inside(features))
+                odd = torch.complex(torch.zeros_like(features), features * inside)
                 features = torch.cat([features.to(odd.dtype), odd])
-            time = torch.fft.irfft(features, 2 * self.grid)
-            weight = torch.full_like(time[0], 2 if self.causal else 1)
-            weight[:1].fill_(1)  # not by an assignment, which copies a number from the host
-            weight[self.grid] /= 2  # lags `grid` and `-grid` are one point of the transform
-            time = time * weight
+            time = torch.fft.irfft(features, 2 * self.grid) * weight
             after = time[:, :n]
             return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - n + 1 :], after], dim=1))
 
     def _real_taps(self) -> Tensor:
         """All taps, by sums of cosines and sines, for graphs without FFTs."""
         with self._full_precision():
-            features, matrix, points = self._features(), self._matrix(), 2 * self.grid
+            (matrix, features, inside, weight), points = self._parts(), 2 * self.grid
             step = torch.arange(self.grid + 1, device=features.device)
             place = step[:, None] * step % points
             waves = [[f(2 * math.pi * i / points) / points for i in range(points)] for f in (math.cos, math.sin)]
             cos, sin = (features.new_tensor(wave)[place] for wave in waves)
-            inside = self._inside(features)
-            even = features * (1 + inside) @ cos
+            weight = weight[: self.grid + 1]
+            even = features * (1 + inside) @ cos * weight
             if self.causal:
-                return matrix @ (even * (1 + inside))
-            parts, odd = matrix.chunk(2), features * (-2 * inside) @ sin
-            last = F.pad((1 + inside[1:]) / 2, (1, 0), value=1)  # lags `grid` and `-grid` are one point
-            even, odd = parts[0] @ (even * last), parts[1] @ (odd * last)
+                return matrix @ even
+            parts, odd = matrix.chunk(2), features * (-2 * inside) @ sin * weight
+            even, odd = parts[0] @ even, parts[1] @ odd
             return torch.cat([(even - odd).flip(1)[:, :-1], even + odd], dim=1)
 
     def spectrum(self, points: int) -> Tensor | None:
@@ -115,33 +109,35 @@ class FrequencyKernel(LagKernel):
         if self.causal or points != 2 * self.grid:
             return None
         with self._full_precision():
-            features = self._features()
-            return self._matrix().unflatten(0, (2, -1)) @ torch.stack([features, features * self._inside(features)])
+            matrix, features, inside, _ = self._parts()
+            return matrix.unflatten(0, (2, -1)) @ torch.stack([features, features * inside])
 
-    def _features(self) -> Tensor:
-        """Features of the network on the grid, with a constant for the last layer's bias: (hidden + 1, grid + 1)."""
-        weight = self.network.last.weight
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The last layer and its bias as a matrix, the features of the network on the grid with a constant for that
+        bias, ``(hidden + 1, grid + 1)``, and `_tables` but the angles."""
+        last = self.network.last
         if in_graph() and torch.is_grad_enabled() and self.network.activation != "relu":
             raise ValueError(
                 "torch.compile's inductor gives wrong gradients for a frequency kernel with activation "
                 f"{self.network.activation!r} (torch 2.13); use 'relu', or train without torch.compile"
             )
-        step = torch.arange(self.grid + 1, dtype=self.precision(weight), device=weight.device)
-        angle = step * (math.pi / self.grid)
-        h = self.network.features((angle.cos() if self.inputs == "cos" else angle)[:, None])
-        return torch.cat([h, torch.ones_like(h[:, :1])], dim=1).t()
-
-    def _matrix(self) -> Tensor:
-        """The last layer and its bias as a matrix for `_features`."""
-        last = self.network.last
-        return torch.cat([last.weight, last.bias[:, None]], dim=1).to(self.precision(last.weight))
-
-    @staticmethod
-    def _inside(features: Tensor) -> Tensor:
-        """0 at frequencies 0 and pi, where the response of a real kernel is real, 1 between."""
-        inside = torch.ones_like(features[0])
-        inside[:: len(inside) - 1].fill_(0)  # not by an assignment, which copies a number from the host
-        return inside
+        matrix = torch.cat([last.weight, last.bias[:, None]], dim=1).to(self.precision(last.weight))
+        given = (self.grid, self.causal, self.inputs, matrix.dtype)
+        points, one, inside, weight = remembered_tables(_tables, *given, like=matrix)
+        return matrix, torch.cat([self.network.features(points), one], dim=1).t(), inside, weight
 
     def _full_precision(self) -> torch.autocast:
         return torch.autocast(self.network.last.weight.device.type, enabled=False)
+
+
+def _tables(grid: int, causal: bool, inputs: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The network's inputs on the grid ``(grid + 1, 1)``; as many ones; 0 at frequencies 0 and pi, where the response
+    of a real kernel is real, and 1 between, ``(grid + 1,)``; and the weights of the transform's lags ``(2 grid,)``, of
+    which grid and -grid are one. Numbers are filled in, because an assignment copies them from the host."""
+    angle = torch.arange(grid + 1, dtype=dtype) * (math.pi / grid)
+    inside, weight = torch.ones_like(angle), torch.full((2 * grid,), 2.0 if causal else 1.0, dtype=dtype)
+    inside[::grid].fill_(0)
+    weight[:1].fill_(1)
+    weight[grid : grid + 1].div_(2)
+    points = (angle.cos() if inputs == "cos" else angle)[:, None]
+    return points, torch.ones_like(points), inside, weight
