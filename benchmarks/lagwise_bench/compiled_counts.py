@@ -20,6 +20,7 @@ import torch
 import torch._inductor.compile_fx as compile_fx
 from torch import Tensor, nn
 from torch._dynamo import device_interface
+from torch._functorch import config as functorch_config
 from torch._inductor import config, ir
 from torch._inductor.scheduler import NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
@@ -93,6 +94,7 @@ def count_compiled(
     with ExitStack() as stack:
         _pretend(stack)
         stack.enter_context(config.patch(combo_kernels=combined))
+        stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))  # as `training.compile` does
         stack.enter_context(mock.patch.object(Scheduler, "codegen", stop))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         with torch.device("cuda"):

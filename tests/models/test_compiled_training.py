@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config
 
 from lagwise import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
+from lagwise.kernels.rpe import RPEKernel
 from lagwise.ops import ema_scan
 from lagwise.ops.attention import chunked_attention
 from lagwise.training import load_recipe
+from lagwise.training.compilation import compile_model
 
 RECIPES = (
     *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm"),
@@ -120,3 +124,23 @@ def test_a_moving_average_has_one_graph_with_and_without_a_rest() -> None:
 def test_packed_rows_train_in_several_graphs(recipe: str) -> None:
     """How many documents of which lengths there are depends on values, which no graph can hold."""
     check(recipe, "packed", fullgraph=False)
+
+
+def test_gradients_have_the_precision_of_their_operations() -> None:
+    """Kernels leave autocast, and so does their part of a compiled backward pass."""
+    dtypes = []
+
+    def record(graph: torch.fx.GraphModule, _: list) -> object:
+        products = [target for target in graph.graph.nodes if target.target is torch.ops.aten.mm.default]
+        dtypes.extend(node.meta["val"].dtype for node in products)
+        return make_boxed_func(graph.forward)
+
+    torch.compiler.reset()
+    with config.patch(backward_pass_autocast="same_as_forward"):
+        kernel = RPEKernel(8)
+        compile_model(kernel)
+        taps = torch.compile(kernel.taps, backend=aot_autograd(fw_compiler=record), fullgraph=True)
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+            loss = taps(40).square().sum()
+        loss.backward()
+    assert set(dtypes) == {torch.float32}

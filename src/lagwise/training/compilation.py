@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 
+from torch import nn
+from torch._functorch import config
+
 from lagwise.compiler import find_compiler, find_cxx, has_python_headers
 from lagwise.models.loading import default_device
 from lagwise.training.recipe import TrainingOptions
@@ -18,6 +21,14 @@ def check_compiled(options: TrainingOptions) -> None:
     lacking = _lacking(default_device().type)
     if lacking is not None:
         raise ValueError(f"training.compile needs {lacking}; or leave it out")
+
+
+def compile_model(model: nn.Module) -> None:
+    """Have the model called through `torch.compile`, with gradients in the precision of the operations that they are
+    of, as without it: by default PyTorch traces backward passes under autocast, and kernels, which leave it in their
+    forward pass, would have gradients of half precision."""
+    config.backward_pass_autocast = "off"
+    model.compile()
 
 
 def _lacking(device: str) -> str | None:

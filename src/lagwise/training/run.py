@@ -28,7 +28,7 @@ from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
 from lagwise.training.carrying import CarriedStates, check_carried
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
-from lagwise.training.compilation import check_compiled
+from lagwise.training.compilation import check_compiled, compile_model
 from lagwise.training.first_answer import (
     FILE,
     fit_first_answer,
@@ -379,7 +379,7 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
     if options.shard:
         shard(model)
     if options.compile:
-        model.compile()
+        compile_model(model)
     return LagwiseTrainer(
         model=model,
         args=arguments,
