@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
+from torch._functorch.aot_autograd import make_boxed_func
 
 from lagwise import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.kernels.rpe import RPEKernel
