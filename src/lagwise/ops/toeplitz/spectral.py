@@ -185,7 +185,7 @@ def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
         spectrum = _across_frames(spectrum, kernel_spectrum(kernel, plan), 1)
         return fused_frames.store(torch.fft.irfft(spectrum, plan.n_fft), valid_frames(plan), x.shape[1], x.dtype)
     y = torch.empty_like(x)
-    if not len(x):  # FFTs refuse an empty batch
+    if x.shape[0] == 0:  # FFTs refuse an empty batch; `len` would fix the size in an exported graph
         return y
     groups = _channel_groups(x, plan)
     padded = _padding(x, groups[0], plan, dtype)
@@ -211,7 +211,7 @@ def _gradients(
     dtype = compute_dtype(x, kernel)
     dx = torch.empty_like(x) if wanted[0] else None
     dkernel = torch.zeros_like(kernel) if wanted[1] else None
-    if not len(x):
+    if x.shape[0] == 0:
         return dx, dkernel
     groups = _channel_groups(x, plan)
     padded = _padding(x, groups[0], plan, dtype)
