@@ -1,12 +1,13 @@
 """Time a layer's training step on a CUDA card, beside the counts of `gpu_counts.py`.
 
     python benchmarks/gpu_steps.py OUT.json [--counts benchmarks/results/gpu-counts.json] [--models tnn-lm,...]
-        [--shapes 4x2048,...] [--hidden 512] [--repeats 7] [--compiled tnn-lm,...]
+        [--shapes 4x2048,...] [--hidden 512] [--repeats 7] [--compiled tnn-lm,...] [--lock FILE]
 
 A step is a forward and a backward pass in bfloat16 autocast, by the models of `lagwise_bench.step_models`. A layer's
 time is the difference between models of three layers and of one; the chain of best-lm counts as four layers. Each is
 timed as Python launches it, and as a CUDA graph, which takes the time of the card alone; models named by ``--compiled``
-also through `torch.compile`. Packages of peers that are not installed are left out.
+also through `torch.compile`, as by ``training.compile``. Packages of peers that are not installed are left out.
+Processes of several models may prepare beside each other: each timing waits for the lock of the file ``--lock``.
 
 A model is timed only if its loss is within 1 % of the one without autocast and fused kernels, and its gradient of the
 embeddings points the same way (cosine of at least 0.98).
@@ -15,10 +16,12 @@ embeddings points the same way (cosine of at least 0.98).
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -30,20 +33,33 @@ from torch import Tensor, nn
 from lagwise.analysis.timing import Timing, interleaved, save_results
 from lagwise.models.cuda_graph import capture
 from lagwise.ops import fused
+from lagwise.training.compilation import compile_model
 from lagwise_bench.step_models import MODELS, PEERS, SHAPES, build, cases, layers_between
 
 INSTALLED = ("Mamba-2", "GLA")  # peers that are only timed, where their packages are
 Step = Callable[[], Tensor]
 
+lock_file: Path | None = None
 
-def training_step(model: nn.Module, ids: Tensor, call: Callable[..., Tensor] | None = None) -> Step:
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Waits until no other process times a step."""
+    if lock_file is None:
+        yield
+        return
+    with lock_file.open("w") as file:  # released when the file is closed
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def training_step(model: nn.Module, ids: Tensor) -> Step:
     """A function that runs a model's forward and backward pass and returns the loss."""
-    run = call or model
 
     def step() -> Tensor:
         model.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = run(ids)
+            loss = model(ids)
         loss.backward()
         return loss.detach()
 
@@ -76,7 +92,8 @@ def seconds(step: Callable[[], Any], repeats: int, calls: int = 4) -> Timing:
         for _ in range(calls):
             step()
 
-    timing = interleaved({"group": group}, repeats=repeats, warmup=1)["group"]
+    with alone():
+        timing = interleaved({"group": group}, repeats=repeats, warmup=1)["group"]
     return Timing(*(each / calls for each in astuple(timing)))
 
 
@@ -103,10 +120,11 @@ def measure(
         print(f"{name}: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
     if compiled:
         begun = time.perf_counter()
-        run = training_step(model, ids, torch.compile(model))
-        run()
+        compile_model(model)
+        step()
+        torch.cuda.synchronize()
         found["compile_seconds"] = time.perf_counter() - begun
-        found["compiled"] = seconds(run, repeats)
+        found["compiled"] = seconds(step, repeats)
     return found
 
 
@@ -148,7 +166,10 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--compiled", default="", help="models to compile too, at 4x2048")
+    parser.add_argument("--lock", type=Path, help="a file whose lock each timing waits for")
     given = parser.parse_args()
+    global lock_file
+    lock_file = given.lock
     if not torch.cuda.is_available():
         raise SystemExit("There is no CUDA card here; benchmarks/gpu_counts.py counts without one.")
     limits = ceilings()

@@ -68,7 +68,7 @@ def images_of(rows: Any) -> tuple[Tensor, Tensor]:
 
 def logits(model: nn.Module, images: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
-        return model((images.float() / 255).contiguous(memory_format=torch.channels_last)).float()
+        return model(images.float() / 255).float()
 
 
 @torch.no_grad()
