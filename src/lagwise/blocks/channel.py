@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.norm import make_norm, residual_normed
+from lagwise.mixers.gtu import gated_width
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise.tables import Spec, build, known
 
@@ -36,7 +37,7 @@ class GLU(nn.Module):
 
     def __init__(self, channels: int, *, expansion: float = 1, bias: bool = True):
         super().__init__()
-        width = _width(channels, expansion)
+        width = gated_width(channels, expansion)
         self.gate = nn.Linear(channels, width, bias=bias)
         self.value = nn.Linear(channels, width, bias=bias)
         self.out = nn.Linear(width, channels, bias=bias)
@@ -59,20 +60,13 @@ class MLP(nn.Module):
 
     def __init__(self, channels: int, *, expansion: float = 4, activation: str = "gelu", bias: bool = True):
         super().__init__()
-        width = _width(channels, expansion)
+        width = gated_width(channels, expansion)
         self.activation = ACTIVATIONS[known(activation, ACTIVATIONS, "activation")]
         self.up = nn.Linear(channels, width, bias=bias)
         self.down = nn.Linear(width, channels, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return linears(self.activation(linears(x, self.up)[0]), self.down)[0]
-
-
-def _width(channels: int, expansion: float) -> int:
-    width = round(channels * expansion)
-    if width < 1:
-        raise ValueError(f"expansion must give at least one channel, got {expansion} * {channels}")
-    return width
 
 
 CHANNEL_MIXERS: dict[str, type[nn.Module]] = {"glu": GLU, "mlp": MLP}

@@ -76,7 +76,7 @@ class GTU(Mixer):
 
 
 def gated_width(channels: int, expansion: float, option: str = "expansion") -> int:
-    """Channels of the gate: ``expansion * channels``, rounded. ValueError if that is less than 1."""
+    """Channels of a gate or a hidden layer: ``expansion * channels``, rounded. ValueError if that is less than 1."""
     width = round(expansion * channels)
     if width < 1:
         raise ValueError(f"{option} must give at least one channel, got {expansion} * {channels}")

@@ -52,10 +52,14 @@ def kernel(like: Callable[..., Any], *, writes: Iterable[str] = ()) -> Callable[
     return loop_operator(like, "lagwise_triton", writes=writes)
 
 
+def contiguous_rows(x: Tensor) -> Tensor:
+    """x ``(..., channels)`` with the channels of a row next to each other."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
 def rows_of(x: Tensor) -> Tensor:
     """x ``(..., channels)`` as ``(rows, channels)``, each row contiguous; a copy if rows are not at even distances."""
-    x = x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-    return x.flatten(0, -2)
+    return contiguous_rows(x).flatten(0, -2)
 
 
 def joined(parts: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
-from lagwise.ops.fused import kernel
+from lagwise.ops.fused import contiguous_rows, kernel
 
 _CHUNK, _CHANNELS = 128, 32
 
@@ -54,10 +54,6 @@ class _Average(torch.autograd.Function):
         return dx, dweight, ddecay, ddirect.sum((0, 1)).to(direct.dtype)
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
 def _states(x: Tensor, log_decay: Tensor, chunk: int) -> Tensor:
     """States of every chunk, ``(batch, chunks, dimension, channels)``."""
     return x.new_empty((len(x), -(-x.shape[1] // chunk), *log_decay.t().shape), dtype=torch.float32)
@@ -77,7 +73,7 @@ def average_ends(x: Tensor, log_decay: Tensor, chunk: int) -> tuple[Tensor, Tens
     """Averages at the end of each chunk from zero, and their derivatives by the decay."""
     from lagwise.ops.fused import average_kernels as kernels
 
-    x, ends, slopes = _rows(x), _states(x, log_decay, chunk), _states(x, log_decay, chunk)
+    x, ends, slopes = contiguous_rows(x), _states(x, log_decay, chunk), _states(x, log_decay, chunk)
     kernels.average_ends[_grid(x, chunk)](
         x, log_decay.contiguous(), ends, slopes, *x.shape[1:], ends.shape[1], log_decay.shape[1], *x.stride()[:2],
         **_sizes(log_decay, chunk),
@@ -107,7 +103,7 @@ def average_starts(ends: Tensor, slopes: Tensor | None, log_decay: Tensor, chunk
 def average_outputs(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor, starts: Tensor, chunk: int) -> Tensor:
     from lagwise.ops.fused import average_kernels as kernels
 
-    x, y = _rows(x), x.new_empty(x.shape)
+    x, y = contiguous_rows(x), x.new_empty(x.shape)
     kernels.average_outputs[_grid(x, chunk)](
         x, weight.contiguous(), log_decay.contiguous(), direct, starts, y, *x.shape[1:], *starts.shape[1:3],
         *x.stride()[:2], **_sizes(log_decay, chunk),
@@ -137,7 +133,7 @@ def average_gradients(
     before each chunk receive."""
     from lagwise.ops.fused import average_kernels as kernels
 
-    grad, x = _rows(grad), _rows(x)
+    grad, x = contiguous_rows(grad), contiguous_rows(x)
     results = _gradients_like(grad, x, weight, log_decay, direct, starts, slopes, chunk)
     kernels.average_gradients[_grid(x, chunk)](
         grad, x, weight.contiguous(), log_decay.contiguous(), direct, starts, slopes, *results, *x.shape[1:],

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
-from lagwise.ops.fused import kernel
+from lagwise.ops.fused import contiguous_rows, kernel
 
 _TOKENS, _CHANNELS = 64, 64
 
@@ -89,10 +89,6 @@ class _Gated(torch.autograd.Function):
         return dx, parts.sum(0).t().to(taps.dtype), None
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
 def _grid(batch: int, length: int, channels: int) -> tuple[int, int, int]:
     return -(-length // _TOKENS), -(-channels // _CHANNELS), batch
 
@@ -106,8 +102,8 @@ def _parts(x: Tensor, taps: Tensor) -> Tensor:
 def convolve(x: Tensor, taps: Tensor, added: Tensor | None, origin: int, dilation: int, activate: bool) -> Tensor:
     from lagwise.ops.fused import convolution_kernels as kernels
 
-    x, y = _rows(x), x.new_empty(x.shape)
-    other = x if added is None else _rows(added)
+    x, y = contiguous_rows(x), x.new_empty(x.shape)
+    other = x if added is None else contiguous_rows(added)
     kernels.convolve[_grid(*x.shape)](
         x, taps.contiguous(), other, y, *x.shape[1:], taps.shape[1], origin, dilation, *x.stride()[:2],
         *other.stride()[:2], ADDED=added is not None, SILU=activate, TOKENS=_TOKENS, CHANNELS=_CHANNELS,
@@ -122,7 +118,7 @@ def convolution_gradients(
     """The gradient before the activation, empty without one, and parts of the gradient of the taps."""
     from lagwise.ops.fused import convolution_kernels as kernels
 
-    grad, x = _rows(grad), _rows(x)
+    grad, x = contiguous_rows(grad), contiguous_rows(x)
     inner, parts = x.new_empty(x.shape if activate else 0), _parts(x, taps)
     kernels.convolution_gradients[_grid(*x.shape)](
         grad, x, taps.contiguous(), inner, parts, *x.shape[1:], taps.shape[1], origin, dilation, *grad.stride()[:2],
@@ -135,7 +131,7 @@ def convolution_gradients(
 def convolve_gated(x: Tensor, taps: Tensor, origin: int) -> Tensor:
     from lagwise.ops.fused import convolution_kernels as kernels
 
-    x, y = _rows(x), x.new_empty((*x.shape[:2], x.shape[2] // 3))
+    x, y = contiguous_rows(x), x.new_empty((*x.shape[:2], x.shape[2] // 3))
     kernels.gated_convolution[_grid(*y.shape)](
         x, taps.contiguous(), y, *y.shape[1:], taps.shape[1], origin, *x.stride()[:2], TOKENS=_TOKENS,
         CHANNELS=_CHANNELS,
@@ -147,7 +143,7 @@ def convolve_gated(x: Tensor, taps: Tensor, origin: int) -> Tensor:
 def gated_convolution_gradients(grad: Tensor, x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Tensor]:
     from lagwise.ops.fused import convolution_kernels as kernels
 
-    x, grad, dx, parts = _rows(x), grad.contiguous(), x.new_empty(x.shape), _parts(x, taps)
+    x, grad, dx, parts = contiguous_rows(x), grad.contiguous(), x.new_empty(x.shape), _parts(x, taps)
     kernels.gated_convolution_gradients[_grid(*grad.shape)](
         grad, x, taps.contiguous(), dx, parts, *grad.shape[1:], taps.shape[1], origin, *x.stride()[:2],
         TOKENS=_TOKENS, CHANNELS=_CHANNELS,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.fused import kernel
+from lagwise.ops.fused import contiguous_rows, kernel
 
 _TOKENS, _CHANNELS, _POINTS = 64, 32, 256
 
@@ -46,14 +46,10 @@ def _empty_frames(x: Tensor, frames: list[int]) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[2], frames[0], frames[1]), dtype=torch.float32)
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
 def _load(x: Tensor, frames: list[int], silu: bool, gated: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
     from lagwise.ops.fused import frame_kernels as kernels
 
-    x = _rows(x)
+    x = contiguous_rows(x)
     result = _empty_frames(x, frames)
     y, gate, dgate = (x, x, x) if gated is None else gated
     (batch, length, channels), (count, points, *_) = x.shape, frames
@@ -88,7 +84,7 @@ def load_frames(x: Tensor, frames: list[int], activate: bool) -> Tensor:
 @kernel(lambda grad, y, gate, dgate, frames: _empty_frames(grad, frames), writes=["dgate"])
 def load_gated_gradient(grad: Tensor, y: Tensor, gate: Tensor, dgate: Tensor, frames: list[int]) -> Tensor:
     """Frames of ``grad * silu(gate)``, the gradient of y in ``silu(gate) * y``; stores that of the gate."""
-    return _load(grad, frames, False, (y, _rows(gate), dgate))
+    return _load(grad, frames, False, (y, contiguous_rows(gate), dgate))
 
 
 @kernel(lambda frames, places, length, dtype: frames.new_empty((len(frames), length, frames.shape[1]), dtype=dtype))
@@ -102,14 +98,14 @@ def store_signal(frames: Tensor, places: list[int], length: int, dtype: torch.dt
 def store_gated(frames: Tensor, places: list[int], gate: Tensor) -> tuple[Tensor, Tensor]:
     """A signal y like the gate, and ``silu(gate) * y``."""
     y, out = gate.new_empty(gate.shape), gate.new_empty(gate.shape)
-    _store(frames, places, y, _rows(gate), out)
+    _store(frames, places, y, contiguous_rows(gate), out)
     return y, out
 
 
 @kernel(lambda frames, places, value, into: None, writes=["into"])
 def store_activation_gradient(frames: Tensor, places: list[int], value: Tensor, into: Tensor) -> None:
     """Store a signal times the slope of silu at value."""
-    _store(frames, places, into, _rows(value), None)
+    _store(frames, places, into, contiguous_rows(value), None)
 
 
 @kernel(lambda x, grad, kernel: (torch.empty_like(kernel), torch.empty_like(grad)))
