@@ -151,9 +151,20 @@ def test_few_lags_need_no_fft(causal: bool, monkeypatch: pytest.MonkeyPatch) -> 
     mixer(numbers(2, 16, 24))
 
 
-def test_products_by_a_spectrum() -> None:
+@pytest.mark.parametrize(("length", "points"), [(50, 65), (15, 16), (1, 2)])
+def test_products_by_a_spectrum(length: int, points: int) -> None:
     product = lambda _, x, spectrum: spectral_product(x, spectrum)  # noqa: E731
-    compare(product, nn.Identity(), numbers(2, 50, 35), numbers(2, 35, 65, seed=1))
+    compare(product, nn.Identity(), numbers(2, length, 35), numbers(2, 35, points, seed=1))
+
+
+@pytest.mark.parametrize("needed", [0, 1])
+def test_a_product_by_fft_has_each_gradient_alone(needed: int) -> None:
+    given = [numbers(2, 90, 3), numbers(3, 40, seed=1)]
+    given[needed].requires_grad_()
+    product = lambda: toeplitz_product(*given, causal=True, engine="fft").square().sum()  # noqa: E731
+    found = torch.autograd.grad(product(), given[needed])
+    with mock.patch.object(fused, "available", return_value=False):
+        assert_close(found, torch.autograd.grad(product(), given[needed]), rtol=2e-5, atol=1e-4)
 
 
 KERNELS = [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8, "layers": 1, "grid": 64}]

@@ -47,8 +47,8 @@ class _GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
         factors = kernel_spectrum(kernel, plan)
-        spectrum = torch.fft.rfft(fused_frames.load(value, signal_frames(plan), activate=True))
-        product = torch.fft.irfft(spectrum * factors, plan.n_fft)
+        spectrum = fused_frames.transform(fused_frames.load(value, signal_frames(plan), activate=True))
+        product = fused_frames.inverse(fused_frames.multiply(spectrum, factors))
         y, out = fused_frames.store_gated(*fused_frames.used(product, valid_frames(plan), value.shape[1]), gate)
         ctx.save_for_backward(gate, value, kernel, y, spectrum, factors)
         ctx.plan = plan
@@ -64,8 +64,8 @@ class _GatedProduct(torch.autograd.Function):
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
         dgate, dvalue = both.chunk(2, dim=2)
         frames = fused_frames.load_gated_gradient(grad, y, gate, dgate, list(valid_frames(plan)))
-        products, frames = fused_frames.spectrum_gradients(spectrum, torch.fft.rfft(frames), factors)
-        signal = torch.fft.irfft(frames, plan.n_fft)
+        products, frames = fused_frames.spectrum_gradients(spectrum, fused_frames.transform(frames), factors)
+        signal = fused_frames.inverse(frames)
         fused_frames.store_activation_gradient(
             *fused_frames.used(signal, signal_frames(plan), value.shape[1]), value, dvalue
         )
