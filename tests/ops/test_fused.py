@@ -6,11 +6,13 @@ import copy
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
 from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
@@ -22,6 +24,7 @@ from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused.convolution import residual_convolution
+from lagwise.ops.fused.linear import cast_joint
 from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.ops.toeplitz import spectral_product
 from lagwise.ops.toeplitz.direct import few_lags
@@ -113,6 +116,16 @@ def test_joint_layers_and_gates(half: bool, bias: bool) -> None:
 
     found = compare(run, layers, numbers(3, 7, 24), half=half, tolerance=3e-2 if half else 2e-5)
     assert all(gradient.dtype == torch.float32 for gradient in found[1:])
+
+
+def test_weights_of_many_layers_are_cast_together() -> None:
+    weights = [numbers(rows, 40, seed=rows) for rows in (3, 50, 1)]
+    biases = [numbers(rows, seed=rows) for rows in (3, 50, 1)]
+    weights[1] = weights[1].t().contiguous().t()
+    for given in (biases, []):
+        weight, bias = cast_joint(weights, given, torch.float16)
+        assert torch.equal(weight, torch.cat(weights).to(torch.float16))
+        assert bias is None if not given else bias is not None and torch.equal(bias, torch.cat(biases).to(torch.float16))
 
 
 def test_parts_are_joined_without_a_copy_only_where_they_are_neighbours() -> None:

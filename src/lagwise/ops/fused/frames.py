@@ -154,21 +154,24 @@ def multiply_packed(x: Tensor, kernel: Tensor, adjoint: bool) -> Tensor:
     return product
 
 
-@kernel(lambda x, grad, kernel: (torch.empty_like(kernel), torch.empty_like(grad)))
-def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """``sum conj(x) grad`` over batch and frames, like kernel, and ``grad conj(kernel)`` for `inverse`.
+@kernel(
+    lambda x, grad, kernel, packed: (torch.empty_like(grad[0, :, :1] if packed else kernel), torch.empty_like(grad))
+)
+def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
+    """``sum conj(x) grad`` over batch and frames, like kernel or packed for `inverse`, and ``grad conj(kernel)`` for
+    `inverse`.
 
     Shapes: packed spectra x and grad ``(batch, channels, frames, n / 2)``, kernel ``(channels, 1, n / 2 + 1)``,
     complex64.
     """
     from lagwise.ops.fused import spectrum_kernels as kernels
 
-    product, total = torch.empty_like(grad), torch.empty_like(kernel)
+    product, total = torch.empty_like(grad), torch.empty_like(grad[0, :, :1] if packed else kernel)
     batch, channels, count, points = grad.shape
     grid, numbers = _pairs(kernel, points)
     x, spectrum = torch.view_as_real(x), torch.view_as_real(grad)
     kernels.gradients[grid](
         x, spectrum, numbers, torch.view_as_real(total), torch.view_as_real(product), batch, channels, count, points,
-        BLOCK=_PAIRS,
+        PACKED=packed, BLOCK=_PAIRS,
     )  # fmt: skip
     return total, product

@@ -234,22 +234,34 @@ def _gradients(
 def _fused_gradients(
     grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    frames, factors, products = fused_frames.load(grad, valid_frames(plan)), kernel_spectrum(kernel, plan), None
+    frames, factors, dkernel = fused_frames.load(grad, valid_frames(plan)), kernel_spectrum(kernel, plan), None
     signal = fused_frames.load(x, signal_frames(plan)) if wanted[1] else None
     if plan.parts == 1:
         spectrum = fused_frames.transform(frames)
         if signal is not None:
-            products, spectrum = fused_frames.spectrum_gradients(fused_frames.transform(signal), spectrum, factors)
+            dkernel, spectrum = packed_gradients(fused_frames.transform(signal), spectrum, factors, kernel, plan)
         else:
             spectrum = fused_frames.multiply(spectrum, factors, adjoint=True)
         frames = fused_frames.inverse(spectrum) if wanted[0] else None
     else:
         spectrum = torch.fft.rfft(frames)
         if signal is not None:
-            products = _kernel_products(torch.fft.rfft(signal), spectrum, plan)
+            dkernel = _kernel_gradient(_kernel_products(torch.fft.rfft(signal), spectrum, plan), kernel, plan)
         frames = torch.fft.irfft(_across_frames(spectrum, factors.conj(), -1), plan.n_fft) if wanted[0] else None
     dx = None if frames is None else fused_frames.store(frames, signal_frames(plan), x.shape[1], x.dtype)
-    return dx, None if products is None else kernel_gradient(products, kernel, plan)
+    return dx, dkernel
+
+
+def packed_gradients(
+    signal: Tensor, grad: Tensor, factors: Tensor, kernel: Tensor, plan: Plan
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the kernel, and the packed spectrum of the signal's, from the packed spectra of a signal and of a
+    gradient and those of `kernel_spectrum`."""
+    by_lag = kernel.dim() == 2
+    total, spectrum = fused_frames.spectrum_gradients(signal, grad, factors, by_lag)
+    if by_lag:
+        return fused_frames.inverse(total)[:, 0, : kernel.shape[1]].to(kernel.dtype), spectrum
+    return _kernel_gradient(total, kernel, plan), spectrum
 
 
 def signal_frames(plan: Plan) -> Frames:
@@ -267,10 +279,8 @@ def kernel_spectrum(kernel: Tensor, plan: Plan) -> Tensor:
     return _kernel_spectrum(kernel, slice(None), plan, torch.float32)
 
 
-def kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """The gradient of the kernel from the products of spectra, like `kernel_spectrum`."""
-    if kernel.dim() == 2:
-        return _tap_gradient(products, plan)[:, : kernel.shape[1]].to(kernel.dtype)
     gradient = torch.empty_like(kernel)
     _store_kernel_gradient(gradient, slice(None), products, plan)
     return gradient
