@@ -233,7 +233,7 @@ def _flops(function: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
     if name.startswith("_fft"):
         real = out if name == "_fft_c2r" else args[0]
         points = real.shape[args[1][-1]]
-        return 2.5 * real.numel() * math.log2(max(points, 2))
+        return (5 if name == "_fft_c2c" else 2.5) * real.numel() * math.log2(max(points, 2))
     return 0.0
 
 

@@ -122,10 +122,13 @@ def test_weights_of_many_layers_are_cast_together() -> None:
     weights = [numbers(rows, 40, seed=rows) for rows in (3, 50, 1)]
     biases = [numbers(rows, seed=rows) for rows in (3, 50, 1)]
     weights[1] = weights[1].t().contiguous().t()
-    for given in (biases, []):
-        weight, bias = cast_joint(weights, given, torch.float16)
-        assert torch.equal(weight, torch.cat(weights).to(torch.float16))
-        assert bias is None if not given else bias is not None and torch.equal(bias, torch.cat(biases).to(torch.float16))
+    weight, bias = cast_joint(weights, biases, torch.float16)
+    assert torch.equal(weight, torch.cat(weights).half())
+    assert bias is not None
+    assert torch.equal(bias, torch.cat(biases).half())
+    alone, none = cast_joint(weights, [], torch.float16)
+    assert torch.equal(alone, weight)
+    assert none is None
 
 
 def test_parts_are_joined_without_a_copy_only_where_they_are_neighbours() -> None:
