@@ -101,13 +101,16 @@ class Counter(TorchDispatchMode):
             self.total.waits += 1
         if on_host or not any(t.numel() for t in outputs or inputs):
             return out
-        size = _bytes_moved(name, args, inputs, outputs)
-        self.total.calls += 1
+        size, calls = _bytes_moved(name, args, inputs, outputs), 1
+        if name.startswith("_fft"):
+            more, passes = _passes_around_fft(name, args, inputs[0], out)
+            size, calls = size + more, calls + passes
+        self.total.calls += calls
         self.total.bytes += size
         self.total.flops += _flops(function, name, args, kwargs, out)
         if self.places:
             place = self.total.places[f"{_place()} {name}"]
-            place[0] += 1
+            place[0] += calls
             place[1] += size
         return out
 
@@ -217,13 +220,20 @@ def _bytes_moved(name: str, args: Any, inputs: list[Tensor], outputs: list[Tenso
     return written + sum(map(_size, inputs))
 
 
+def _passes_around_fft(name: str, args: Any, x: Tensor, out: Tensor) -> tuple[int, int]:
+    """Bytes and calls of what PyTorch does on CUDA before and after an FFT: real results have their input copied, which
+    cuFFT overwrites, and a norm is a multiplication of its own."""
+    copied, scaled = name == "_fft_c2r", args[2] != 0
+    return 2 * (copied * _size(x) + scaled * _size(out)), copied + scaled
+
+
 def _flops(function: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
     if function._overloadpacket in flop_registry:
         return flop_registry[function._overloadpacket](*args, **kwargs, out_val=out)
     if name.startswith("_fft"):
         real = out if name == "_fft_c2r" else args[0]
         points = real.shape[args[1][-1]]
-        return 2.5 * real.numel() * math.log2(max(points, 2))
+        return (5 if name == "_fft_c2c" else 2.5) * real.numel() * math.log2(max(points, 2))
     return 0.0
 
 

@@ -6,11 +6,13 @@ import copy
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
 from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
@@ -22,6 +24,7 @@ from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused.convolution import residual_convolution
+from lagwise.ops.fused.linear import cast_joint
 from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.ops.toeplitz import spectral_product
 from lagwise.ops.toeplitz.direct import few_lags
@@ -115,6 +118,19 @@ def test_joint_layers_and_gates(half: bool, bias: bool) -> None:
     assert all(gradient.dtype == torch.float32 for gradient in found[1:])
 
 
+def test_weights_of_many_layers_are_cast_together() -> None:
+    weights = [numbers(rows, 40, seed=rows) for rows in (3, 50, 1)]
+    biases = [numbers(rows, seed=rows) for rows in (3, 50, 1)]
+    weights[1] = weights[1].t().contiguous().t()
+    weight, bias = cast_joint(weights, biases, torch.float16)
+    assert torch.equal(weight, torch.cat(weights).half())
+    assert bias is not None
+    assert torch.equal(bias, torch.cat(biases).half())
+    alone, none = cast_joint(weights, [], torch.float16)
+    assert torch.equal(alone, weight)
+    assert none is None
+
+
 def test_parts_are_joined_without_a_copy_only_where_they_are_neighbours() -> None:
     whole = numbers(4, 5, 12)
     parts = list(whole.split([3, 4, 5], dim=2))
@@ -151,9 +167,20 @@ def test_few_lags_need_no_fft(causal: bool, monkeypatch: pytest.MonkeyPatch) -> 
     mixer(numbers(2, 16, 24))
 
 
-def test_products_by_a_spectrum() -> None:
+@pytest.mark.parametrize(("length", "points"), [(50, 65), (15, 16), (1, 2)])
+def test_products_by_a_spectrum(length: int, points: int) -> None:
     product = lambda _, x, spectrum: spectral_product(x, spectrum)  # noqa: E731
-    compare(product, nn.Identity(), numbers(2, 50, 35), numbers(2, 35, 65, seed=1))
+    compare(product, nn.Identity(), numbers(2, length, 35), numbers(2, 35, points, seed=1))
+
+
+@pytest.mark.parametrize("needed", [0, 1])
+def test_a_product_by_fft_has_each_gradient_alone(needed: int) -> None:
+    given = [numbers(2, 90, 3), numbers(3, 40, seed=1)]
+    given[needed].requires_grad_()
+    product = lambda: toeplitz_product(*given, causal=True, engine="fft").square().sum()  # noqa: E731
+    found = torch.autograd.grad(product(), given[needed])
+    with mock.patch.object(fused, "available", return_value=False):
+        assert_close(found, torch.autograd.grad(product(), given[needed]), rtol=2e-5, atol=1e-4)
 
 
 KERNELS = [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8, "layers": 1, "grid": 64}]

@@ -10,7 +10,7 @@ from torch import Tensor
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.network import KernelNetwork
 from lagwise.ops.constants import remembered_tables
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operators import exporting, in_graph
 from lagwise.tables import known
 
 INPUTS = ("cos", "omega")
@@ -75,7 +75,7 @@ class FrequencyKernel(LagKernel):
         The last layer is linear in the features, so the features are transformed to lags: they are far fewer than the
         channels.
         """
-        if torch.compiler.is_exporting() and length >= self.support:
+        if exporting() and length >= self.support:
             return self._real_taps()
         n = min(length, self.support)
         with self._full_precision():

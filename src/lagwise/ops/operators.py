@@ -14,9 +14,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _QUIET = torch._C._dispatch_tls_local_include_set().raw_repr()
 
 
+def exporting() -> bool:
+    """Whether a graph is recorded to be exported. Before PyTorch 2.13 `torch.compiler.is_exporting` is also true while
+    `torch.compile` records one, so its flag is read instead."""
+    return torch.compiler._is_exporting_flag
+
+
 def in_graph() -> bool:
     """Whether `torch.compile` records a graph. Exporters record one too, but cannot save operators of lagwise."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not exporting()
 
 
 def graph_operator(
@@ -82,14 +88,15 @@ def callable_directly(*arguments: Any) -> bool:
         return False
     if not _quiet(torch._C._dispatch_tls_local_include_set().raw_repr()):
         return False
-    for each in arguments:
-        kind = type(each)
-        if kind is Tensor or kind is nn.Parameter:
-            keys = torch._C._dispatch_keys(each).raw_repr()
-            if not (_known[keys] if keys in _known else _ordinary(keys, each)):
+    for argument in arguments:
+        for each in argument if type(argument) is list else (argument,):
+            kind = type(each)
+            if kind is Tensor or kind is nn.Parameter:
+                keys = torch._C._dispatch_keys(each).raw_repr()
+                if not (_known[keys] if keys in _known else _ordinary(keys, each)):
+                    return False
+            elif isinstance(each, Tensor):
                 return False
-        elif isinstance(each, Tensor):
-            return False
     return True
 
 

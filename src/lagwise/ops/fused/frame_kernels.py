@@ -66,27 +66,3 @@ def store_frames(
             product = (v * silu(g)).to(out.dtype.element_ty)
             tl.store(out + (b * length + i[:, None]) * channels + c[None, :], product, tile)
     tl.store(y + b * y_row + i[:, None] * y_token + c[None, :], v.to(y.dtype.element_ty), tile)
-
-
-@launched
-def spectrum_gradients(x, grad, kernel, dkernel, dx, batch, channels, count, points, BLOCK: tl.constexpr):
-    """Complex spectra of one channel, as pairs of numbers: sums ``conj(x) grad`` over batch and frames, and multiplies
-    grad by ``conj(kernel)``."""
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < points
-    c = tl.program_id(1).to(tl.int64)
-    own = 2 * (c * points + n)
-    kr, ki = tl.load(kernel + own, inside, 0.0), tl.load(kernel + own + 1, inside, 0.0)
-    real = tl.zeros([BLOCK], tl.float32)
-    imaginary = tl.zeros([BLOCK], tl.float32)
-    for row in range(batch * count):
-        b, f = row // count, row % count
-        place = 2 * (((b * channels + c) * count + f) * points + n)
-        xr, xi = tl.load(x + place, inside, 0.0), tl.load(x + place + 1, inside, 0.0)
-        gr, gi = tl.load(grad + place, inside, 0.0), tl.load(grad + place + 1, inside, 0.0)
-        real += xr * gr + xi * gi
-        imaginary += xr * gi - xi * gr
-        tl.store(dx + place, gr * kr + gi * ki, inside)
-        tl.store(dx + place + 1, gi * kr - gr * ki, inside)
-    tl.store(dkernel + own, real, inside)
-    tl.store(dkernel + own + 1, imaginary, inside)

@@ -1,4 +1,4 @@
-"""Signals into the frames of FFTs and back: layout, dtype, padding and gates in one pass each."""
+"""Signals into the frames of FFTs and back, and products of spectra: each one pass over memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lagwise.ops.fused import contiguous_rows, kernel
 
-_TOKENS, _CHANNELS, _POINTS = 64, 32, 256
+_TOKENS, _CHANNELS, _PAIRS = 64, 32, 256
 
 
 class Frames(NamedTuple):
@@ -108,17 +108,66 @@ def store_activation_gradient(frames: Tensor, places: list[int], value: Tensor, 
     _store(frames, places, into, contiguous_rows(value), None)
 
 
-@kernel(lambda x, grad, kernel: (torch.empty_like(kernel), torch.empty_like(grad)))
-def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """``sum conj(x) grad`` over batch and frames, like kernel, and ``grad conj(kernel)``.
+def transform(frames: Tensor) -> Tensor:
+    """The packed spectrum of frames of an even number of points n, complex64 ``(batch, channels, count, n / 2)``.
 
-    Shapes: x and grad ``(batch, channels, frames, points)``, kernel ``(channels, 1, points)``, complex64, contiguous.
+    It is the FFT of ``frames[2 m] + i frames[2 m + 1]``, from which `multiply` and `spectrum_gradients` find the
+    frames' own: real FFTs take further passes, as PyTorch copies what their inverse reads and scales its result.
     """
-    from lagwise.ops.fused import frame_kernels as kernels
+    return torch.fft.fft(torch.view_as_complex(frames.unflatten(-1, (-1, 2))))
 
-    x, grad, kernel = (torch.view_as_real(t.contiguous().resolve_conj()) for t in (x, grad, kernel))
-    total, product = torch.empty_like(kernel), torch.empty_like(grad)
-    batch, channels, count, points = grad.shape[:4]
-    grid = (-(-points // _POINTS), channels)
-    kernels.spectrum_gradients[grid](x, grad, kernel, total, product, batch, channels, count, points, BLOCK=_POINTS)
-    return torch.view_as_complex(total), torch.view_as_complex(product)
+
+def inverse(spectrum: Tensor) -> Tensor:
+    """Frames of a packed spectrum that `multiply` or `spectrum_gradients` has made."""
+    return torch.view_as_real(torch.fft.ifft(spectrum, norm="forward")).flatten(-2)
+
+
+def multiply(x: Tensor, kernel: Tensor, *, adjoint: bool = False) -> Tensor:
+    """The product of a packed spectrum x with the spectrum of real taps, or its conjugate, for `inverse`.
+
+    Shapes: x and result ``(batch, channels, frames, n / 2)``, kernel ``(channels, 1, n / 2 + 1)``, complex64.
+    """
+    return multiply_packed(x, kernel, adjoint)
+
+
+def _pairs(kernel: Tensor, points: int) -> tuple[tuple[int, int], Tensor]:
+    """The grid over frequencies k and n / 2 - k together, and the kernel's numbers."""
+    numbers = torch.view_as_real(kernel.contiguous().resolve_conj())
+    return (-(-(points // 2 + 1) // _PAIRS), len(kernel)), numbers
+
+
+@kernel(lambda x, kernel, adjoint: torch.empty_like(x))
+def multiply_packed(x: Tensor, kernel: Tensor, adjoint: bool) -> Tensor:
+    from lagwise.ops.fused import spectrum_kernels as kernels
+
+    product = torch.empty_like(x)
+    batch, channels, count, points = x.shape
+    grid, numbers = _pairs(kernel, points)
+    kernels.multiply[grid](
+        torch.view_as_real(x), numbers, torch.view_as_real(product), batch, channels, count, points,
+        ADJOINT=adjoint, BLOCK=_PAIRS,
+    )  # fmt: skip
+    return product
+
+
+@kernel(
+    lambda x, grad, kernel, packed: (torch.empty_like(grad[0, :, :1] if packed else kernel), torch.empty_like(grad))
+)
+def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
+    """``sum conj(x) grad`` over batch and frames, like kernel or packed for `inverse`, and ``grad conj(kernel)`` for
+    `inverse`.
+
+    Shapes: packed spectra x and grad ``(batch, channels, frames, n / 2)``, kernel ``(channels, 1, n / 2 + 1)``,
+    complex64.
+    """
+    from lagwise.ops.fused import spectrum_kernels as kernels
+
+    product, total = torch.empty_like(grad), torch.empty_like(grad[0, :, :1] if packed else kernel)
+    batch, channels, count, points = grad.shape
+    grid, numbers = _pairs(kernel, points)
+    x, spectrum = torch.view_as_real(x), torch.view_as_real(grad)
+    kernels.gradients[grid](
+        x, spectrum, numbers, torch.view_as_real(total), torch.view_as_real(product), batch, channels, count, points,
+        PACKED=packed, BLOCK=_PAIRS,
+    )  # fmt: skip
+    return total, product

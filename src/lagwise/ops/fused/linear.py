@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
-from lagwise.ops.fused import autocast_dtype, joined
+from lagwise.ops.fused import autocast_dtype, joined, kernel
+
+_CAST, _NUMBERS = 4, 1024  # tensors of a launch, numbers of a program
 
 
 def joint_linear(
@@ -66,19 +68,33 @@ class _JointLinear(torch.autograd.Function):
 
 def cast_joint(weights: Sequence[Tensor], biases: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Weights, and biases if any, each as one tensor of this dtype, in one pass."""
-    if len(weights) == 1:
-        weight, bias = weights[0], biases[0] if biases else None
-        if weight.dtype == dtype:
-            return weight, bias
-        joint = [torch.empty_like(each, dtype=dtype) for each in (weight, *biases)]
-        torch._foreach_copy_(joint, [weight, *biases])
-        return joint[0], joint[1] if biases else None
-    sizes = [len(w) for w in weights]
-    weight = weights[0].new_empty((sum(sizes), weights[0].shape[1]), dtype=dtype)
-    bias = weights[0].new_empty(sum(sizes), dtype=dtype) if biases else None
-    joint = [*weight.split_with_sizes(sizes), *(() if bias is None else bias.split_with_sizes(sizes))]
-    torch._foreach_copy_(joint, [*weights, *biases])
-    return weight, bias
+    if len(weights) == 1 and weights[0].dtype == dtype:
+        return weights[0], biases[0] if biases else None
+    weight, bias = joint_cast(list(weights), list(biases), dtype)
+    return weight, bias if biases else None
+
+
+def _joint_like(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    rows = sum(map(len, weights))
+    weight = weights[0].new_empty((rows, weights[0].shape[1]), dtype=dtype)
+    return weight, weights[0].new_empty(rows if biases else 0, dtype=dtype)
+
+
+@kernel(_joint_like)
+def joint_cast(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    from lagwise.ops.fused import cast_kernels as kernels
+
+    joint = _joint_like(weights, biases, dtype)
+    sources = [each.contiguous() for each in (*weights, *biases)]
+    targets = [part for each, like in zip(joint, (weights, biases), strict=True) for part in _parts(each, like)]
+    for start in range(0, len(sources), _CAST):
+        some, into = sources[start : start + _CAST], targets[start : start + _CAST]
+        counts = [each.numel() for each in some]
+        unused = _CAST - len(some)
+        kernels.cast[(-(-max(counts) // _NUMBERS), len(some))](
+            *some, *some[:1] * unused, *into, *into[:1] * unused, *counts, *[0] * unused, BLOCK=_NUMBERS
+        )
+    return joint
 
 
 def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -100,7 +116,7 @@ def joint_gradients(
 
 
 def _parts(x: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
-    return (x,) if len(like) == 1 else x.split_with_sizes([len(each) for each in like])
+    return (x,) if len(like) == 1 else x.split_with_sizes([len(each) for each in like]) if like else ()
 
 
 def _outer(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,8 +14,8 @@ from lagwise.ops.fused import fused
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.toeplitz.spectral import (
     Plan,
-    kernel_gradient,
     kernel_spectrum,
+    packed_gradients,
     plan_product,
     planned_product,
     signal_frames,
@@ -47,8 +47,8 @@ class _GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
         factors = kernel_spectrum(kernel, plan)
-        spectrum = torch.fft.rfft(fused_frames.load(value, signal_frames(plan), activate=True))
-        product = torch.fft.irfft(spectrum * factors, plan.n_fft)
+        spectrum = fused_frames.transform(fused_frames.load(value, signal_frames(plan), activate=True))
+        product = fused_frames.inverse(fused_frames.multiply(spectrum, factors))
         y, out = fused_frames.store_gated(*fused_frames.used(product, valid_frames(plan), value.shape[1]), gate)
         ctx.save_for_backward(gate, value, kernel, y, spectrum, factors)
         ctx.plan = plan
@@ -64,12 +64,12 @@ class _GatedProduct(torch.autograd.Function):
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
         dgate, dvalue = both.chunk(2, dim=2)
         frames = fused_frames.load_gated_gradient(grad, y, gate, dgate, list(valid_frames(plan)))
-        products, frames = fused_frames.spectrum_gradients(spectrum, torch.fft.rfft(frames), factors)
-        signal = torch.fft.irfft(frames, plan.n_fft)
+        dkernel, dspectrum = packed_gradients(spectrum, fused_frames.transform(frames), factors, kernel, plan)
+        signal = fused_frames.inverse(dspectrum)
         fused_frames.store_activation_gradient(
             *fused_frames.used(signal, signal_frames(plan), value.shape[1]), value, dvalue
         )
-        return dgate, dvalue, kernel_gradient(products, kernel, plan), None
+        return dgate, dvalue, dkernel, None
 
 
 def _plain(gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:

@@ -181,9 +181,12 @@ def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """
     dtype = compute_dtype(x, kernel)
     if fused(x, kernel):
-        spectrum = torch.fft.rfft(fused_frames.load(x, signal_frames(plan)))
-        spectrum = _across_frames(spectrum, kernel_spectrum(kernel, plan), 1)
-        return fused_frames.store(torch.fft.irfft(spectrum, plan.n_fft), valid_frames(plan), x.shape[1], x.dtype)
+        frames, factors = fused_frames.load(x, signal_frames(plan)), kernel_spectrum(kernel, plan)
+        if plan.parts == 1:
+            frames = fused_frames.inverse(fused_frames.multiply(fused_frames.transform(frames), factors))
+        else:
+            frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
+        return fused_frames.store(frames, valid_frames(plan), x.shape[1], x.dtype)
     y = torch.empty_like(x)
     if x.shape[0] == 0:  # FFTs refuse an empty batch; `len` would fix the size in an exported graph
         return y
@@ -231,20 +234,34 @@ def _gradients(
 def _fused_gradients(
     grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    spectrum = torch.fft.rfft(fused_frames.load(grad, valid_frames(plan)))
-    factors, products = kernel_spectrum(kernel, plan), None
-    if wanted[1]:
-        signal = torch.fft.rfft(fused_frames.load(x, signal_frames(plan)))
-        if wanted[0] and plan.parts == 1:
-            products, spectrum = fused_frames.spectrum_gradients(signal, spectrum, factors)
+    frames, factors, dkernel = fused_frames.load(grad, valid_frames(plan)), kernel_spectrum(kernel, plan), None
+    signal = fused_frames.load(x, signal_frames(plan)) if wanted[1] else None
+    if plan.parts == 1:
+        spectrum = fused_frames.transform(frames)
+        if signal is not None:
+            dkernel, spectrum = packed_gradients(fused_frames.transform(signal), spectrum, factors, kernel, plan)
         else:
-            products = _kernel_products(signal, spectrum, plan)
-    if wanted[0] and not (wanted[1] and plan.parts == 1):
-        spectrum = _across_frames(spectrum, factors.conj(), -1)
-    dx = None
-    if wanted[0]:
-        dx = fused_frames.store(torch.fft.irfft(spectrum, plan.n_fft), signal_frames(plan), x.shape[1], x.dtype)
-    return dx, None if products is None else kernel_gradient(products, kernel, plan)
+            spectrum = fused_frames.multiply(spectrum, factors, adjoint=True)
+        frames = fused_frames.inverse(spectrum) if wanted[0] else None
+    else:
+        spectrum = torch.fft.rfft(frames)
+        if signal is not None:
+            dkernel = _kernel_gradient(_kernel_products(torch.fft.rfft(signal), spectrum, plan), kernel, plan)
+        frames = torch.fft.irfft(_across_frames(spectrum, factors.conj(), -1), plan.n_fft) if wanted[0] else None
+    dx = None if frames is None else fused_frames.store(frames, signal_frames(plan), x.shape[1], x.dtype)
+    return dx, dkernel
+
+
+def packed_gradients(
+    signal: Tensor, grad: Tensor, factors: Tensor, kernel: Tensor, plan: Plan
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the kernel, and the packed spectrum of the signal's, from the packed spectra of a signal and of a
+    gradient and those of `kernel_spectrum`."""
+    by_lag = kernel.dim() == 2
+    total, spectrum = fused_frames.spectrum_gradients(signal, grad, factors, by_lag)
+    if by_lag:
+        return fused_frames.inverse(total)[:, 0, : kernel.shape[1]].to(kernel.dtype), spectrum
+    return _kernel_gradient(total, kernel, plan), spectrum
 
 
 def signal_frames(plan: Plan) -> Frames:
@@ -262,10 +279,8 @@ def kernel_spectrum(kernel: Tensor, plan: Plan) -> Tensor:
     return _kernel_spectrum(kernel, slice(None), plan, torch.float32)
 
 
-def kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """The gradient of the kernel from the products of spectra, like `kernel_spectrum`."""
-    if kernel.dim() == 2:
-        return _tap_gradient(products, plan)[:, : kernel.shape[1]].to(kernel.dtype)
     gradient = torch.empty_like(kernel)
     _store_kernel_gradient(gradient, slice(None), products, plan)
     return gradient
