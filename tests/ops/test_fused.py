@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
@@ -26,7 +27,7 @@ from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused.convolution import residual_convolution
 from lagwise.ops.fused.linear import cast_joint
 from lagwise.ops.fused.network import normed_relu_layers
-from lagwise.ops.toeplitz import spectral_product
+from lagwise.ops.toeplitz import spectral, spectral_product
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 
@@ -194,6 +195,36 @@ def test_gated_toeplitz_units(kernel: dict[str, Any], causal: bool, half: bool) 
     mixer = GTU(24, causal=causal, expansion=2, kernel=kernel)
     compare(lambda mixer, x: mixer(x), mixer, numbers(2, 63, 24), half=half, tolerance=5e-2 if half else 5e-5)
     assert mixer.toeplitz.gated(numbers(2, 63, 48), numbers(2, 63, 48, seed=1), Layout()) is not None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
+@pytest.mark.parametrize("part", [8192, 16])
+def test_gated_toeplitz_units_in_graphs(
+    kernel: dict[str, Any], causal: bool, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph has the product with its gates as one operator, also where it is of several parts, which have no fused
+    kernel."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(spectral, "_PART", part)
+    torch.manual_seed(0)
+    mixer = GTU(24, causal=causal, expansion=2, kernel=kernel)
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph.code)
+        return aot_eager(graph, inputs)
+
+    compiled = torch.compile(mixer, backend=backend, fullgraph=True)
+    for length in (63, 40, 50):
+        x = numbers(2, length, 24).requires_grad_()
+        inputs = [x, *mixer.parameters()]
+        found, expected = compiled(x), mixer(x)
+        assert_close(found, expected, rtol=0, atol=2e-5)
+        ours, plain = (torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected))
+        assert_close(ours, plain, rtol=1e-3, atol=1e-4)
+    assert len(graphs) <= 2
+    assert all("lagwise.gated_product" in graph for graph in graphs)
 
 
 @pytest.mark.parametrize(("causal", "dilation", "length"), [(True, 1, 70), (False, 3, 70), (True, 80, 70)])

@@ -33,12 +33,16 @@ def available() -> bool:
 
 def fused(*tensors: Tensor) -> bool:
     """Whether fused kernels serve these tensors. Compilers fuse steps themselves."""
-    for t in tensors:
-        if t.device.type not in _devices or t.dtype not in _DTYPES:
-            return False
+    if not on_card(*tensors):
+        return False
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed() or not available():
         return False
     return 0 not in [t.numel() for t in tensors]
+
+
+def on_card(*tensors: Tensor) -> bool:
+    """Whether the tensors' device and dtypes are among those that kernels serve."""
+    return all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import frames as fused_frames
-from lagwise.ops.fused import fused
+from lagwise.ops.fused import fused, on_card
+from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.toeplitz.spectral import (
     Plan,
@@ -18,6 +19,7 @@ from lagwise.ops.toeplitz.spectral import (
     packed_gradients,
     plan_product,
     planned_product,
+    product_gradients,
     signal_frames,
     valid_frames,
 )
@@ -29,48 +31,111 @@ def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engi
 
     Shapes: gate and value ``(batch, length, channels)``; kernel, taps ``(channels, n_taps)`` with lag 0 at index
     origin, or frequencies as of `spectral_product`; result like the gate. Spectra are float32; the signal's is kept for
-    the gradient.
+    the gradient, or in graphs computed again.
     """
-    if not fused(gate, value, kernel) or gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save"):
+    if gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save"):
         return None
-    if engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel):
+    if in_graph() and on_card(gate, value, kernel):
+        return _operator(gate, value, kernel, origin, engine)[0]
+    if not fused(gate, value, kernel) or (engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel)):
         return None
+    plan = _plan(value, kernel, origin, engine)
+    return _GatedProduct.apply(gate, value, kernel, plan) if plan.parts == 1 else None
+
+
+def _plan(value: Tensor, kernel: Tensor, origin: int, engine: str) -> Plan:
     length = value.shape[1]
     if kernel.dim() == 3:
-        plan = Plan(2 * (kernel.shape[2] - 1), 1, length, 0, 0)
-    else:
-        plan = plan_product(length, kernel.shape[1], origin, engine)
-    return _GatedProduct.apply(gate, value, kernel, plan) if plan.parts == 1 else None
+        return Plan(2 * (kernel.shape[2] - 1), 1, length, 0, 0)
+    return plan_product(length, kernel.shape[1], origin, engine)
 
 
 class _GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-        factors = kernel_spectrum(kernel, plan)
-        spectrum = fused_frames.transform(fused_frames.load(value, signal_frames(plan), activate=True))
-        product = fused_frames.inverse(fused_frames.multiply(spectrum, factors))
-        y, out = fused_frames.store_gated(*fused_frames.used(product, valid_frames(plan), value.shape[1]), gate)
+        spectrum, factors = _spectra(value, kernel, plan)
+        out, y = _product(gate, value, spectrum, factors, plan)
         ctx.save_for_backward(gate, value, kernel, y, spectrum, factors)
         ctx.plan = plan
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
-        gate, value, kernel, y, spectrum, factors = ctx.saved_tensors
-        plan = ctx.plan
+        gate, value, kernel, *kept = ctx.saved_tensors
         if differentiable():
-            inputs = (gate, value, kernel, plan)
+            inputs = (gate, value, kernel, ctx.plan)
             return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
-        dgate, dvalue = both.chunk(2, dim=2)
-        frames = fused_frames.load_gated_gradient(grad, y, gate, dgate, list(valid_frames(plan)))
-        dkernel, dspectrum = packed_gradients(spectrum, fused_frames.transform(frames), factors, kernel, plan)
-        signal = fused_frames.inverse(dspectrum)
-        fused_frames.store_activation_gradient(
-            *fused_frames.used(signal, signal_frames(plan), value.shape[1]), value, dvalue
-        )
-        return dgate, dvalue, dkernel, None
+        dgate, dvalue = both.chunk(2, dim=2)  # neighbours in memory, for `joined`
+        y, spectrum, factors = kept
+        return dgate, dvalue, _gradients(grad, gate, value, kernel, y, spectrum, factors, ctx.plan, dgate, dvalue), None
+
+
+def _spectra(value: Tensor, kernel: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """The packed spectrum of silu(value), and the spectrum of the kernel."""
+    frames = fused_frames.load(value, signal_frames(plan), activate=True)
+    return fused_frames.transform(frames), kernel_spectrum(kernel, plan)
+
+
+def _product(gate: Tensor, value: Tensor, spectrum: Tensor, factors: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """The gated product, and the product before its gate."""
+    frames = fused_frames.inverse(fused_frames.multiply(spectrum, factors))
+    y, out = fused_frames.store_gated(*fused_frames.used(frames, valid_frames(plan), value.shape[1]), gate)
+    return out, y
+
+
+def _gradients(
+    grad: Tensor,
+    gate: Tensor,
+    value: Tensor,
+    kernel: Tensor,
+    y: Tensor,
+    spectrum: Tensor,
+    factors: Tensor,
+    plan: Plan,
+    dgate: Tensor,
+    dvalue: Tensor,
+) -> Tensor:
+    """Stores the gradients of gate and value, and returns that of the kernel."""
+    frames = fused_frames.load_gated_gradient(grad, y, gate, dgate, list(valid_frames(plan)))
+    dkernel, dspectrum = packed_gradients(spectrum, fused_frames.transform(frames), factors, kernel, plan)
+    frames = fused_frames.used(fused_frames.inverse(dspectrum), signal_frames(plan), value.shape[1])
+    fused_frames.store_activation_gradient(*frames, value, dvalue)
+    return dkernel
 
 
 def _plain(gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     return F.silu(gate) * planned_product(F.silu(value), kernel, plan)
+
+
+def _compute(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str) -> tuple[Tensor, Tensor]:
+    plan = _plan(value, kernel, origin, engine)
+    if plan.parts == 1 and fused(gate, value, kernel):
+        return _product(gate, value, *_spectra(value, kernel, plan), plan)
+    y = planned_product(F.silu(value), kernel, plan)
+    return F.silu(gate) * y, y
+
+
+def _computed_gradients(
+    grad: Tensor, gate: Tensor, value: Tensor, kernel: Tensor, y: Tensor, origin: int, engine: str
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    plan = _plan(value, kernel, origin, engine)
+    if plan.parts == 1 and fused(grad, gate, value, kernel):
+        dgate, dvalue = gate.new_empty(gate.shape), value.new_empty(value.shape)
+        spectra = _spectra(value, kernel, plan)
+        return dgate, dvalue, _gradients(grad, gate, value, kernel, y, *spectra, plan, dgate, dvalue)
+    dgate = torch.ops.aten.silu_backward(grad * y, gate)
+    dsignal, dkernel = product_gradients(grad * F.silu(gate), F.silu(value), kernel, plan, (True, True))
+    return dgate, torch.ops.aten.silu_backward(dsignal, value), dkernel
+
+
+# Compilers fuse the gates with neither the transposition into frames nor that back.
+_operator = graph_operator(
+    "gated_product",
+    _compute,
+    _computed_gradients,
+    lambda gate, *_: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
+    tensors="gate value kernel",
+    numbers="SymInt origin, str engine",
+    kept="before",
+)

@@ -81,7 +81,7 @@ def fft_gradients(
     grad: Tensor, x: Tensor, taps: Tensor, origin: int, engine: str, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of `fft_product` with respect to the signal and the taps, where wanted."""
-    return _gradients(grad, x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine), wanted)
+    return product_gradients(grad, x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine), wanted)
 
 
 # Lengths of FFTs and numbers of frames would be compiled anew for every length of the signal.
@@ -96,7 +96,9 @@ _fft_operator = graph_operator(
 _spectral_operator = graph_operator(
     "spectral_product",
     lambda x, spectrum, n_fft: _product(x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0)),
-    lambda grad, x, spectrum, n_fft: _gradients(grad, x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0), (True, True)),
+    lambda grad, x, spectrum, n_fft: product_gradients(
+        grad, x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0), (True, True)
+    ),
     lambda x, *_: torch.empty_like(x),
     tensors="x spectrum",
     numbers="SymInt n_fft",
@@ -161,17 +163,17 @@ class _SpectralForm(NamedTuple):
         if wanted == 0:
             return _product(a, b, self.plan)
         if wanted == 1:
-            found = _gradients(a, a, b, self.plan, (True, False))[0]  # the signal is like the gradient
+            found = product_gradients(a, a, b, self.plan, (True, False))[0]  # the signal is like the gradient
         else:
             shape = (2, b.shape[2], self.count) if self.frequencies else (b.shape[2], self.count)
-            found = _gradients(a, b, b.new_empty(shape, dtype=compute_dtype(a, b)), self.plan, (False, True))[1]
+            found = product_gradients(a, b, b.new_empty(shape, dtype=compute_dtype(a, b)), self.plan, (False, True))[1]
         assert found is not None
         return found
 
     def gradients(
         self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        return _gradients(grad, x, kernel, self.plan, wanted)
+        return product_gradients(grad, x, kernel, self.plan, wanted)
 
 
 def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
@@ -201,7 +203,7 @@ def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     return y
 
 
-def _gradients(
+def product_gradients(
     grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of `_product` with respect to the signal and the kernel, where wanted.
