@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,8 +69,35 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
             stack.enter_context(SecondDevice())
         if name != "cpu":
-            stack.enter_context(torch.device(name))
+            stack.enter_context(_default_device(name))
         yield torch.device(name)
+
+
+@contextlib.contextmanager
+def _default_device(name: str) -> Iterator[None]:
+    """Create tensors on a device, except within compiled code: Dynamo cannot trace `Tensor.unflatten` under a default
+    device (PyTorch 2.13)."""
+    compile = torch.compile
+
+    class Compiled:
+        def __init__(self, *args: Any, **options: Any):
+            self.compiled = compile(*args, **options)
+
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            torch.set_default_device(None)
+            try:
+                return self.compiled(*args, **options)
+            finally:
+                torch.set_default_device(name)
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(self.compiled, attribute)
+
+    torch.set_default_device(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", Compiled)
+        yield
+    torch.set_default_device(None)
 
 
 @pytest.fixture(autouse=True)

@@ -88,8 +88,8 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     function = _EAGER.get(function, function)
     tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     there = any(isinstance(x, _There) for x in tensors)
-    if there and function not in _ACROSS | _INDEXING:  # indices may be on the CPU, and so may single numbers
-        for x in tensors:
+    if there and function not in _ACROSS:  # single numbers may be on the CPU, and so may indices
+        for x in tensors[:1] if function in _INDEXING else tensors:
             if not isinstance(x, _There) and x.dim():
                 raise RuntimeError(f"{function} got tensors on two devices, one {tuple(x.shape)} on the CPU")
     if kwargs.get("device") is not None:

@@ -18,7 +18,7 @@ from lagwise.training import load_recipe
 
 
 @pytest.fixture
-def benchmark(benchmark_script: Callable[[str], ModuleType]) -> Any:
+def pictures(benchmark_script: Callable[[str], ModuleType]) -> Any:
     return benchmark_script("pictures")
 
 
@@ -29,8 +29,8 @@ def parameters(overrides: list[str]) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_compared_models_have_equal_sizes(benchmark: Any) -> None:
-    sizes = [parameters(overrides) for data, overrides, _ in benchmark.PLAN.values() if data == "cifar"]
+def test_compared_models_have_equal_sizes(pictures: Any) -> None:
+    sizes = [parameters(overrides) for data, overrides, _ in pictures.PLAN.values() if data == "cifar"]
     assert max(sizes) < 1.02 * min(sizes)
 
 
@@ -46,16 +46,16 @@ def finished(run: Path, accuracy: float, sizes: list[int]) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_results_become_a_section_and_a_figure(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_become_a_section_and_a_figure(pictures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
     tables, encoders, figures = map(importlib.import_module, ("tables", "measured.encoders", "figures"))
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(figures, "FIGURES", tmp_path)
     assert encoders.image_classifiers() == ""
     for name, accuracy in (("vit", 0.7), ("tnn-2d", 0.8), ("fashion-tnn-2d", 0.9)):
-        finished(tmp_path / name, accuracy, benchmark.PLAN[name][2])
+        finished(tmp_path / name, accuracy, pictures.PLAN[name][2])
         plan = {"seconds": 2.0, "steps": 400}
-        benchmark.train(name, [], plan, tmp_path, tmp_path / "pictures-cpu.json")
+        pictures.train(name, [], plan, tmp_path, tmp_path / "pictures-cpu.json")
     text = encoders.image_classifiers()
     rows = re.findall(r"^\| (?:tnn|vit|fashion).*$", text, re.MULTILINE)
     common = "1.31M | 400 | 17 | 51"  # 400 batches of 128 in 1,000 seconds

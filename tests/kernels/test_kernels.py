@@ -106,13 +106,13 @@ def test_small_weights_give_the_same_kernel_in_float32_and_float64() -> None:
 
 
 @every_kernel
-def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict) -> None:
+def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict, device: torch.device) -> None:
     """bfloat16 cannot represent lag 257, so neighbouring taps of a long kernel would be equal."""
     kernel = make(spec)
     exact = kernel.taps(400)
     lags = torch.arange(40)
     values = kernel.at(lags)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device.type, torch.bfloat16):
         assert torch.equal(kernel.taps(400), exact)
         assert torch.equal(kernel.at(lags), values)
     low = kernel.bfloat16().taps(400)

@@ -143,6 +143,7 @@ def test_memory_is_bounded_by_the_chunk(padded: bool) -> None:
             assert rows <= 2 * 16
 
 
+@pytest.mark.cpu  # values on a GPU are not read for it
 @pytest.mark.parametrize(("padded", "wasted"), [(False, 20 % 16), (True, 14)])
 def test_a_long_prompt_wastes_less_than_a_chunk(padded: bool, wasted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries of earlier tokens are recomputed for alignment: none at first, then only those of one chunk."""
@@ -246,6 +247,7 @@ def test_positions_equal_their_definitions(heads: int) -> None:
     torch.testing.assert_close(additive(q, k, v), chunked_attention(q, k, v, chunk=5, bias=bias), rtol=0, atol=1e-10)
 
 
+@pytest.mark.cpu
 def test_weights_may_be_unaligned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory-mapped weights are not aligned to complex numbers, which compiled code may assume."""
     view = torch.view_as_complex

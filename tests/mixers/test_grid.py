@@ -189,10 +189,10 @@ def test_second_derivatives_and_vmap(name: str, options: dict) -> None:
 
 
 @every_mixer
-def test_autocast_stays_near_float64(name: str, options: dict) -> None:
+def test_autocast_stays_near_float64(name: str, options: dict, device: torch.device) -> None:
     mixer, layout = make(name, options).float(), Layout(grid=(8, 7))
     x = noise(2, 8, 7).float()
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device.type, torch.bfloat16):
         y = mixer(x, layout=layout)
     exact = mixer.double()(x.double(), layout=layout)
     assert (y.double() - exact).norm() / exact.norm() < 8 * torch.finfo(torch.bfloat16).eps

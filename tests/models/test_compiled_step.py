@@ -13,6 +13,7 @@ from tiny_models import FAMILY, tiny
 
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled, in_place
 
+pytestmark = pytest.mark.cpu  # a GPU has CUDA graphs: test_cuda_graph.py
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 KINDS = (
     "tnn-lm",

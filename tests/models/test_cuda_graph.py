@@ -127,7 +127,7 @@ def test_what_a_graph_reads_is_kept() -> None:
 @torch.no_grad()
 def test_graphs_are_refused_elsewhere() -> None:
     with pytest.raises(ValueError, match="CPU or a CUDA device"):
-        cuda_graph.graph_step(model_of("mega-lm"), 1)
+        cuda_graph.graph_step(model_of("mega-lm").cpu(), 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

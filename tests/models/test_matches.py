@@ -151,9 +151,9 @@ def test_added_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(grown(ids).logits, before[..., :100])
 
 
-def test_ids_with_which_exports_are_checked_have_matches() -> None:
+def test_ids_with_which_exports_are_checked_have_matches(device: torch.device) -> None:
     matches = model()
-    found, _ = matches.model.embed_matches(export._random_ids(matches, 131), Layout(), None)
+    found, _ = matches.model.embed_matches(export._random_ids(matches, 131).to(device), Layout(), None)
     assert found.any(2).sum() > 30
 
 

@@ -72,26 +72,30 @@ def test_per_row_gradients_by_torch_func(recipe: str) -> None:
         torch.testing.assert_close(rows[name].mean(0), parameter.grad, rtol=1e-7, atol=1e-12)
 
 
+@pytest.mark.real_device
 @every_model
-def test_weights_may_be_offloaded(recipe: str) -> None:
+def test_weights_may_be_offloaded(recipe: str, device: torch.device) -> None:
     model = tiny(recipe)
     expected = logits_and_text(model)
-    offloaded = cpu_offload(model, execution_device=torch.device("cpu"))
+    offloaded = cpu_offload(model, execution_device=device)
     assert all(p.is_meta for p in offloaded.parameters())
     torch.testing.assert_close(logits_and_text(offloaded), expected, rtol=0, atol=0)
     assert all(p.is_meta for p in offloaded.parameters())
 
 
-def test_a_layer_may_be_on_disk(tmp_path: Path) -> None:
+@pytest.mark.real_device
+def test_a_layer_may_be_on_disk(tmp_path: Path, device: torch.device) -> None:
     model = tiny("tnn-lm")
     expected = logits_and_text(model)
-    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
-    placed = dispatch_model(model, places | {"lm_head": "cpu"}, main_device="cpu", offload_dir=str(tmp_path))
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "lm_head"), device.type)
+    places["model.layers.1"] = "disk"
+    placed = dispatch_model(model, places, main_device=device.type, offload_dir=str(tmp_path))
     torch.testing.assert_close(logits_and_text(placed), expected, rtol=0, atol=0)
 
 
-def test_functions_that_need_all_weights_refuse_offloaded_ones() -> None:
-    offloaded = cpu_offload(tiny("tnn-lm"), execution_device=torch.device("cpu"))
+@pytest.mark.real_device
+def test_functions_that_need_all_weights_refuse_offloaded_ones(device: torch.device) -> None:
+    offloaded = cpu_offload(tiny("tnn-lm"), execution_device=device)
     for use in (StreamingSession, LagwiseForCausalLM.to_recurrent):
         with pytest.raises(ValueError, match=r"weights in memory, .* are offloaded"):
             use(offloaded)

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from lagwise.models.sharded import whole_state
 from lagwise.training.sharding import shard
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork")
+# Two processes would need two GPUs.
+pytestmark = [pytest.mark.cpu, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
 SHORT = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rpe", "decay": 0.3, "layers": 1}}}
 
 

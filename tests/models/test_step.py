@@ -164,12 +164,14 @@ def test_a_model_with_a_growing_state_is_refused(recipe: str) -> None:
     ],
     ids=lambda mixer: "-".join(map(str, mixer.values())),
 )
-def test_a_state_after_a_prompt_under_autocast_has_the_types_of_the_step(mixer: dict[str, Any]) -> None:
+def test_a_state_after_a_prompt_under_autocast_has_the_types_of_the_step(
+    mixer: dict[str, Any], device: torch.device
+) -> None:
     """Compiled steps read its memory as theirs."""
     block = {"name": "prenorm", "token_mixer": mixer}
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=17, hidden_size=8, num_hidden_layers=1, block=block)).eval()
     step = StreamingStep(model)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
         cache = model(torch.arange(10)[None], use_cache=True).past_key_values
     taken = step.take(cache)[0]
     assert {n: t.dtype for n, t in taken.items()} == {n: t.dtype for n, t in step.start(1).items()}

@@ -21,6 +21,7 @@ from lagwise.models import (
     LagwiseForTokenClassification,
 )
 
+pytestmark = pytest.mark.cpu  # they are the Trainer's with use_cpu=True
 SMOOTHING = 0.2
 SIZES: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 20}
 

@@ -87,7 +87,7 @@ def test_loss_and_gradients_equal_those_with_logits(case: str, monkeypatch: pyte
 @NEW_ENOUGH
 @pytest.mark.parametrize("case", ["bfloat16", "autocast"])
 @pytest.mark.parametrize("kind", ["causal, tanh", "causal, accumulated", "masked"])
-def test_in_half_precision_too(case: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_half_precision_too(case: str, kind: str, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """Chunks have the same logits; their gradients of the weights are added in float32."""
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
     monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
@@ -95,7 +95,7 @@ def test_in_half_precision_too(case: str, kind: str, monkeypatch: pytest.MonkeyP
     losses, gradients = [], []
     for skip in (False, True):
         model = build(name, **fields).to(torch.bfloat16 if case == "bfloat16" else torch.float32)
-        with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=case == "autocast"):
             out = model(**batch(), **more, skip_logits=skip)
         assert (out.logits is None) == skip
         out.loss.backward()
@@ -127,13 +127,15 @@ def _tensors(out: Any) -> list[torch.Tensor]:
 
 @NEW_ENOUGH
 @pytest.mark.parametrize("half", [False, True])
-def test_no_tensor_has_the_logits_of_all_tokens(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_has_the_logits_of_all_tokens(
+    half: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 16)
     monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=4096, hidden_size=WIDTH, num_hidden_layers=1))
     for skip in (False, True):
         with _Largest() as seen:
-            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
                 loss = model(**batch(), skip_logits=skip).loss
             loss.backward()
         assert (seen.elements >= 2 * TOKENS * 4096) == (not skip)
@@ -142,7 +144,7 @@ def test_no_tensor_has_the_logits_of_all_tokens(half: bool, monkeypatch: pytest.
 @NEW_ENOUGH
 @pytest.mark.parametrize("case", ["causal", "causal, head of its own", "masked"])
 @pytest.mark.parametrize("half", [False, True])
-def test_a_graph_has_chunks_too(case: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_has_chunks_too(case: str, half: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """One graph for every number of tokens, with the loss and the gradients of the model."""
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
     monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
@@ -160,7 +162,7 @@ def test_a_graph_has_chunks_too(case: str, half: bool, monkeypatch: pytest.Monke
         losses, gradients = [], []
         for run in (compiled, model):
             model.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
                 loss = run(**given, **more, skip_logits=True).loss
             loss.backward()
             losses.append(loss)

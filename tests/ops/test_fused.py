@@ -50,13 +50,22 @@ def compare(
     function: Callable[..., Any], module: nn.Module, *inputs: Tensor, half: bool = False, tolerance: float = 2e-5
 ) -> list[Tensor]:
     """Compare ``function(module, *inputs)`` and all gradients with those in float64, which fused kernels do not serve;
-    half: under bfloat16 autocast. Returns what was compared."""
+    half: under bfloat16 autocast. No saved tensor may be read twice, which gradient checkpointing refuses. Returns what
+    was compared."""
+
+    def read_once(saved: list[Tensor]) -> Tensor:
+        assert saved, "a backward pass reads ctx.saved_tensors twice"
+        return saved.pop()
+
     found = []
     for exact in (False, True):
         kind = torch.float64 if exact else None
         made = copy.deepcopy(module).to(inputs[0].device, kind)
         given = [t.detach().to(kind).requires_grad_() for t in inputs]
-        with torch.autocast(inputs[0].device.type, HALF, enabled=half and not exact):
+        with (
+            torch.autocast(inputs[0].device.type, HALF, enabled=half and not exact),
+            torch.autograd.graph.saved_tensors_hooks(lambda t: [t], read_once),
+        ):
             results = function(made, *given)
         results = [results] if isinstance(results, Tensor) else list(results)
         generator = torch.Generator().manual_seed(1)

@@ -123,10 +123,10 @@ def test_gradcheck() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_precision_follows_the_modes_and_the_signal(dtype: torch.dtype) -> None:
+def test_precision_follows_the_modes_and_the_signal(dtype: torch.dtype, device: torch.device) -> None:
     modes, x = some_modes().to(torch.float32), signal(100).to(dtype)
     expected = torch.complex128 if dtype == torch.float64 else torch.complex64
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device.type, torch.bfloat16):
         y, state = modal_prefill(x, modes, None)
         exact = modal_prefill(x.double(), modes.to(torch.float64), None)[0]
     assert (y.dtype, state.dtype) == (dtype, expected)

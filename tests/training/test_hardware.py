@@ -50,6 +50,7 @@ def test_a_product_takes_time(dtype: torch.dtype) -> None:
     assert 0 < hardware._product_seconds(dtype) < 60
 
 
+@pytest.mark.cpu
 def test_tf32_is_refused_where_there_is_none(tiny_recipe: Recipe, tmp_path: Path) -> None:
     tiny_recipe.training.tf32 = True
     with pytest.raises(ValueError, match=r"training\.tf32 needs an NVIDIA GPU"):

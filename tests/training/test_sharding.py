@@ -15,7 +15,8 @@ from lagwise.training import Recipe, resume, train
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.trainer import LagwiseTrainer
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork")
+# Two processes would need two GPUs.
+pytestmark = [pytest.mark.cpu, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
 
 
 def train_sharded(recipe: Recipe, out: Path, stop: int | None = None) -> None:

@@ -11,7 +11,8 @@ from run_results import assert_equal_runs
 
 from lagwise.training import Recipe, train
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork")
+# Two processes would need two GPUs.
+pytestmark = [pytest.mark.cpu, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
 
 
 def train_shared(recipe: Recipe, out: Path, count: int) -> None:

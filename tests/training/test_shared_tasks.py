@@ -17,7 +17,8 @@ from lagwise.models.loading import read_config
 from lagwise.training import Recipe, train
 from lagwise.training.first_answer import read_first_answer
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork")
+# Two processes would need two GPUs.
+pytestmark = [pytest.mark.cpu, pytest.mark.skipif(os.name != "posix", reason="needs fork")]
 
 
 def train_quietly(recipe: Recipe, out: Path) -> None:

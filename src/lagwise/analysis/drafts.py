@@ -70,6 +70,7 @@ def time_drafts(
     Raises:
         ValueError: If a text differs from the text without drafts at a token that is not a tie of logits.
     """
+    prompts = [prompt[None].to(model.device) for prompt in prompts]
     methods: dict[tuple[str, int], dict[str, Any]] = {("none", 0): {}}
     for size in sizes:
         assistant = copy.copy(draft)
@@ -85,7 +86,7 @@ def time_drafts(
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in methods}
     counts = dict.fromkeys(methods, 0)
     equal = dict.fromkeys(methods, 0)
-    with torch.inference_mode():
+    with torch.no_grad():
         for turn in progress_bar(range(repeats + 1), desc="drafts", show=progress):  # the first warms up and checks
             spent = dict.fromkeys(methods, 0.0)
             for prompt in prompts:
@@ -93,7 +94,7 @@ def time_drafts(
                 for key, options in methods.items():
                     forwards.clear()
                     start = time.perf_counter()
-                    text = generate(prompt[None], **greedy, **options)
+                    text = generate(prompt, **greedy, **options)
                     spent[key] += time.perf_counter() - start
                     if turn == 0:
                         counts[key] += len(forwards)

@@ -311,7 +311,7 @@ def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tenso
     generator = torch.Generator().manual_seed(0)
     length = length if model.length_limit is None else min(length, model.length_limit)
     ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator, device="cpu")
-    place = torch.arange(length)
+    place = torch.arange(length, device="cpu")
     return ids[:, place - _STRETCH * (place // _STRETCH % 2)]
 
 

@@ -327,7 +327,7 @@ def _in_sliding_chunks(
     bias = None if bias is None else _corner(bias, 2 * chunk)
     query, key, value = (x.flatten(0, 1) for x in rows)
     y = _attend(query, key, value, True, function, bias, kept)
-    y = y.unflatten(0, (batch, whole - (first is not None))).transpose(1, 2).flatten(2, 3)
+    y = y.unflatten(0, (batch, whole if first is None else whole - 1)).transpose(1, 2).flatten(2, 3)
     return (y if first is None else torch.cat([first, y], 2))[:, :, :length]
 
 

@@ -43,7 +43,8 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
-        saved, count = ctx.saved_tensors, len(ctx.saved_tensors) // 4
+        saved = ctx.saved_tensors  # read once: gradient checkpointing frees what it has given
+        count = len(saved) // 4
         parameters, weights, hidden, sums = (
             saved[: 2 * count], saved[:count], saved[2 * count : 3 * count], saved[3 * count :],
         )  # fmt: skip

@@ -193,7 +193,7 @@ def interpolation_matrix(grid: NodeGrid) -> Tensor:
     """W as a dense ``(length, nodes)`` float64 matrix: the reference (SKI-TNN §3.2.1)."""
     first, weights = interpolation_weights(grid)
     columns = first[:, None] + torch.arange(grid.degree + 1)
-    return torch.zeros(grid.length, grid.nodes, dtype=torch.float64).scatter_(1, columns, weights)
+    return weights.new_zeros(grid.length, grid.nodes).scatter_(1, columns, weights)
 
 
 def interpolation_weights(grid: NodeGrid) -> tuple[Tensor, Tensor]:
