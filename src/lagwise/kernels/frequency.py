@@ -10,7 +10,8 @@ from torch import Tensor
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.network import KernelNetwork
 from lagwise.ops.constants import remembered_tables
-from lagwise.ops.operators import in_graph
+from lagwise.ops.frequencies import inverse_of_parts
+from lagwise.ops.operators import exporting, in_graph
 from lagwise.tables import known
 
 INPUTS = ("cos", "omega")
@@ -75,16 +76,15 @@ class FrequencyKernel(LagKernel):
         The last layer is linear in the features, so the features are transformed to lags: they are far fewer than the
         channels.
         """
-        if torch.compiler.is_exporting() and length >= self.support:
+        if exporting() and length >= self.support:
             return self._real_taps()
         n = min(length, self.support)
         with self._full_precision():
             matrix, features, inside, weight = self._parts()
+            parts = features[None]
             if not self.causal:  # the imaginary half of the channels next to the real half
-                matrix = torch.cat(matrix.chunk(2), dim=1)
-                odd = torch.complex(torch.zeros_like(features), features * inside)
-                features = torch.cat([features.to(odd.dtype), odd])
-            time = torch.fft.irfft(features, 2 * self.grid) * weight
+                matrix, parts = torch.cat(matrix.chunk(2), dim=1), torch.stack([features, features * inside])
+            time = inverse_of_parts(parts, 2 * self.grid).flatten(0, 1) * weight
             after = time[:, :n]
             return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - n + 1 :], after], dim=1))
 

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lagwise.mixers.state import join_states, select_rows
 from lagwise.ops.bilinear import traced
+from lagwise.ops.operators import exporting
 
 
 class StateLayer(CacheLayerMixin):
@@ -291,7 +292,7 @@ def _join_streams(caches: Sequence[StreamingCache], joined: StreamingCache) -> b
 
 def _flatten(cache: StreamingCache) -> tuple[list[Any], None]:
     states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
-    if torch.compiler.is_exporting():
+    if exporting():
         plain = (Tensor, torch.SymInt, int, type(None))
         if not all(isinstance(leaf, plain) for leaf in pytree.tree_leaves(states)):
             _refuse_context()

@@ -19,6 +19,7 @@ from lagwise.models.fixed_cache import FixedCache
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.inputs import check_prompt_length, check_prompts
 from lagwise.models.step import StreamingStep, tensor_versions
+from lagwise.ops.operators import exporting
 from lagwise.ops.packing import document_starts
 from lagwise.tables import check_integer
 
@@ -116,7 +117,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
 
     def _fixed_step(self) -> Any:
         """The model as a `StreamingStep`, of its present weights. ValueError if its state grows with the text."""
-        if torch.compiler.is_exporting() and self._fixed:  # whose weights are symbols of the graph
+        if exporting() and self._fixed:  # whose weights are symbols of the graph
             return self._fixed["step"]
         versions = tensor_versions(self)
         if self._fixed.get("versions") != versions:

@@ -13,6 +13,7 @@ from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.heads import Head
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import hidden_layers, pool, pool_pairs
+from lagwise.ops.operators import exporting
 from lagwise.tables import check_integer
 
 
@@ -57,7 +58,7 @@ class LagwiseForSequenceClassification(Head):
     ) -> tuple[LagwiseModelOutput, Tensor]:
         """The output of the backbone, and the hidden states of both texts. A graph that is exported cannot cut rows, so
         there each text is read with the other one masked."""
-        if not torch.compiler.is_exporting():
+        if not exporting():
             out = self.read(ids, mask, *inputs, seq_idx=texts, **others)
             return out, out.last_hidden_state
         first, second = (self.read(ids, (texts == number).long(), *inputs) for number in (0, 1))

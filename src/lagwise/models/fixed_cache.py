@@ -14,6 +14,7 @@ from lagwise.mixers.state import select_rows
 from lagwise.models.cache import RowCache
 from lagwise.models.inputs import surplus_argument
 from lagwise.models.step import StreamingStep
+from lagwise.ops.operators import exporting
 
 
 class FixedCache(RowCache):
@@ -43,7 +44,7 @@ class FixedCache(RowCache):
             ValueError: If a prompt is padded on the right, or tokens after it (in a graph, any tokens) are padded; if
                 an argument is not supported by a step; for another model or number of rows than those of the prompt.
         """
-        if torch.compiler.is_exporting():
+        if exporting():
             return self._traced(model, step, inputs)
         if self.state is None:
             cache = model.model.new_cache()

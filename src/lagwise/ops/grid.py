@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
-from lagwise.ops.operators import callable_directly, loop_operator
+from lagwise.ops.operators import callable_directly, exporting, loop_operator
 from lagwise.ops.product import toeplitz_product
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre
@@ -73,7 +73,7 @@ def _plain(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: T
 
 
 def _fast(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> bool:
-    if torch.compiler.is_exporting() or torch.jit.is_tracing() or symbolic(gate.shape[1]) or transformed():
+    if exporting() or torch.jit.is_tracing() or symbolic(gate.shape[1]) or transformed():
         return False
     tensors = (gate, value, rows, columns)
     dtypes = [t.dtype for t in tensors]

@@ -14,9 +14,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _QUIET = torch._C._dispatch_tls_local_include_set().raw_repr()
 
 
+def exporting() -> bool:
+    """Whether `torch.export` records a graph. `torch.compiler.is_exporting`, which reads the same flag, is true under
+    `torch.compile` too in torch 2.11."""
+    return torch.compiler._is_exporting_flag
+
+
 def in_graph() -> bool:
     """Whether `torch.compile` records a graph. Exporters record one too, but cannot save operators of lagwise."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not exporting()
 
 
 def graph_operator(

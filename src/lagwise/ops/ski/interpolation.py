@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.constants import remembered_tables
+from lagwise.ops.operators import exporting
 
 _BLOCK = 64
 _ROW_BLOCK = 16  # for rows with individual grids: the nodes of short rows are close together
@@ -110,7 +111,7 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
     with torch.autocast(z.device.type, enabled=False):
         if into is None:
             return (weights @ values).flatten(1, 2)[:, : grid.length]
-        if torch.compiler.is_exporting():  # exporters may lose writes through a view
+        if exporting():  # exporters may lose writes through a view
             return into + (weights @ values).flatten(1, 2)[:, : grid.length]
         if count * size > grid.length or not into.is_contiguous():
             return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
