@@ -13,8 +13,13 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.utils._pytree import tree_leaves
 
 from lagwise.kernels import FrequencyKernel
+from lagwise.kernels.frequency import _tables
+from lagwise.mixers.attention import _slope_table
+from lagwise.mixers.causal_ski import _split_lags
+from lagwise.ops.constants import remembered_tables
 from lagwise.ops.frequencies import inverse_of_parts
 from lagwise.ops.operators import exporting, in_graph
+from lagwise.ops.ski import SKIPlan
 
 
 class Kinds(nn.Module):
@@ -75,3 +80,27 @@ def test_graphs_of_a_frequency_kernel_hold_no_complex_numbers(causal: bool) -> N
     torch.testing.assert_close(gradients, torch.autograd.grad(kernel.taps(20).square().sum(), weights))
     assert torch.float32 in dtypes
     assert not any(dtype.is_complex for dtype in dtypes)
+
+
+@pytest.mark.real_device
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (_slope_table, (6,)),
+        (_tables, (16, True, "omega", torch.float32)),
+        (_split_lags, (SKIPlan(4, 12, 1), 5)),
+    ],
+)
+def test_graphs_make_tables_on_the_device(make: Any, sizes: tuple[Any, ...]) -> None:
+    """A CUDA graph can copy nothing from the host."""
+    devices: set[str] = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        values = tree_leaves([node.meta.get("example_value") for node in graph.graph.nodes])
+        devices.update(value.device.type for value in values if isinstance(value, Tensor))
+        return graph.forward
+
+    torch.compiler.reset()
+    like = torch.empty(0, device="meta")
+    torch.compile(lambda x: remembered_tables(make, *sizes, like=x), backend=backend, fullgraph=True)(like)
+    assert devices == {"meta"}

@@ -44,6 +44,12 @@ def remembered_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tens
     return tables
 
 
+def table_device() -> torch.device:
+    """The device on which `remembered_tables` has a table made: for `torch.arange` and `torch.tensor`, which ignore it
+    in graphs of torch 2.11."""
+    return torch.empty(0).device
+
+
 def _on_own_thread(make: Callable[[], _Tables], device: torch.device) -> _Tables:
     """What ``make()`` returns, with its memory outside of any CUDA graph. While `torch.compile` prepares one, it takes
     what its thread allocates into the graph's memory, and refuses tensors that stay."""
