@@ -4,11 +4,11 @@
         [--hidden 512]
 
 Beside the calls of the eager step, which `gpu_counts.py` counts, those of the graphs that inductor schedules for an
-H100 (`lagwise_bench.compiled_counts`), and of the graphs with its option ``combo_kernels``. Also waits of the host, and
-why a graph could not be a CUDA graph (``mode="reduce-overhead"``). A layer's are the difference between models of two
-layers and of one; the chain of best-lm counts as four layers. Needs a C++ compiler, a build of PyTorch without CUDA,
-and Triton's package, of which nothing runs (`make test-triton` puts it into build/triton). The file is written after
-each row.
+H100 (`lagwise_bench.compiled_counts`), and of the graphs with its option ``combo_kernels``. Also waits of the host,
+operations on complex numbers, and why a graph could not be a CUDA graph (``mode="reduce-overhead"``). A layer's are the
+difference between models of two layers and of one; the chain of best-lm counts as four layers. Needs a C++ compiler, a
+build of PyTorch without CUDA, and Triton's package, of which nothing runs (`make test-triton` puts it into
+build/triton). The file is written after each row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def graph_counts(name: str, hidden: int, batch: int, length: int, *, combined: b
 
     one, two = counts(1), counts(2)
     calls = (two.calls - one.calls) / (layers_between(name) / 2)
-    return {"calls": calls, "waits": two.waits, "graphs": two.graphs, "refused": two.refused}
+    return {"calls": calls, "waits": two.waits, "graphs": two.graphs, "complex": two.complex, "refused": two.refused}
 
 
 def main(given: argparse.Namespace) -> None:
@@ -56,7 +56,8 @@ def main(given: argparse.Namespace) -> None:
         compiled, combined = row["compiled"], row["combined"]
         print(
             f"{name:22} {row['eager']:6.1f} calls, compiled {compiled['calls']:6.1f}, combined"
-            f" {combined['calls']:6.1f}; {compiled['waits']} waits, CUDA graph: {compiled['refused'] or 'yes'}",
+            f" {combined['calls']:6.1f}; {compiled['waits']} waits, {compiled['complex']} complex,"
+            f" CUDA graph: {compiled['refused'] or 'yes'}",
             flush=True,
         )
 

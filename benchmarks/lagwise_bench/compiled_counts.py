@@ -44,12 +44,15 @@ class GraphCount:
         calls: Kernels.
         waits: Values that the host reads, and copies to and from it.
         graphs: Forward and backward graphs.
+        complex: Operations on complex numbers, of which inductor generates no kernels: each is a call of PyTorch's, or
+            an error (torch 2.11 on a card).
         refused: Why a graph could not be a CUDA graph (``mode="reduce-overhead"``); None if it could.
     """
 
     calls: int = 0
     waits: int = 0
     graphs: int = 0
+    complex: int = 0
     refused: str | None = None
 
 
@@ -150,6 +153,7 @@ def _count_nodes(graph: torch.fx.GraphModule, total: GraphCount) -> None:
         if node.op != "call_function":
             continue
         arguments, options = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
+        total.complex += any(each.is_complex() for each in _tensors(node, arguments))
         if _ours(node.target):
             mode: Any = torch._guards.detect_fake_mode(arguments)
             mode.allow_non_fake_inputs = True  # tables that it makes on the host
@@ -166,13 +170,19 @@ def _count_nodes(graph: torch.fx.GraphModule, total: GraphCount) -> None:
 def _waits(node: torch.fx.Node, arguments: Any) -> bool:
     """Whether an operation reads values, or has tensors on the host."""
     tags = getattr(node.target, "tags", ())
-    found = torch.utils._pytree.tree_leaves((arguments, node.meta.get("val")))
+    found = _tensors(node, arguments)
     lookup = node.target is torch.ops.aten.index.Tensor and all(
-        each.dtype != torch.bool for each in found if isinstance(each, Tensor)
+        each.dtype != torch.bool for each in found
     )  # whose shape depends on values for masks only
     if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and not lookup):
         return True
-    return any(isinstance(each, Tensor) and each.device.type == "cpu" for each in found)
+    return any(each.device.type == "cpu" for each in found)
+
+
+def _tensors(node: torch.fx.Node, arguments: Any) -> list[Tensor]:
+    """An operation's arguments and results that are tensors."""
+    found = torch.utils._pytree.tree_leaves((arguments, node.meta.get("val")))
+    return [each for each in found if isinstance(each, Tensor)]
 
 
 def _is_scheduled(error: BaseException | None) -> bool:

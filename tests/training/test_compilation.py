@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from processes import run_together
 from run_results import assert_equal_runs
 from safetensors.torch import load_file
+from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
 
 from lagwise.models import load_model
 from lagwise.training import Recipe, load_recipe, resume, train
@@ -33,6 +36,43 @@ class Graphs(list):
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.append(torch.is_grad_enabled())
         return aot_eager(graph, inputs)
+
+
+class Overwritten(list):
+    """A backend in whose graphs a step overwrites outputs and gradients of the step before, as CUDA graphs do. Keeps
+    the mode of each graph."""
+
+    def __init__(self) -> None:
+        self.results: list[Tensor] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any], mode: str) -> Callable[..., Any]:
+        self.append(mode)
+        return aot_eager(graph, inputs, fw_compiler=self.forward, bw_compiler=self.backward)
+
+    def forward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            for result in self.results:
+                result.detach().fill_(torch.nan)
+            self.results.clear()
+            return self._kept(graph(*given), given)
+
+        return make_boxed_func(run)
+
+    def backward(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(lambda *given: self._kept(graph(*given), given))
+
+    def _kept(self, results: Any, given: Sequence[Any]) -> Any:
+        outside = {each.untyped_storage().data_ptr() for each in given if isinstance(each, Tensor)}
+        made = (each for each in results if isinstance(each, Tensor) and each.is_floating_point())
+        self.results += [each for each in made if each.untyped_storage().data_ptr() not in outside]
+        return results
+
+
+@pytest.fixture
+def on_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks of a machine with a GPU; the training stays on the CPU."""
+    monkeypatch.setattr(compilation_module, "default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(compilation_module, "_lacking", lambda device: None)
 
 
 @pytest.fixture
@@ -53,9 +93,9 @@ def changed(recipe: Recipe, **options: Any) -> Recipe:
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **options))
 
 
-def check(recipe: Recipe, folder: Path) -> None:
+def check(recipe: Recipe, folder: Path, how: bool | str = True) -> None:
     """Train with and without graphs, and compare."""
-    for name, options in (("plain", {}), ("compiled", {"compile": True})):
+    for name, options in (("plain", {}), ("compiled", {"compile": how})):
         train(changed(recipe, **options), folder / name, progress=False)
     for name in ("loss", "eval_loss"):
         found, expected = (logged(folder / run, name) for run in ("compiled", "plain"))
@@ -109,6 +149,62 @@ def test_padded_rows_of_several_lengths(tmp_path: Path, graphs: Graphs) -> None:
     recipe = load_recipe("classify", [*options, "model.hidden_size=16", "model.block.dropout=0"])
     check(recipe, tmp_path)
     assert 1 <= len(graphs) <= 3  # rows without padding have a graph of their own
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True, "average": 0.5, "clip": 0.1}], ids=str)
+def test_no_step_needs_what_the_next_overwrites(
+    options: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_card: None
+) -> None:
+    graphs, begun = Overwritten(), []
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=graphs))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(True))
+    check(changed(tiny_recipe, **options), tmp_path, "reduce-overhead")
+    assert list(graphs) == ["reduce-overhead"]
+    assert len(begun) == tiny_recipe.training.steps
+
+
+@pytest.mark.slow
+@pytest.mark.real_device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("mixer", [{"name": "toeplitz"}, {"name": "ski"}], ids=str)
+def test_cuda_graphs(mixer: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path) -> None:
+    """Also where an operator remembers tables, which may not be part of a graph's memory."""
+    torch.compiler.reset()
+    counters.clear()
+    block = {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "glu"}}
+    check(dataclasses.replace(tiny_recipe, model={**tiny_recipe.model, "block": block}), tmp_path, "reduce-overhead")
+    assert not counters["inductor"]["cudagraph_skips"]
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "words"),
+    [
+        ("cpu", {}, r"training\.compile=reduce-overhead needs an NVIDIA GPU, which is not here"),
+        ("cuda", {"accumulate": 2}, "does not go with training.accumulate, got 2"),
+        ("cuda", {"carry_states": 2}, "does not go with training.carry_states"),
+        ("cuda", {"world": "2"}, "is for one process, got 2"),
+    ],
+    ids=str,
+)
+def test_where_a_step_cannot_be_cuda_graphs(
+    tiny_recipe: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+    on_card: None,
+    device: str,
+    options: dict[str, Any],
+    words: str,
+) -> None:
+    monkeypatch.setattr(compilation_module, "default_device", lambda: torch.device(device))
+    monkeypatch.setenv("WORLD_SIZE", options.pop("world", "1"))
+    with pytest.raises(ValueError, match=words):
+        check_recipe(changed(tiny_recipe, compile="reduce-overhead", **options))
+
+
+def test_an_unknown_mode() -> None:
+    with pytest.raises(ValueError, match="'reduce_overhead'; did you mean 'reduce-overhead'"):
+        load_recipe("tnn-lm", ["training.compile=reduce_overhead"])
+    assert load_recipe("tnn-lm", ["training.compile=reduce-overhead"]).training.compile == "reduce-overhead"
 
 
 def train_eagerly_compiled(recipe: Recipe, out: Path) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.network import KernelNetwork
-from lagwise.ops.constants import remembered_tables
+from lagwise.ops.constants import remembered_tables, table_device
+from lagwise.ops.frequencies import inverse_of_parts
 from lagwise.ops.operators import exporting, in_graph
 from lagwise.tables import known
 
@@ -80,11 +81,10 @@ class FrequencyKernel(LagKernel):
         n = min(length, self.support)
         with self._full_precision():
             matrix, features, inside, weight = self._parts()
+            parts = features[None]
             if not self.causal:  # the imaginary half of the channels next to the real half
-                matrix = torch.cat(matrix.chunk(2), dim=1)
-                odd = torch.complex(torch.zeros_like(features), features * inside)
-                features = torch.cat([features.to(odd.dtype), odd])
-            time = torch.fft.irfft(features, 2 * self.grid) * weight
+                matrix, parts = torch.cat(matrix.chunk(2), dim=1), torch.stack([features, features * inside])
+            time = inverse_of_parts(parts, 2 * self.grid).flatten(0, 1) * weight
             after = time[:, :n]
             return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - n + 1 :], after], dim=1))
 
@@ -134,7 +134,7 @@ def _tables(grid: int, causal: bool, inputs: str, dtype: torch.dtype) -> tuple[T
     """The network's inputs on the grid ``(grid + 1, 1)``; as many ones; 0 at frequencies 0 and pi, where the response
     of a real kernel is real, and 1 between, ``(grid + 1,)``; and the weights of the transform's lags ``(2 grid,)``, of
     which grid and -grid are one. Numbers are filled in, because an assignment copies them from the host."""
-    angle = torch.arange(grid + 1, dtype=dtype) * (math.pi / grid)
+    angle = torch.arange(grid + 1, dtype=dtype, device=table_device()) * (math.pi / grid)
     inside, weight = torch.ones_like(angle), torch.full((2 * grid,), 2.0 if causal else 1.0, dtype=dtype)
     inside[::grid].fill_(0)
     weight[:1].fill_(1)

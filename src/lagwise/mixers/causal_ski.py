@@ -15,7 +15,7 @@ from lagwise.kernels.remembered import remembered
 from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.bilinear import traced
-from lagwise.ops.constants import remembered_tables
+from lagwise.ops.constants import remembered_tables, table_device
 from lagwise.ops.packing import added, known_counts, move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
@@ -324,7 +324,9 @@ class CausalSKI:
 
 def _split_lags(plan: SKIPlan, nodes: int) -> tuple[Tensor]:
     """The lags of the short taps, and of so many coarse ones."""
-    return (torch.cat([torch.arange(plan.width), torch.arange(nodes) * plan.spacing]),)
+    device = table_device()
+    coarse = torch.arange(nodes, device=device) * plan.spacing
+    return (torch.cat([torch.arange(plan.width, device=device), coarse]),)
 
 
 def _capacity(nodes: int, most: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -29,14 +30,37 @@ def remembered_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tens
     key, kept = (sizes, like.device, like.dtype, fake), _kept.setdefault(make, {})
     tables = kept.pop(key, None)
     if tables is None:
-        with torch.inference_mode(False), torch.no_grad():  # or they could not be saved for a backward pass
-            with unset_fake_temporarily(), torch.device("cpu"):  # sizes depend on values
-                made = make(*sizes)
-            tables = _move_to(made, like)
+
+        def made() -> _Tables:
+            with torch.inference_mode(False), torch.no_grad():  # or they could not be saved for a backward pass
+                with unset_fake_temporarily(), torch.device("cpu"):  # sizes depend on values
+                    found = make(*sizes)
+                return _move_to(found, like)
+
+        tables = _on_own_thread(made, like.device) if like.is_cuda and fake is None else made()
         while len(kept) >= _MOST:
             del kept[next(iter(kept))]
     kept[key] = tables  # the last to be forgotten
     return tables
+
+
+def table_device() -> torch.device:
+    """The device on which `remembered_tables` has a table made: for `torch.arange` and `torch.tensor`, which ignore it
+    in graphs of torch 2.11."""
+    return torch.empty(0).device
+
+
+def _on_own_thread(make: Callable[[], _Tables], device: torch.device) -> _Tables:
+    """What ``make()`` returns, with its memory outside of any CUDA graph. While `torch.compile` prepares one, it takes
+    what its thread allocates into the graph's memory, and refuses tensors that stay."""
+
+    def run() -> _Tables:
+        tables = make()
+        torch.cuda.current_stream(device).synchronize()
+        return tables
+
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(run).result()
 
 
 def moved(t: Tensor, device: torch.device) -> Tensor:

@@ -9,7 +9,8 @@ from torch._functorch import config
 
 from lagwise.compiler import find_compiler, find_cxx, has_python_headers
 from lagwise.models.loading import default_device
-from lagwise.training.recipe import TrainingOptions
+from lagwise.process import group_size
+from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 
 
 def check_compiled(options: TrainingOptions) -> None:
@@ -21,14 +22,35 @@ def check_compiled(options: TrainingOptions) -> None:
     lacking = _lacking(default_device().type)
     if lacking is not None:
         raise ValueError(f"training.compile needs {lacking}; or leave it out")
+    if options.compile == REDUCE_OVERHEAD:
+        _check_graphs(options)
 
 
-def compile_model(model: nn.Module) -> None:
+def compile_model(model: nn.Module, how: bool | str = True) -> None:
     """Have the model called through `torch.compile`, with gradients in the precision of the operations that they are
     of, as without it: by default PyTorch traces backward passes under autocast, and kernels, which leave it in their
-    forward pass, would have gradients of half precision."""
+    forward pass, would have gradients of half precision.
+
+    Args:
+        how: ``training.compile``. With `REDUCE_OVERHEAD`, call `torch.compiler.cudagraph_mark_step_begin` before each
+            step, which overwrites the outputs of the one before and its gradients.
+    """
     config.backward_pass_autocast = "off"
-    model.compile()
+    model.compile(mode=how if isinstance(how, str) else None)
+
+
+def _check_graphs(options: TrainingOptions) -> None:
+    """ValueError where a step cannot be CUDA graphs."""
+    what = f"training.compile={REDUCE_OVERHEAD}"
+    if default_device().type != "cuda":
+        raise ValueError(f"{what} needs an NVIDIA GPU, which is not here; take training.compile=true, or leave it out")
+    if group_size() > 1:  # which exchange gradients in the backward pass
+        raise ValueError(f"{what} is for one process, got {group_size()}; take training.compile=true")
+    if options.accumulate > 1:  # the graph of a micro-batch would overwrite the gradients of the one before
+        raise ValueError(
+            f"{what} does not go with training.accumulate, got {options.accumulate}; take training.compile=true, or a "
+            "smaller training.batch_size"
+        )
 
 
 def _lacking(device: str) -> str | None:

@@ -23,6 +23,7 @@ from lagwise.training.yaml_values import parsed
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 OPTIMIZERS = ("adamw", "muon")
+REDUCE_OVERHEAD = "reduce-overhead"  # a mode of `torch.compile`
 SELECTIONS = ("last", "best")
 FIRST_ANSWERS = ("none", "compare", "only")
 LINEAR = "linear"  # the word of a first answer alone, where other words name a model that is trained alone
@@ -75,9 +76,10 @@ class TrainingOptions:
     tf32: Switch = False
     """Round the factors of float32 products to 10 bits (TF32), on NVIDIA GPUs since Ampere, where they are then several
     times as fast. Fourier transforms stay in float32."""
-    compile: Switch = False
+    compile: bool | str = False
     """Compile the training step with `torch.compile`, which takes seconds to a minute for each of the first two lengths
-    of rows. Worth it on GPUs, for many steps. Evaluations are not compiled."""
+    of rows. Worth it on GPUs, for many steps. With `reduce-overhead` also launch it as CUDA graphs, one for each length
+    of rows, on one NVIDIA GPU and without `accumulate`. Evaluations are not compiled."""
     gradient_checkpointing: Switch = False
     """Recompute blocks in the backward pass, to save memory."""
     average: Share = 0.0
@@ -360,6 +362,7 @@ def _check(recipe: Recipe) -> None:
     known(training.select, SELECTIONS, "training.select")
     known(training.first_answer, FIRST_ANSWERS, "training.first_answer")
     known(training.precision, PRECISIONS, "precision")
+    known(training.compile, (False, True, REDUCE_OVERHEAD), "training.compile")
     for key, value in (("source", data.source), ("tokenizer", data.tokenizer)):
         if value is not None and not value.strip():
             raise ValueError(f"data.{key} must not be empty")

@@ -379,7 +379,7 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
     if options.shard:
         shard(model)
     if options.compile:
-        compile_model(model)
+        compile_model(model, options.compile)
     return LagwiseTrainer(
         model=model,
         args=arguments,

@@ -29,6 +29,7 @@ from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.pieces import Sharing
+from lagwise.training.recipe import REDUCE_OVERHEAD
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
 from lagwise.training.streaming import SavedStream
 
@@ -48,7 +49,7 @@ class LagwiseTrainer(Trainer):
         sharing: Sharing | None = None,
         streamed: SavedStream | None = None,
         sharded: bool = False,
-        compiled: bool = False,
+        compiled: bool | str = False,
         **kwargs: Any,
     ):
         kwargs |= {
@@ -87,6 +88,11 @@ class LagwiseTrainer(Trainer):
             own = torch.stack([self.data.counted(batch) for batch in samples]).sum()
             counted = self.accelerator.gather(own.to(self.args.device)).sum().clamp(min=1)
         return samples, counted
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.compiled == REDUCE_OVERHEAD:
+            torch.compiler.cudagraph_mark_step_begin()
+        return super().training_step(*args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any) -> Any:
         """Leaves out the logits of a language model where only its loss is needed."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import traced
+from lagwise.ops.constants import table_device
 from lagwise.ops.operators import in_graph
 from lagwise.ops.symbolic import symbolic
 
@@ -26,8 +27,9 @@ def alibi_slopes(heads: int) -> Tensor:
     if heads < 1:
         raise ValueError(f"heads must be at least 1, got {heads}")
     below = 2 ** math.floor(math.log2(heads))
-    k = torch.arange(1, below + 1, dtype=torch.float64)
-    odd = 2 * torch.arange(heads - below, dtype=torch.float64) + 1
+    device = table_device()
+    k = torch.arange(1, below + 1, dtype=torch.float64, device=device)
+    odd = 2 * torch.arange(heads - below, dtype=torch.float64, device=device) + 1
     return torch.cat([-8 * k / below, -4 * odd / below]).exp2()
 
 

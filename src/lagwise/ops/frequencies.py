@@ -1,0 +1,52 @@
+"""The inverse Fourier transform of frequencies that are given as real numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.operators import graph_operator, in_graph
+
+
+def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
+    """Inverse transforms of real parts of spectra, and of imaginary parts of others.
+
+    Formula: ``irfft(parts[0], points)``, and of a second part ``irfft(1j * parts[1], points)``.
+
+    A compiled graph calls it as it is and has no complex numbers: PyTorch's inductor makes no kernels of them, and
+    fails where it tries to (torch 2.11).
+
+    Args:
+        parts: ``(1 or 2, rows, points / 2 + 1)``, float32 or float64. Imaginary parts of the first and the last
+            frequency are ignored.
+        points: An even number.
+
+    Returns:
+        ``(1 or 2, rows, points)``.
+    """
+    return (_operator if in_graph() else _inverse)(parts, points)
+
+
+def _inverse(parts: Tensor, points: int) -> Tensor:
+    spectra = parts.to(parts.dtype.to_complex())
+    if len(parts) > 1:
+        spectra = torch.stack([spectra[0], spectra[1] * 1j])
+    return torch.fft.irfft(spectra, points).contiguous()  # cuFFT may keep the order of strides
+
+
+def _gradient(grad: Tensor, parts: Tensor, points: int) -> list[Tensor]:
+    """Every frequency but the first and the last counts twice, once for its negative."""
+    spectra = torch.view_as_real(torch.fft.rfft(grad)) * (2 / points)
+    found = torch.cat([spectra[:1, ..., 0], spectra[1:, ..., 1]])
+    found[..., :: points // 2] /= 2
+    return [found]
+
+
+_operator = graph_operator(
+    "inverse_of_parts",
+    _inverse,
+    _gradient,
+    lambda parts, points: parts.new_empty((*parts.shape[:2], points)),
+    tensors="parts",
+    numbers="SymInt points",
+)

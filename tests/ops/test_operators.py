@@ -1,0 +1,106 @@
+"""What graphs are of, and what they call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.utils._pytree import tree_leaves
+
+from lagwise.kernels import FrequencyKernel
+from lagwise.kernels.frequency import _tables
+from lagwise.mixers.attention import _slope_table
+from lagwise.mixers.causal_ski import _split_lags
+from lagwise.ops.constants import remembered_tables
+from lagwise.ops.frequencies import inverse_of_parts
+from lagwise.ops.operators import exporting, in_graph
+from lagwise.ops.ski import SKIPlan
+
+
+class Kinds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 10 * in_graph() + 100 * exporting()
+
+
+@pytest.mark.real_device
+def test_compiled_graphs_are_told_from_exported_ones() -> None:
+    zero = torch.zeros(1)
+    assert float(Kinds()(zero)) == 0
+    torch.compiler.reset()
+    assert float(torch.compile(Kinds(), backend="eager", fullgraph=True)(zero)) == 10
+    for strict in (True, False):
+        assert float(torch.export.export(Kinds(), (zero,), strict=strict).module()(zero)) == 100
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_inverse_of_parts(count: int) -> None:
+    """Against the sum that defines the transform, and gradients of the operator against it too."""
+    rows, points = 3, 10
+    parts = torch.randn(count, rows, points // 2 + 1, dtype=torch.float64, requires_grad=True)
+    angle = 2 * torch.pi / points * torch.arange(points // 2 + 1, dtype=torch.float64)[:, None] * torch.arange(points)
+    twice = torch.full((points // 2 + 1, 1), 2 / points, dtype=torch.float64)
+    twice[0], twice[-1] = 1 / points, 1 / points
+    waves = torch.stack([twice * angle.cos(), -twice * angle.sin()])[:count]
+    expected, found = parts @ waves, inverse_of_parts(parts, points)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    weight = torch.randn_like(expected)
+    (gradient,) = torch.autograd.grad((expected * weight).sum(), parts)
+    operator = torch.ops.lagwise.inverse_of_parts
+    torch.testing.assert_close(operator(parts, points), expected, rtol=0, atol=1e-14)
+    for y in (found, operator(parts, points)):
+        torch.testing.assert_close(torch.autograd.grad((y * weight).sum(), parts)[0], gradient, rtol=0, atol=1e-14)
+    torch.library.opcheck(operator, (parts, points))
+
+
+@pytest.mark.real_device
+@pytest.mark.parametrize("causal", [True, False])
+def test_graphs_of_a_frequency_kernel_hold_no_complex_numbers(causal: bool) -> None:
+    """Inductor fails to make GPU kernels of them."""
+    dtypes: set[torch.dtype] = set()
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        values = tree_leaves([node.meta.get("val") for node in graph.graph.nodes])
+        dtypes.update(value.dtype for value in values if isinstance(value, Tensor))
+        return make_boxed_func(graph.forward)
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return aot_eager(graph, inputs, fw_compiler=compiler, bw_compiler=compiler)
+
+    torch.compiler.reset()
+    kernel = FrequencyKernel(3, causal=causal, hidden=8, layers=1, grid=16)
+    graph = torch.compile(kernel.taps, backend=backend, fullgraph=True)
+    found, weights = graph(20), list(kernel.parameters())
+    torch.testing.assert_close(found, kernel.taps(20))
+    gradients = torch.autograd.grad(found.square().sum(), weights)
+    torch.testing.assert_close(gradients, torch.autograd.grad(kernel.taps(20).square().sum(), weights))
+    assert torch.float32 in dtypes
+    assert not any(dtype.is_complex for dtype in dtypes)
+
+
+@pytest.mark.real_device
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (_slope_table, (6,)),
+        (_tables, (16, True, "omega", torch.float32)),
+        (_split_lags, (SKIPlan(4, 12, 1), 5)),
+    ],
+)
+def test_graphs_make_tables_on_the_device(make: Any, sizes: tuple[Any, ...]) -> None:
+    """A CUDA graph can copy nothing from the host."""
+    devices: set[str] = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        values = tree_leaves([node.meta.get("example_value") for node in graph.graph.nodes])
+        devices.update(value.device.type for value in values if isinstance(value, Tensor))
+        return graph.forward
+
+    torch.compiler.reset()
+    like = torch.empty(0, device="meta")
+    torch.compile(lambda x: remembered_tables(make, *sizes, like=x), backend=backend, fullgraph=True)(like)
+    assert devices == {"meta"}
