@@ -39,6 +39,15 @@ def compile_model(model: nn.Module, how: bool | str = True) -> None:
     model.compile(mode=how if isinstance(how, str) else None)
 
 
+def could_be_graphs(options: TrainingOptions) -> bool:
+    """Whether steps that are not CUDA graphs could be."""
+    try:
+        _check_graphs(options)
+    except ValueError:
+        return False
+    return options.compile != REDUCE_OVERHEAD and options.carry_states <= 1
+
+
 def _check_graphs(options: TrainingOptions) -> None:
     """ValueError where a step cannot be CUDA graphs."""
     what = f"training.compile={REDUCE_OVERHEAD}"

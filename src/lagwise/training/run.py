@@ -28,7 +28,7 @@ from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BEST, BestModel
 from lagwise.training.carrying import CarriedStates, check_carried
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
-from lagwise.training.compilation import check_compiled, compile_model
+from lagwise.training.compilation import check_compiled, compile_model, could_be_graphs
 from lagwise.training.first_answer import (
     FILE,
     fit_first_answer,
@@ -58,7 +58,7 @@ from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions, rooted
 from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
 from lagwise.training.streaming import check_streaming, streamed_text
-from lagwise.training.trainer import LagwiseTrainer, Progress
+from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
 
 
 def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -380,13 +380,17 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
         shard(model)
     if options.compile:
         compile_model(model, options.compile)
+    show = progress and arguments.process_index == 0
+    callbacks: list[Any] = [average, best, Progress(data, tokens_per_step, show=show)]
+    if show and could_be_graphs(options):
+        callbacks.append(HostHint())
     return LagwiseTrainer(
         model=model,
         args=arguments,
         train_dataset=training,
         eval_dataset=validation,
         optimizers=(make_optimizer(model, options), None),
-        callbacks=[average, best, Progress(data, tokens_per_step, show=progress and arguments.process_index == 0)],
+        callbacks=callbacks,
         processing_class=data.tokenizer,
         data=data,
         sharing=sharing,

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -309,6 +310,31 @@ class Progress(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar.close()
+
+
+class HostHint(TrainerCallback):
+    """Says once if a GPU waits for Python: if hardly anything is left for it to do when a step has been launched."""
+
+    STEP = 30  # when kernels are compiled and tables are made
+    SHARE = 0.1  # of a step's time
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.STEP:
+            torch.cuda.synchronize()
+            self.started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step != self.STEP + 1:
+            return
+        launched = time.perf_counter() - self.started
+        torch.cuda.synchronize()
+        step = time.perf_counter() - self.started
+        if step - launched < self.SHARE * step:
+            print(
+                f"The GPU waits for Python, which takes {launched * 1e3:.1f} of the {step * 1e3:.1f} ms of a step: "
+                f"training.compile={REDUCE_OVERHEAD} or larger batches use more of it",
+                file=sys.stderr,
+            )
 
 
 def _mean_loss(history: list[dict[str, float]]) -> float:
