@@ -11,7 +11,7 @@ from torch import Tensor
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import contiguous_rows, kernel
 
-_CHUNK, _CHANNELS = 128, 32
+_CHUNK, _CHANNELS, _WARPS = 64, 32, 2  # the fastest of 18 on an H100 (docs/log.md, "Devices")
 
 
 def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ def _states(x: Tensor, log_decay: Tensor, chunk: int) -> Tensor:
 
 
 def _sizes(log_decay: Tensor, chunk: int) -> dict[str, int]:
-    return {"CHUNK": chunk, "STATES": 1 << (log_decay.shape[1] - 1).bit_length(), "CHANNELS": _CHANNELS}
+    states = 1 << (log_decay.shape[1] - 1).bit_length()
+    return {"CHUNK": chunk, "STATES": states, "CHANNELS": _CHANNELS, "num_warps": _WARPS}
 
 
 def _grid(x: Tensor, chunk: int) -> tuple[int, int, int]:
