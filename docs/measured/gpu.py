@@ -90,7 +90,9 @@ def measured() -> str:
         if (row["batch"], row["length"]) == (4, 2048)
     ]
     columns = ["model", "ms, bytes alone", "ms, CUDA graph", "ms, launched by Python", "MB"]
-    times = {(row["model"], row["batch"], row["length"]): row["graph"] for row in content["results"]["rows"]}
+    times: dict[tuple[Any, ...], float] = {
+        (row["model"], row["batch"], row["length"]): row["graph"] for row in content["results"]["rows"]
+    }
     shapes = ((16, 512), (4, 2048), (1, 8192), (1, 131072))
     others = [
         [model, *(f"{times[model, *shape] * 1e3:.2f}" if (model, *shape) in times else "-" for shape in shapes)]
