@@ -69,6 +69,7 @@ def test_poles_stay_in_float32_when_a_mixer_is_changed_to_bfloat16(name: str, op
     assert (low(x.bfloat16()).float() - before).abs().max() / before.abs().max() < 0.02
 
 
+@pytest.mark.real_device
 def test_a_state_made_under_autocast_continues_without_it(device: torch.device) -> None:
     mixer, x = make("attention", {}, dtype=torch.float32), noise(1, 9, torch.float32)
     with torch.no_grad():

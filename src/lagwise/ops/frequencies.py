@@ -28,9 +28,11 @@ def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
 
 
 def _inverse(parts: Tensor, points: int) -> Tensor:
-    spectra = parts.to(parts.dtype.to_complex())
-    if len(parts) > 1:
-        spectra = torch.stack([spectra[0], spectra[1] * 1j])
+    if len(parts) == 1:
+        spectra = parts.to(parts.dtype.to_complex())
+    else:
+        none = torch.zeros_like(parts[0])
+        spectra = torch.stack([torch.complex(parts[0], none), torch.complex(none, parts[1])])
     return torch.fft.irfft(spectra, points).contiguous()  # cuFFT may keep the order of strides
 
 
