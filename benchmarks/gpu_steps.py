@@ -1,13 +1,12 @@
 """Time a layer's training step on a CUDA card, beside the counts of `gpu_counts.py`.
 
     python benchmarks/gpu_steps.py OUT.json [--counts benchmarks/results/gpu-counts.json] [--models tnn-lm,...]
-        [--shapes 4x2048,...] [--hidden 512] [--repeats 7] [--compiled tnn-lm,...] [--lock FILE]
+        [--shapes 4x2048,...] [--hidden 512] [--repeats 7] [--compiled tnn-lm,...]
 
 A step is a forward and a backward pass in bfloat16 autocast, by the models of `lagwise_bench.step_models`. A layer's
 time is the difference between models of three layers and of one; the chain of best-lm counts as four layers. Each is
 timed as Python launches it, and as a CUDA graph, which takes the time of the card alone; models named by ``--compiled``
 also through `torch.compile`, as by ``training.compile``. Packages of peers that are not installed are left out.
-Processes of several models may prepare beside each other: each timing waits for the lock of the file ``--lock``.
 
 A model is timed only if its loss is within 1 % of the one without autocast and fused kernels, and its gradient of the
 embeddings points the same way (cosine of at least 0.98).
@@ -16,12 +15,10 @@ embeddings points the same way (cosine of at least 0.98).
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -38,19 +35,6 @@ from lagwise_bench.step_models import MODELS, PEERS, SHAPES, build, cases, layer
 
 INSTALLED = ("Mamba-2", "GLA")  # peers that are only timed, where their packages are
 Step = Callable[[], Tensor]
-
-lock_file: Path | None = None
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Waits until no other process times a step."""
-    if lock_file is None:
-        yield
-        return
-    with lock_file.open("w") as file:  # released when the file is closed
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def training_step(model: nn.Module, ids: Tensor) -> Step:
@@ -92,8 +76,7 @@ def seconds(step: Callable[[], Any], repeats: int, calls: int = 4) -> Timing:
         for _ in range(calls):
             step()
 
-    with alone():
-        timing = interleaved({"group": group}, repeats=repeats, warmup=1)["group"]
+    timing = interleaved({"group": group}, repeats=repeats, warmup=1)["group"]
     return Timing(*(each / calls for each in astuple(timing)))
 
 
@@ -166,10 +149,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--compiled", default="", help="models to compile too, at 4x2048")
-    parser.add_argument("--lock", type=Path, help="a file whose lock each timing waits for")
     given = parser.parse_args()
-    global lock_file
-    lock_file = given.lock
     if not torch.cuda.is_available():
         raise SystemExit("There is no CUDA card here; benchmarks/gpu_counts.py counts without one.")
     limits = ceilings()

@@ -78,18 +78,20 @@ def measured() -> str:
     """The times on a card, beside the counts."""
     name, layers = "gpu-steps-h100.json", "toeplitz-h100.json"
     content = results(name)
+    idle = content["results"]["idle_host"]
     rows = [
         [
             row["model"],
             f"{row['counted']['bytes_seconds'] * 1e3:.2f}",
             f"{row['graph'] * 1e3:.2f}",
             f"{row['eager'] * 1e3:.1f}",
+            f"{idle['eager'][row['model']] * 1e3:.1f}",
             f"{row['peak'] / 1e6:,.0f}",
         ]
         for row in content["results"]["rows"]
         if (row["batch"], row["length"]) == (4, 2048)
     ]
-    columns = ["model", "ms, bytes alone", "ms, CUDA graph", "ms, launched by Python", "MB"]
+    columns = ["model", "ms, bytes alone", "ms, CUDA graph", "ms, launched by Python", "ms, on an idle host", "MB"]
     times: dict[tuple[Any, ...], float] = {
         (row["model"], row["batch"], row["length"]): row["graph"] for row in content["results"]["rows"]
     }
@@ -116,9 +118,10 @@ The same layers on one {content["gpu"]} with PyTorch {content["torch"]}, which c
 and takes {launched:.0f} µs to launch the smallest kernel from its host: a training step of 4 × 2,048, a layer.
 "Bytes alone" are the counted bytes at the speed of a copy. As a CUDA graph, a step takes the time of the card. Launched
 one by one from Python, every model here waits for its host: at this size a step is launches, and the models with most
-code of their own are slowest. Other processes used the host meanwhile: on an idle one, which launched the smallest
-kernel in 8 µs, tnn-lm took 5.8 ms, best-lm 4.6 and GPT-2 2.4. `training.compile=reduce-overhead` trains by CUDA graphs.
-Losses and gradients are first checked against those without autocast and fused kernels.
+code of their own are slowest. Other processes used the host meanwhile: the last times are of an idle one, which
+launched the smallest kernel in {1e6 * idle["launch_seconds"]:.0f} µs, at commit {idle["commit"][:7]}.
+`training.compile=reduce-overhead` trains by CUDA graphs. Losses and gradients are first checked against those without
+autocast and fused kernels.
 
 {measured_table(name, columns, rows)}
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lagwise.ops import EXACT_ENGINES, toeplitz_matrix, toeplitz_product, toeplitz_reference, truncation_length
-from lagwise.ops.operators import in_graph
 from lagwise.ops.toeplitz import fast_length, spectral_product
 
 LENGTHS = (1, 2, 3, 63, 64, 65, 100, 257, 1000, 1021)
@@ -263,10 +262,3 @@ def test_matrix_has_the_taps_on_its_diagonals() -> None:
 def test_wrong_arguments_are_named(x: torch.Tensor, taps: torch.Tensor, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         toeplitz_product(x, taps, **options)
-
-
-def test_a_compiled_graph_is_not_taken_for_an_exported_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo before 2.13 has a graph see that it is exported, whether or not it is."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-    assert in_graph()

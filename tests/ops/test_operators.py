@@ -37,6 +37,13 @@ def test_compiled_graphs_are_told_from_exported_ones() -> None:
         assert float(torch.export.export(Kinds(), (zero,), strict=strict).module()(zero)) == 100
 
 
+def test_a_compiled_graph_is_not_taken_for_an_exported_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo before 2.13 has a graph see that it is exported, whether or not it is."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert in_graph()
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_inverse_of_parts(count: int) -> None:
     """Against the sum that defines the transform, and gradients of the operator against it too."""

@@ -27,6 +27,14 @@ def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
     return (_operator if in_graph() else _inverse)(parts, points)
 
 
+def inverse_adjoint(spectra: Tensor, points: int) -> Tensor:
+    """The gradient of what irfft transforms, from the spectra of the gradient of its results: every frequency but the
+    first and the last counts twice, once for its negative."""
+    scaled = spectra * (2 / points)
+    scaled[..., :: points // 2] /= 2
+    return scaled
+
+
 def _inverse(parts: Tensor, points: int) -> Tensor:
     if len(parts) == 1:
         spectra = parts.to(parts.dtype.to_complex())
@@ -37,11 +45,8 @@ def _inverse(parts: Tensor, points: int) -> Tensor:
 
 
 def _gradient(grad: Tensor, parts: Tensor, points: int) -> list[Tensor]:
-    """Every frequency but the first and the last counts twice, once for its negative."""
-    spectra = torch.view_as_real(torch.fft.rfft(grad)) * (2 / points)
-    found = torch.cat([spectra[:1, ..., 0], spectra[1:, ..., 1]])
-    found[..., :: points // 2] /= 2
-    return [found]
+    spectra = inverse_adjoint(torch.fft.rfft(grad), points)
+    return [torch.cat([spectra[:1].real, spectra[1:].imag])]
 
 
 _operator = graph_operator(

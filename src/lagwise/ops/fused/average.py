@@ -11,7 +11,7 @@ from torch import Tensor
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import contiguous_rows, kernel
 
-_CHUNK, _CHANNELS, _WARPS = 64, 32, 2  # the fastest of 18 on an H100 (docs/log.md, "Devices")
+_CHUNK, _CHANNELS, _WARPS = 64, 32, 2  # the fastest of those tried on an H100 (docs/log.md)
 
 
 def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:

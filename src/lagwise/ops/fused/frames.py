@@ -150,9 +150,11 @@ def multiply_packed(x: Tensor, kernel: Tensor, adjoint: bool) -> Tensor:
     return product
 
 
-@kernel(
-    lambda x, grad, kernel, packed: (torch.empty_like(grad[0, :, :1] if packed else kernel), torch.empty_like(grad))
-)
+def _gradients_like(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(grad[0, :, :1] if packed else kernel), torch.empty_like(grad)
+
+
+@kernel(_gradients_like)
 def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
     """``sum conj(x) grad`` over batch and frames, like kernel or packed for `inverse`, and ``grad conj(kernel)`` for
     `inverse`.
@@ -162,7 +164,7 @@ def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) ->
     """
     from lagwise.ops.fused import spectrum_kernels as kernels
 
-    product, total = torch.empty_like(grad), torch.empty_like(grad[0, :, :1] if packed else kernel)
+    total, product = _gradients_like(x, grad, kernel, packed)
     batch, channels, count, points = grad.shape
     grid, numbers = _pairs(kernel, points)
     x, spectrum = torch.view_as_real(x), torch.view_as_real(grad)

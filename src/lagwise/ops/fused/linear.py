@@ -70,7 +70,7 @@ def cast_joint(weights: Sequence[Tensor], biases: Sequence[Tensor], dtype: torch
     """Weights, and biases if any, each as one tensor of this dtype, in one pass."""
     if len(weights) == 1 and weights[0].dtype == dtype:
         return weights[0], biases[0] if biases else None
-    weight, bias = joint_cast(list(weights), list(biases), dtype)
+    weight, bias = cast_weights(list(weights), list(biases), dtype)
     return weight, bias if biases else None
 
 
@@ -81,12 +81,12 @@ def _joint_like(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype)
 
 
 @kernel(_joint_like)
-def joint_cast(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def cast_weights(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     from lagwise.ops.fused import cast_kernels as kernels
 
-    joint = _joint_like(weights, biases, dtype)
+    weight, bias = _joint_like(weights, biases, dtype)
     sources = [each.contiguous() for each in (*weights, *biases)]
-    targets = [part for each, like in zip(joint, (weights, biases), strict=True) for part in _parts(each, like)]
+    targets = [*_parts(weight, weights), *(_parts(bias, biases) if biases else ())]
     for start in range(0, len(sources), _CAST):
         some, into = sources[start : start + _CAST], targets[start : start + _CAST]
         counts = [each.numel() for each in some]
@@ -94,7 +94,7 @@ def joint_cast(weights: list[Tensor], biases: list[Tensor], dtype: torch.dtype) 
         kernels.cast[(-(-max(counts) // _NUMBERS), len(some))](
             *some, *some[:1] * unused, *into, *into[:1] * unused, *counts, *[0] * unused, BLOCK=_NUMBERS
         )
-    return joint
+    return weight, bias
 
 
 def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -116,7 +116,7 @@ def joint_gradients(
 
 
 def _parts(x: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:
-    return (x,) if len(like) == 1 else x.split_with_sizes([len(each) for each in like]) if like else ()
+    return (x,) if len(like) == 1 else x.split_with_sizes([len(each) for each in like])
 
 
 def _outer(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

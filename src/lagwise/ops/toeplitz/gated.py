@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,14 +34,20 @@ def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engi
     origin, or frequencies as of `spectral_product`; result like the gate. Spectra are float32; the signal's is kept for
     the gradient, or in graphs computed again.
     """
-    if gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save"):
+    same = gate.dtype == value.dtype
+    if not same or not gates_are_fused(gate, value, kernel) or engine not in ("auto", "fft", "overlap_save"):
         return None
-    if in_graph() and on_card(gate, value, kernel):
+    if in_graph():
         return _operator(gate, value, kernel, origin, engine)[0]
-    if not fused(gate, value, kernel) or (engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel)):
+    if engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel):
         return None
     plan = _plan(value, kernel, origin, engine)
     return _GatedProduct.apply(gate, value, kernel, plan) if plan.parts == 1 else None
+
+
+def gates_are_fused(*tensors: Tensor) -> bool:
+    """Whether kernels serve these tensors in `gated_product`, also when `torch.compile` calls them from its graph."""
+    return on_card(*tensors) if in_graph() else fused(*tensors)
 
 
 def _plan(value: Tensor, kernel: Tensor, origin: int, engine: str) -> Plan:
@@ -67,8 +74,7 @@ class _GatedProduct(torch.autograd.Function):
             return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
         dgate, dvalue = both.chunk(2, dim=2)  # neighbours in memory, for `joined`
-        y, spectrum, factors = kept
-        return dgate, dvalue, _gradients(grad, gate, value, kernel, y, spectrum, factors, ctx.plan, dgate, dvalue), None
+        return dgate, dvalue, _gradients(grad, gate, value, kernel, ctx.plan, kept, (dgate, dvalue)), None
 
 
 def _spectra(value: Tensor, kernel: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -89,14 +95,13 @@ def _gradients(
     gate: Tensor,
     value: Tensor,
     kernel: Tensor,
-    y: Tensor,
-    spectrum: Tensor,
-    factors: Tensor,
     plan: Plan,
-    dgate: Tensor,
-    dvalue: Tensor,
+    kept: Sequence[Tensor],
+    into: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Stores the gradients of gate and value, and returns that of the kernel."""
+    """Stores the gradients of gate and value, and returns that of the kernel. kept: the product before its gate, and
+    `_spectra`."""
+    (y, spectrum, factors), (dgate, dvalue) = kept, into
     frames = fused_frames.load_gated_gradient(grad, y, gate, dgate, list(valid_frames(plan)))
     dkernel, dspectrum = packed_gradients(spectrum, fused_frames.transform(frames), factors, kernel, plan)
     frames = fused_frames.used(fused_frames.inverse(dspectrum), signal_frames(plan), value.shape[1])
@@ -122,8 +127,8 @@ def _computed_gradients(
     plan = _plan(value, kernel, origin, engine)
     if plan.parts == 1 and fused(grad, gate, value, kernel):
         dgate, dvalue = gate.new_empty(gate.shape), value.new_empty(value.shape)
-        spectra = _spectra(value, kernel, plan)
-        return dgate, dvalue, _gradients(grad, gate, value, kernel, y, *spectra, plan, dgate, dvalue)
+        kept = (y, *_spectra(value, kernel, plan))
+        return dgate, dvalue, _gradients(grad, gate, value, kernel, plan, kept, (dgate, dvalue))
     dgate = torch.ops.aten.silu_backward(grad * y, gate)
     dsignal, dkernel = product_gradients(grad * F.silu(gate), F.silu(value), kernel, plan, (True, True))
     return dgate, torch.ops.aten.silu_backward(dsignal, value), dkernel

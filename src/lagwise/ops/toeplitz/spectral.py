@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.frequencies import inverse_adjoint
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.frames import Frames
@@ -404,11 +405,9 @@ def _channels_in_cache(spectrum: Tensor) -> list[slice]:
 
 
 def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, plan: Plan) -> None:
-    """Store the kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft, which counts
-    every frequency but the first and the last twice (once for its negative)."""
+    """Store the kernel's gradient from the products of spectra: back to taps, or the adjoint of irfft."""
     if gradient.dim() == 3:
-        products = products[:, 0] * (2 / plan.n_fft)
-        products[:, :: plan.n_fft // 2] /= 2
+        products = inverse_adjoint(products[:, 0], plan.n_fft)
         gradient[0, group], gradient[1, group] = products.real, products.imag
     else:
         gradient[group] = _tap_gradient(products, plan)[:, : gradient.shape[1]]
