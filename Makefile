@@ -47,9 +47,10 @@ test-device: $(INSTALLED)  ## mixers, models and commands on a device made in Py
 	  tests/mixers/test_edges.py tests/ops/test_subquadratic.py \
 	  $(addprefix tests/models/test_,heads.py hyena_import.py matches.py mega_import.py prediction.py)
 
-test-triton: $(INSTALLED)  ## the fused kernels for GPUs, in Triton's interpreter, on Linux
+test-triton: $(INSTALLED)  ## the fused kernels for GPUs, in Triton's interpreter and by its compiler, on Linux
 	rm -rf build/triton && $(BIN)/python -m pip install $(QUIETLY) --no-deps --target build/triton $(TRITON)
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/python -m pytest tests/ops/test_fused.py
+	PYTHONPATH=build/triton $(BIN)/python -m pytest tests/ops/test_fused_compilation.py
 
 test-lowest:  ## part of the test suite with the lowest versions that pyproject.toml promises
 	rm -rf build/lowest && $(PYTHON) -m venv build/lowest

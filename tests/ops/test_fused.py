@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import aot_eager
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
@@ -24,7 +26,7 @@ from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
-from lagwise.ops.fused.convolution import residual_convolution
+from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.fused.linear import cast_joint
 from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.ops.toeplitz import spectral, spectral_product
@@ -236,6 +238,57 @@ def test_gated_toeplitz_units_in_graphs(
     assert all("lagwise.gated_product" in graph for graph in graphs)
 
 
+class Normed(nn.Module):
+    """A gated network of tokens between residual norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate, self.value, self.out = LayerNorm(16), *(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, y = residual_normed(self.norm, x, None)
+        (gate, value), biases = apply_linear(y, self.gate, self.value)
+        return torch.cat(
+            residual_normed(self.norm, x, None, *linears(silu_product(gate, value, biases), self.out)), dim=-1
+        )
+
+
+@pytest.mark.parametrize(
+    ("module", "kernels"),
+    [
+        (Normed(), {"cast_weights", "column_sums", "norm", "sum_and_norm", "norm_gradients", "silu_product_kernel"}),
+        (KernelNetwork(2, 5, hidden=20, layers=1, activation="relu"), {"network_layers", "network_gradients"}),
+        (EMAMixer(16, dimension=4), {"average_outputs", "average_gradients", "average_adjoint"}),
+        (TCNMixer(16, depth=2), {"convolve", "convolution_gradients"}),
+        (ShortConvMixer(16, kernel_size=3), {"convolve_gated", "gated_convolution_gradients"}),
+        (
+            MegaBlock(16, memory={"name": "ema", "dimension": 4}, query_size=8, value_size=16, chunk=16),
+            {"average_outputs", "gated_update_kernel", "gated_update_gradients"},
+        ),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_kernels_in_graphs(module: nn.Module, kernels: set[str]) -> None:
+    """`torch.compile` calls the kernels that eager steps call, and does not look into them."""
+    torch._dynamo.reset()
+    code: list[str] = []
+
+    def record(graph: torch.fx.GraphModule, _: Any) -> Any:
+        code.append(graph.code)
+        return make_boxed_func(graph)
+
+    backend = aot_autograd(fw_compiler=record, bw_compiler=record)
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    x = numbers(*((9, 2) if isinstance(module, KernelNetwork) else (2, 40, 16))).requires_grad_()
+    inputs = [x, *module.parameters()]
+    found, expected = compiled(x), module(x)
+    assert_close(found, expected, rtol=0, atol=2e-5)
+    ours, eager = (torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected))
+    assert_close(ours, eager, rtol=1e-3, atol=1e-4)
+    assert len(code) == 2
+    assert {name for name in kernels if f"lagwise_triton.{name}." in "".join(code)} == kernels
+
+
 @pytest.mark.parametrize(("causal", "dilation", "length"), [(True, 1, 70), (False, 3, 70), (True, 80, 70)])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("activate", [False, True])
@@ -244,7 +297,7 @@ def test_short_convolutions(causal: bool, dilation: int, length: int, residual: 
 
     def run(_: Any, x: Tensor, taps: Tensor) -> Tensor:
         if x.dtype == torch.float32:
-            return residual_convolution(x, taps, origin, dilation, residual=residual, activate=activate)
+            return residual_convolutions(x, taps[None], origin, [dilation], residual=residual, activate=activate)
         y = dilated_convolution(x, taps, dilation, causal=causal)
         y = F.silu(y) if activate else y
         return x + y if residual else y
@@ -270,7 +323,7 @@ def test_second_derivatives_take_the_plain_way() -> None:
     x, taps = numbers(1, 9, 4).requires_grad_(), numbers(4, 3, seed=1).requires_grad_()
     grads = []
     for run in (
-        lambda: residual_convolution(x, taps, 0, 2, residual=True, activate=True),
+        lambda: residual_convolutions(x, taps[None], 0, [2], residual=True, activate=True),
         lambda: x + F.silu(dilated_convolution(x.double(), taps.double(), 2)),
     ):
         (dx,) = torch.autograd.grad(run().square().sum(), x, create_graph=True)

@@ -13,7 +13,7 @@ from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.fused import fused
-from lagwise.ops.fused.convolution import residual_convolution
+from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.toeplitz import (
     centre_tap,
     circular_convolution,
@@ -114,10 +114,8 @@ class TCNMixer(Derived, Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, _same)
         if simple and not self.circular and layout.mask is None and fused(x, self.taps):
-            for taps, dilation in zip(self.taps, self.dilations, strict=True):
-                origin, activate = centre_tap(taps.shape[1], self.causal), self.activation is F.silu
-                x = residual_convolution(x, taps, origin, dilation, residual=self.residual, activate=activate)
-            return x
+            origin, options = centre_tap(self.taps.shape[2], self.causal), {"activate": self.activation is F.silu}
+            return residual_convolutions(x, self.taps, origin, self.dilations, residual=self.residual, **options)
 
         def convolve(index: int, h: Tensor) -> Tensor:
             if self.circular:

@@ -8,7 +8,6 @@ whatever the tensors' dtype.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterable
@@ -18,24 +17,26 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.bilinear import transformed
-from lagwise.ops.operators import loop_operator
+from lagwise.ops.operators import exporting, in_graph, loop_operator
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _devices = ["cuda"]  # tests add the CPU, where Triton interprets kernels
 
 
-@functools.cache
+_installed = os.environ.get("LAGWISE_TRITON") != "0" and importlib.util.find_spec("triton") is not None
+
+
 def available() -> bool:
     """Whether Triton is installed, and not switched off by LAGWISE_TRITON=0."""
-    return os.environ.get("LAGWISE_TRITON") != "0" and importlib.util.find_spec("triton") is not None
+    return _installed
 
 
 def fused(*tensors: Tensor) -> bool:
-    """Whether fused kernels serve these tensors. Compilers fuse steps themselves."""
-    if not on_card(*tensors):
+    """Whether fused kernels serve these tensors, also when `torch.compile` calls them from its graph."""
+    if not on_card(*tensors) or not available():
         return False
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed() or not available():
+    if exporting() or torch.jit.is_tracing() or transformed():
         return False
     return 0 not in [t.numel() for t in tensors]
 
@@ -68,9 +69,12 @@ def rows_of(x: Tensor) -> Tensor:
 
 def joined(parts: list[Tensor]) -> Tensor:
     """Concatenate parts ``(..., channels)`` along the channels: without a copy where they are neighbours in memory, as
-    gradients that were computed into one tensor."""
+    gradients that were computed into one tensor. In graphs, which have no memory yet, compilers leave out the copy of
+    parts that `split` has made."""
     if len(parts) == 1:
         return parts[0]
+    if in_graph():
+        return torch.cat(parts, dim=-1)
     first, channels = parts[0], sum(part.shape[-1] for part in parts)
     place, lead = first.storage_offset(), first.stride()[:-1]
     for part in parts:

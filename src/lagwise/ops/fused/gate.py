@@ -40,7 +40,9 @@ class _SiluProduct(torch.autograd.Function):
             inputs = (gate, value, biases)
             return tuple(differentiable_gradients(_plain_product, inputs, ctx.needs_input_grad, [grad]))
         both, parts = silu_product_gradients(grad, gate, value, biases)
-        return *both.chunk(2, dim=-1), None if biases is None else parts.sum(0).to(biases.dtype)
+        return *both.split_with_sizes([gate.shape[-1]] * 2, dim=-1), None if biases is None else parts.sum(0).to(
+            biases.dtype
+        )
 
 
 @kernel(lambda gate, value, biases: gate.new_empty(gate.shape))

@@ -111,8 +111,14 @@ def joint_gradients(
     if any(wanted[:count]):
         found[:count] = _parts(_outer(grad, rows, weights[0].dtype), weights)
     if any(wanted[count:]):
-        found[count:] = _parts(grad.sum(0, dtype=torch.float32).to(biases[0].dtype), biases)
+        found[count:] = _parts(column_sums(grad).to(biases[0].dtype), biases)
     return found
+
+
+@kernel(lambda grad: grad.new_empty(grad.shape[1], dtype=torch.float32))
+def column_sums(grad: Tensor) -> Tensor:
+    """Sums over rows in float32, by PyTorch: a compiler would take two launches."""
+    return grad.sum(0, dtype=torch.float32)
 
 
 def _parts(x: Tensor, like: Sequence[Tensor]) -> Sequence[Tensor]:

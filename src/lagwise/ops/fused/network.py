@@ -1,5 +1,5 @@
-"""A small network of linear layers, norms and rectifiers as one node of autograd: its tensors are small, so that on a
-GPU the host's work for each node takes longer than the computing."""
+"""A small network of linear layers, norms and rectifiers in one launch: its tensors are small, so that on a GPU
+launches take longer than the computing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
-from lagwise.ops.fused.norm import norm, norm_gradients
+from lagwise.ops.fused import kernel
+
+WIDEST = 64  # features of a layer whose weight fits into the memory of a program
+_ROWS, _PROGRAMS = 16, 256  # rows of a program at a time; programs of a gradient, each of which has one of all weights
 
 
 def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], epsilon: float) -> Tensor:
     """``h <- relu(z / sqrt(mean(z²) + epsilon))`` with ``z = h W' + b`` for each layer, from ``h = x``.
 
-    Shapes: x ``(n, inputs)``; weights ``(outputs, inputs)``; biases ``(outputs,)``; all of one dtype, without autocast.
+    Shapes: x ``(n, inputs)``, weights ``(hidden, inputs)`` and then ``(hidden, hidden)``, biases ``(hidden,)``, with at
+    most `WIDEST` inputs and features; all float32, without autocast. Products are in TF32 where PyTorch's are
+    (`torch.set_float32_matmul_precision`).
     """
     return _Layers.apply(x, epsilon, *weights, *biases)
 
@@ -33,31 +38,64 @@ def _plain(x: Tensor, epsilon: float, *parameters: Tensor) -> Tensor:
 class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, epsilon: float, *parameters: Tensor) -> Tensor:
-        count, hidden, sums = len(parameters) // 2, [x], []
-        for weight, bias in zip(parameters[:count], parameters[count:], strict=True):
-            sums.append(torch.addmm(bias, hidden[-1], weight.t()))
-            hidden.append(norm(sums[-1], None, None, epsilon, False, x.dtype, True))
-        ctx.save_for_backward(*parameters, *hidden[:-1], *sums)
+        flat, count = torch.cat([each.flatten() for each in parameters]), len(parameters) // 2
+        y, sums = network_layers(x, flat, count, len(parameters[-1]), epsilon)
+        ctx.save_for_backward(x, flat, sums, *parameters)
         ctx.epsilon = epsilon
-        return hidden[-1]
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
-        saved = ctx.saved_tensors  # read once: gradient checkpointing frees what it has given
-        count = len(saved) // 4
-        parameters, weights, hidden, sums = (
-            saved[: 2 * count], saved[:count], saved[2 * count : 3 * count], saved[3 * count :],
-        )  # fmt: skip
+        x, flat, sums, *parameters = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
         if differentiable():
-            inputs = (hidden[0], ctx.epsilon, *parameters)
-            return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
-        by_weight, by_bias = [], []
-        for i in reversed(range(count)):
-            inner, *_ = norm_gradients(
-                grad, None, sums[i], None, False, ctx.epsilon, False, grad.dtype, grad.dtype, True
-            )
-            by_weight.append(torch.mm(inner.t(), hidden[i]))
-            by_bias.append(inner.sum(0))
-            if i or ctx.needs_input_grad[0]:
-                grad = torch.mm(inner, weights[i])
-        return grad if ctx.needs_input_grad[0] else None, None, *reversed(by_weight), *reversed(by_bias)
+            return tuple(differentiable_gradients(_plain, (x, ctx.epsilon, *parameters), wanted, [grad]))
+        dx, parts = network_gradients(grad, x, flat, sums, ctx.epsilon, wanted[0])
+        found = parts.sum(0).split_with_sizes([each.numel() for each in parameters])
+        grads = (part.view(each.shape) for part, each in zip(found, parameters, strict=True))
+        return dx if wanted[0] else None, None, *grads
+
+
+def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
+    inputs, hidden = (max(16, 1 << (size - 1).bit_length()) for size in (x.shape[1], hidden))
+    precise = torch.get_float32_matmul_precision() == "highest"
+    return {
+        "COUNT": count, "INPUTS": inputs, "HIDDEN": hidden, "ROWS": _ROWS, "PRECISION": "ieee" if precise else "tf32",
+        "num_warps": 8,  # with 4, weights of 64 features do not fit into the registers of a program
+    }  # fmt: skip
+
+
+@kernel(lambda x, flat, count, hidden, epsilon: (x.new_empty(len(x), hidden), x.new_empty(count, len(x), hidden)))
+def network_layers(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The last layer's output, and every layer's before its norm. flat: weights and biases of all layers."""
+    from lagwise.ops.fused import network_kernels as kernels
+
+    y, sums = x.new_empty(len(x), hidden), x.new_empty(count, len(x), hidden)
+    kernels.layers[(-(-len(x) // _ROWS),)](
+        x.contiguous(), flat, sums, y, *x.shape, hidden, epsilon, **_sizes(x, hidden, count)
+    )
+    return y, sums
+
+
+def _gradients_like(grad, x, flat, sums, epsilon, wanted) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape if wanted else 0), flat.new_empty(_programs(x), len(flat))
+
+
+def _programs(x: Tensor) -> int:
+    return min(_PROGRAMS, -(-len(x) // _ROWS))
+
+
+@kernel(_gradients_like)
+def network_gradients(
+    grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, epsilon: float, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x, if wanted, and of the parameters, in parts."""
+    from lagwise.ops.fused import network_kernels as kernels
+
+    dx, parts = _gradients_like(grad, x, flat, sums, epsilon, wanted)
+    count, _, hidden = sums.shape
+    kernels.layer_gradients[(_programs(x),)](
+        grad.contiguous(), x.contiguous(), flat, sums, dx, parts, *x.shape, hidden, epsilon,
+        **_sizes(x, hidden, count), DX=wanted,
+    )  # fmt: skip
+    return dx, parts

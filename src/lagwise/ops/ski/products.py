@@ -379,15 +379,16 @@ def _backward(
         dz, dcoarse = fft_gradients(nodes, signal, kernel, form.coarse_origin, "auto", (wanted[0], wanted[2]))
         dcoarse = None if dcoarse is None else dcoarse.view_as(coarse)
     if dz is not None and taps is not None and fused(grad, x, taps):
-        far, last = prolong(_as_rows(dz, z), form.grid, blocks), taps.shape[1] - 1 - form.origin
-        dx = fused_convolution.convolve(grad, taps.flip(1), far, last, 1, False)
+        far = prolong(_as_rows(dz, z), form.grid, blocks)
+        dx = fused_convolution.convolve(grad, taps, far, form.origin, -1, False)
     elif dz is not None:
         near = None if taps is None else convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - form.origin))
         dx = prolong(_as_rows(dz, z), form.grid, blocks, into=near).to(x.dtype)
     if taps is not None and wanted[1]:
         if fused(grad, x, taps):
-            parts = fused_convolution.convolution_gradients(grad, x, taps, form.origin, 1, False)[1]
-            return dx, parts.sum(0).t().to(taps.dtype), dcoarse
+            parts = fused_convolution.tap_gradient_parts(x, taps)
+            fused_convolution.convolution_gradients(grad, x, taps, parts, form.origin, 1, False)
+            return dx, fused_convolution.summed_parts(parts).to(taps.dtype), dcoarse
         dtaps = tap_gradient(grad, x, -form.origin, taps.shape[1] - 1 - form.origin).to(taps.dtype)
     return dx, dtaps, dcoarse
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lagwise.ops import native
 from lagwise.ops.bilinear import bilinear_product
 from lagwise.ops.fused import fused
-from lagwise.ops.fused.convolution import residual_convolution
+from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
@@ -49,7 +49,7 @@ def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> T
     if symbolic(x.shape[1]):
         return symbolic_product(x, taps, origin, dilation)
     if fused(x, taps):
-        return residual_convolution(x, taps, origin, dilation, residual=False, activate=False)
+        return residual_convolutions(x, taps[None], origin, [dilation], residual=False, activate=False)
     if in_graph():
         return _operator(x, taps, origin, dilation)
     return bilinear_product(x, taps, _form(x, taps, origin, dilation)).to(x.dtype)
@@ -88,7 +88,7 @@ def _form(x: Tensor, taps: Tensor, origin: int, dilation: int) -> _DirectForm:
 
 def _whole(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
     if fused(x, taps):
-        return residual_convolution(x, taps, origin, dilation, residual=False, activate=False)
+        return residual_convolutions(x, taps[None], origin, [dilation], residual=False, activate=False)
     return convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype).contiguous()
 
 
