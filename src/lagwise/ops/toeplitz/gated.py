@@ -38,7 +38,7 @@ def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engi
     if not same or not gates_are_fused(gate, value, kernel) or engine not in ("auto", "fft", "overlap_save"):
         return None
     if in_graph():
-        return _operator(gate, value, kernel, origin, engine)[0]
+        return _operator(_Pair.apply(gate, value), kernel, origin, engine)[0]
     if engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel):
         return None
     plan = _plan(value, kernel, origin, engine)
@@ -113,25 +113,41 @@ def _plain(gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     return F.silu(gate) * planned_product(F.silu(value), kernel, plan)
 
 
-def _compute(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str) -> tuple[Tensor, Tensor]:
+class _Pair(torch.autograd.Function):
+    """Gate and value side by side. Compilers leave out both of its copies, where one product made gate and value: a
+    `cat` of what `split_with_sizes` has made."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, value: Tensor) -> Tensor:
+        return torch.cat([gate, value], dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        return grad.split_with_sizes([grad.shape[-1] // 2] * 2, dim=-1)
+
+
+def _compute(pair: Tensor, kernel: Tensor, origin: int, engine: str) -> tuple[Tensor, Tensor]:
+    gate, value = pair.chunk(2, dim=2)
     plan = _plan(value, kernel, origin, engine)
-    if plan.parts == 1 and fused(gate, value, kernel):
+    if plan.parts == 1 and fused(pair, kernel):
         return _product(gate, value, *_spectra(value, kernel, plan), plan)
     y = planned_product(F.silu(value), kernel, plan)
     return F.silu(gate) * y, y
 
 
 def _computed_gradients(
-    grad: Tensor, gate: Tensor, value: Tensor, kernel: Tensor, y: Tensor, origin: int, engine: str
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    grad: Tensor, pair: Tensor, kernel: Tensor, y: Tensor, origin: int, engine: str
+) -> tuple[Tensor, Tensor | None]:
+    both = pair.new_empty(pair.shape)
+    (gate, value), (dgate, dvalue) = pair.chunk(2, dim=2), both.chunk(2, dim=2)
     plan = _plan(value, kernel, origin, engine)
-    if plan.parts == 1 and fused(grad, gate, value, kernel):
-        dgate, dvalue = gate.new_empty(gate.shape), value.new_empty(value.shape)
+    if plan.parts == 1 and fused(grad, pair, kernel):
         kept = (y, *_spectra(value, kernel, plan))
-        return dgate, dvalue, _gradients(grad, gate, value, kernel, plan, kept, (dgate, dvalue))
-    dgate = torch.ops.aten.silu_backward(grad * y, gate)
+        return both, _gradients(grad, gate, value, kernel, plan, kept, (dgate, dvalue))
+    dgate.copy_(torch.ops.aten.silu_backward(grad * y, gate))
     dsignal, dkernel = product_gradients(grad * F.silu(gate), F.silu(value), kernel, plan, (True, True))
-    return dgate, torch.ops.aten.silu_backward(dsignal, value), dkernel
+    dvalue.copy_(torch.ops.aten.silu_backward(dsignal, value))
+    return both, dkernel
 
 
 # Compilers fuse the gates with neither the transposition into frames nor that back.
@@ -139,8 +155,8 @@ _operator = graph_operator(
     "gated_product",
     _compute,
     _computed_gradients,
-    lambda gate, *_: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
-    tensors="gate value kernel",
+    lambda pair, *_: tuple(pair.new_empty((*pair.shape[:2], pair.shape[2] // 2)) for _ in range(2)),
+    tensors="pair kernel",
     numbers="SymInt origin, str engine",
     kept="before",
 )
