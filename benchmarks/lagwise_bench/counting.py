@@ -8,7 +8,7 @@ operation below autograd counts:
   it returns. An operator of the namespace ``lagwise_triton`` is one kernel: its inputs and outputs, and tensors that it
   writes into, each once. What other operators of lagwise run inside is counted. What a library does inside a call is
   not: cuFFT takes two passes for long transforms, and PyTorch copies the input of an inverse real one.
-- flops: `torch.utils.flop_counter`'s, and 5/2 n log2 n for a real FFT of n points.
+- flops: `torch.utils.flop_counter`'s, those of kernel networks, and 5/2 n log2 n for a real FFT of n points.
 - peak: the largest total of tensors that exist at a time, without the parameters.
 - waits: values that the host reads, operations on the host, and copies to the device.
 
@@ -227,6 +227,10 @@ def _passes_around_fft(name: str, args: Any, x: Tensor, out: Tensor) -> tuple[in
     return 2 * (copied * _size(x) + scaled * _size(out)), copied + scaled
 
 
+# Kernels of networks: the number of passes over their weights, which is also the place of the weights.
+_NETWORK = {"network_layers": 1, "network_gradients": 2}
+
+
 def _flops(function: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
     if function._overloadpacket in flop_registry:
         return flop_registry[function._overloadpacket](*args, **kwargs, out_val=out)
@@ -234,6 +238,9 @@ def _flops(function: Any, name: str, args: Any, kwargs: Any, out: Any) -> float:
         real = out if name == "_fft_c2r" else args[0]
         points = real.shape[args[1][-1]]
         return (5 if name == "_fft_c2c" else 2.5) * real.numel() * math.log2(max(points, 2))
+    if name in _NETWORK:  # as many multiplications for a row as there are parameters, nearly
+        x, parameters = args[_NETWORK[name] - 1], args[_NETWORK[name]]
+        return 2 * _NETWORK[name] * len(x) * parameters.numel()
     return 0.0
 
 

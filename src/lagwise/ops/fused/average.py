@@ -56,7 +56,7 @@ class _Average(torch.autograd.Function):
 
 def _states(x: Tensor, log_decay: Tensor, chunk: int) -> Tensor:
     """States of every chunk, ``(batch, chunks, dimension, channels)``."""
-    return x.new_empty((len(x), -(-x.shape[1] // chunk), *log_decay.t().shape), dtype=torch.float32)
+    return x.new_empty((x.shape[0], -(-x.shape[1] // chunk), *log_decay.t().shape), dtype=torch.float32)
 
 
 def _sizes(log_decay: Tensor, chunk: int) -> dict[str, int]:

@@ -104,7 +104,7 @@ def _grid(batch: int, length: int, channels: int) -> tuple[int, int, int]:
 
 def tap_gradient_parts(x: Tensor, taps: Tensor) -> Tensor:
     """Memory for gradients of taps ``(..., channels, n_taps)`` by the tokens of each tile of a signal like x."""
-    tiles = len(x) * -(-x.shape[1] // _TOKENS)
+    tiles = x.shape[0] * -(-x.shape[1] // _TOKENS)
     return x.new_empty((*taps.shape[:-2], tiles, *taps.shape[:-3:-1]), dtype=torch.float32)
 
 

@@ -87,9 +87,9 @@ def load_gated_gradient(grad: Tensor, y: Tensor, gate: Tensor, dgate: Tensor, fr
     return _load(grad, frames, False, (y, contiguous_rows(gate), dgate))
 
 
-@kernel(lambda frames, places, length, dtype: frames.new_empty((len(frames), length, frames.shape[1]), dtype=dtype))
+@kernel(lambda frames, places, length, dtype: frames.new_empty((frames.shape[0], length, frames.shape[1]), dtype=dtype))
 def store_signal(frames: Tensor, places: list[int], length: int, dtype: torch.dtype) -> Tensor:
-    y = frames.new_empty((len(frames), length, frames.shape[1]), dtype=dtype)
+    y = frames.new_empty((frames.shape[0], length, frames.shape[1]), dtype=dtype)
     _store(frames, places, y, None, None)
     return y
 

@@ -65,12 +65,14 @@ def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@kernel(lambda x, flat, count, hidden, epsilon: (x.new_empty(len(x), hidden), x.new_empty(count, len(x), hidden)))
+@kernel(
+    lambda x, flat, count, hidden, epsilon: (x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden))
+)
 def network_layers(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
     """The last layer's output, and every layer's before its norm. flat: weights and biases of all layers."""
     from lagwise.ops.fused import network_kernels as kernels
 
-    y, sums = x.new_empty(len(x), hidden), x.new_empty(count, len(x), hidden)
+    y, sums = x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden)
     kernels.layers[(-(-len(x) // _ROWS),)](
         x.contiguous(), flat, sums, y, *x.shape, hidden, epsilon, **_sizes(x, hidden, count)
     )
@@ -78,11 +80,11 @@ def network_layers(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: fl
 
 
 def _gradients_like(grad, x, flat, sums, epsilon, wanted) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape if wanted else 0), flat.new_empty(_programs(x), len(flat))
+    return x.new_empty(x.shape if wanted else 0), flat.new_empty(_programs(x), flat.shape[0])
 
 
 def _programs(x: Tensor) -> int:
-    return min(_PROGRAMS, -(-len(x) // _ROWS))
+    return min(_PROGRAMS, -(-x.shape[0] // _ROWS))  # `len` would fix the size in a graph
 
 
 @kernel(_gradients_like)
