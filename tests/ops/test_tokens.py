@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -255,6 +257,29 @@ def test_metadata_for_compilers_is_correct() -> None:
         torch.library.opcheck(torch.ops.lagwise.silu_product_gradients, (x, x, x, biases))
     torch.library.opcheck(torch.ops.lagwise.rms_norm_loop, (x, EPSILON))
     torch.library.opcheck(torch.ops.lagwise.rms_norm_gradient, (x, x, x[:, 0].contiguous()))
+
+
+def test_compiled_graphs_call_the_loops() -> None:
+    def function(x: Tensor, other: Tensor) -> Tensor:
+        return norm(silu_product(x, other))
+
+    code: list[str] = []
+
+    def record(graph: torch.fx.GraphModule, _: Any) -> Any:
+        code.append(graph.code)
+        return make_boxed_func(graph)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=record, bw_compiler=record), fullgraph=True)
+    for rows in (4, 9, 6):
+        given = [torch.randn(rows, 20, requires_grad=True) for _ in range(2)]
+        found, expected = compiled(*given), plain_norm(F.silu(given[0]) * given[1])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        grads = [torch.autograd.grad(y.pow(3).sum(), given) for y in (found, expected)]
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+    assert len(code) == 4  # for the first number of rows, and for all others
+    for name in ("silu_product_loop", "silu_product_gradients", "rms_norm_loop", "rms_norm_gradient"):
+        assert f"lagwise.{name}." in "".join(code)
 
 
 @pytest.mark.parametrize("value", [-1e30, -200.0, -1.0, 0.0, 50.0, 1e30])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.ops.fused import autocast_dtype, fused
 from lagwise.ops.fused.network import WIDEST, normed_relu_layers
+from lagwise.ops.operators import in_graph
 from lagwise.tables import known
 
 # The norm's epsilon, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared
@@ -76,7 +77,7 @@ class KernelNetwork(nn.Module):
         self.last = KernelLinear(hidden, outputs)
 
     def features(self, x: Tensor) -> Tensor:
-        if self._fused(x):
+        if self._at_once(x):
             layers: list[Any] = [self.first, *self.hidden]
             weights = [layer.weight.to(x.dtype) for layer in layers]
             return normed_relu_layers(x, weights, [layer.bias.to(x.dtype) for layer in layers], _EPSILON)
@@ -88,10 +89,12 @@ class KernelNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.features(x))
 
-    def _fused(self, x: Tensor) -> bool:
+    def _at_once(self, x: Tensor) -> bool:
+        """Whether `normed_relu_layers` computes the features."""
+        if not self.normalize or self.activation != "relu" or autocast_dtype(x) != x.dtype:
+            return False
         narrow = max(self.first.in_features, self.first.out_features) <= WIDEST
-        usual = self.normalize and self.activation == "relu"
-        return narrow and usual and x.dtype == torch.float32 == autocast_dtype(x) and fused(x)
+        return in_graph() or (narrow and x.dtype == torch.float32 and fused(x))
 
     def _activated(self, h: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:], eps=_EPSILON) if self.normalize else h)

@@ -16,7 +16,7 @@ from lagwise.ops.bilinear import differentiable, differentiable_gradients, trans
 from lagwise.ops.fused import fused
 from lagwise.ops.fused import gate as gate_kernels
 from lagwise.ops.fused.linear import joint_linear
-from lagwise.ops.operators import loop_operator
+from lagwise.ops.operators import exporting, in_graph, loop_operator
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FORWARD = nn.Linear.forward
@@ -129,9 +129,10 @@ def _plain_linear(layer: Any, device: torch.device, biased: bool) -> bool:
 
 
 def _fast(x: Tensor) -> bool:
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # compilers fuse these steps themselves
+    """Whether loops in C serve x. In a graph they are operators, of which a compiler has less to compile."""
+    if x.device.type != "cpu" or exporting() or torch.jit.is_tracing():
         return False
-    return x.device.type == "cpu" and x.numel() >= _FEWEST and not transformed() and native.available()
+    return (in_graph() or (x.numel() >= _FEWEST and not transformed())) and native.available()
 
 
 class _SiluProduct(torch.autograd.Function):

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
-from lagwise.ops.fused import kernel
+from lagwise.ops.fused import fused, kernel
+from lagwise.ops.operators import graph_operator, in_graph
 
 WIDEST = 64  # features of a layer whose weight fits into the memory of a program
 _ROWS, _PROGRAMS = 16, 256  # rows of a program at a time; programs of a gradient, each of which has one of all weights
@@ -22,8 +23,12 @@ def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Te
 
     Shapes: x ``(n, inputs)``, weights ``(hidden, inputs)`` and then ``(hidden, hidden)``, biases ``(hidden,)``, with at
     most `WIDEST` inputs and features; all float32, without autocast. Products are in TF32 where PyTorch's are
-    (`torch.set_float32_matmul_precision`).
+    (`torch.set_float32_matmul_precision`). In graphs on any device and of any width and precision: one operator instead
+    of a dozen loops to compile.
     """
+    if in_graph():
+        flat = torch.cat([each.flatten() for each in (*weights, *biases)])
+        return _operator(x, flat, len(weights), biases[0].shape[0], epsilon)[0]
     return _Layers.apply(x, epsilon, *weights, *biases)
 
 
@@ -101,3 +106,58 @@ def network_gradients(
         **_sizes(x, hidden, count), DX=wanted,
     )  # fmt: skip
     return dx, parts
+
+
+def _parts(flat: Tensor, inputs: int, hidden: int, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Weights and biases of all layers."""
+    sizes = [hidden * inputs, *[hidden * hidden] * (count - 1), *[hidden] * count]
+    parts = flat.split_with_sizes(sizes)
+    return [part.view(hidden, -1) for part in parts[:count]], parts[count:]
+
+
+def _normed(z: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    factor = (z.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return z * factor, factor
+
+
+def _compute(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    if fused(x) and max(hidden, x.shape[1]) <= WIDEST and x.dtype == torch.float32:
+        return network_layers(x, flat, count, hidden, epsilon)
+    sums: list[Tensor] = []
+    for weight, bias in zip(*_parts(flat, x.shape[1], hidden, count), strict=True):
+        sums.append(torch.addmm(bias, x, weight.t()))
+        x = _normed(sums[-1], epsilon)[0].relu()
+    return x, torch.stack(sums)
+
+
+def _gradients(
+    grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, count: int, hidden: int, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    if fused(x) and max(hidden, x.shape[1]) <= WIDEST and x.dtype == torch.float32:
+        dx, parts = network_gradients(grad, x, flat, sums, epsilon, True)
+        return dx, parts.sum(0)
+    weights, _ = _parts(flat, x.shape[1], hidden, count)
+    by_weight, by_bias = [], []
+    for i in reversed(range(count)):
+        v, factor = _normed(sums[i], epsilon)
+        grad = grad.masked_fill(v <= 0, 0)
+        grad = (grad - v * (grad * v).mean(-1, keepdim=True)) * factor
+        before = _normed(sums[i - 1], epsilon)[0].relu() if i else x
+        by_weight.append((grad.t() @ before).flatten())
+        by_bias.append(grad.sum(0))
+        grad = grad @ weights[i]
+    return grad, torch.cat([*reversed(by_weight), *reversed(by_bias)])
+
+
+_operator = graph_operator(
+    "normed_relu_layers",
+    _compute,
+    _gradients,
+    lambda x, flat, count, hidden, epsilon: (
+        x.new_empty(x.shape[0], hidden),
+        x.new_empty(count, x.shape[0], hidden),
+    ),
+    tensors="x flat",
+    numbers="SymInt count, SymInt hidden, float epsilon",
+    kept="sums",
+)
