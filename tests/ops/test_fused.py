@@ -26,6 +26,7 @@ from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
+from lagwise.ops.fused import network
 from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.fused.linear import cast_joint
 from lagwise.ops.fused.network import normed_relu_layers
@@ -257,7 +258,10 @@ class Normed(nn.Module):
     ("module", "kernels"),
     [
         (Normed(), {"cast_weights", "column_sums", "norm", "sum_and_norm", "norm_gradients", "silu_product_kernel"}),
-        (KernelNetwork(2, 5, hidden=20, layers=1, activation="relu"), {"network_layers", "network_gradients"}),
+        (
+            KernelNetwork(2, 5, hidden=20, layers=1, activation="relu"),
+            {"normed_relu_layers", "normed_relu_layers_gradients"},
+        ),
         (EMAMixer(16, dimension=4), {"average_outputs", "average_gradients", "average_adjoint"}),
         (TCNMixer(16, depth=2), {"convolve", "convolution_gradients"}),
         (ShortConvMixer(16, kernel_size=3), {"convolve_gated", "gated_convolution_gradients"}),
@@ -287,7 +291,7 @@ def test_kernels_in_graphs(module: nn.Module, kernels: set[str]) -> None:
         ours, eager = (torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected))
         assert_close(ours, eager, rtol=1e-3, atol=1e-4)
     assert len(code) == 4  # for the first length, and for all others
-    assert {name for name in kernels if f"lagwise_triton.{name}." in "".join(code)} == kernels
+    assert {name for name in kernels if f".{name}." in "".join(code)} == kernels
 
 
 @pytest.mark.parametrize(("causal", "dilation", "length"), [(True, 1, 70), (False, 3, 70), (True, 80, 70)])
@@ -363,6 +367,16 @@ def test_kernel_networks_as_one_node(layers: int, monkeypatch: pytest.MonkeyPatc
     network = KernelNetwork(2, 5, hidden=20, layers=layers, activation="relu")
     compare(lambda network, x: network(x), network, numbers(9, 2))
     assert served == [layers + 1]  # once: not in float64
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("none", "ieee"), ("ieee", "ieee"), ("tf32", "tf32")])
+def test_kernel_networks_are_rounded_as_other_products(precision: str, expected: str) -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = precision
+        assert network._sizes(numbers(9, 2), 20, 1)["PRECISION"] == expected
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def test_second_derivatives_of_kernel_networks() -> None:

@@ -23,8 +23,8 @@ def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Te
 
     Shapes: x ``(n, inputs)``, weights ``(hidden, inputs)`` and then ``(hidden, hidden)``, biases ``(hidden,)``, with at
     most `WIDEST` inputs and features; all float32, without autocast. Products are in TF32 where PyTorch's are
-    (`torch.set_float32_matmul_precision`). In graphs on any device and of any width and precision: one operator instead
-    of a dozen loops to compile.
+    (`torch.backends.cuda.matmul.fp32_precision`). In graphs, on any device and of any width and precision, it is one
+    operator instead of a dozen loops to compile.
     """
     if in_graph():
         flat = torch.cat([each.flatten() for each in (*weights, *biases)])
@@ -63,9 +63,9 @@ class _Layers(torch.autograd.Function):
 
 def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
     inputs, hidden = (max(16, 1 << (size - 1).bit_length()) for size in (x.shape[1], hidden))
-    precise = torch.get_float32_matmul_precision() == "highest"
+    rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {
-        "COUNT": count, "INPUTS": inputs, "HIDDEN": hidden, "ROWS": _ROWS, "PRECISION": "ieee" if precise else "tf32",
+        "COUNT": count, "INPUTS": inputs, "HIDDEN": hidden, "ROWS": _ROWS, "PRECISION": "tf32" if rounded else "ieee",
         "num_warps": 8,  # with 4, weights of 64 features do not fit into the registers of a program
     }  # fmt: skip
 
