@@ -22,7 +22,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 from transformers import TrainerState
 
-from lagwise.models import load_model
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
 from lagwise.training import Recipe, load_recipe, resume, train
 from lagwise.training import compilation as compilation_module
 from lagwise.training import trainer as trainer_module
@@ -115,6 +115,29 @@ def test_losses_are_those_of_the_model(tiny_recipe: Recipe, tmp_path: Path, grap
     assert saved["asked"]["training"]["compile"] is True
     model, _ = load_model(tmp_path / "compiled")
     assert model.config.hidden_size == tiny_recipe.model["hidden_size"]
+
+
+@pytest.mark.parametrize("lengths", [None, [20, 3, 7, 20]], ids=["plain", "padded"])
+def test_layers_share_a_graph(lengths: list[int] | None, tiny_recipe: Recipe, graphs: Graphs) -> None:
+    """Also for rows with so much padding that eager layers get their real tokens alone."""
+    torch.manual_seed(0)
+    model = LagwiseForCausalLM(LagwiseConfig(**{**tiny_recipe.model, "vocab_size": 257, "num_hidden_layers": 3}))
+    ids = torch.randint(3, 257, (4, 20))
+    given = {"input_ids": ids, "labels": ids}
+    if lengths is not None:
+        mask = torch.arange(20) < torch.tensor(lengths)[:, None]
+        given = {"input_ids": ids, "labels": ids.masked_fill(~mask, -100), "attention_mask": mask.long()}
+    losses, gradients = [], []
+    for compiled in (False, True):
+        if compiled:
+            compilation_module.compile_model(model)
+        model.zero_grad()
+        losses.append(model(**given, use_cache=False).loss)
+        losses[-1].backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(*losses)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+    assert list(graphs) == [True]
 
 
 @pytest.mark.slow

@@ -342,7 +342,8 @@ class LagwiseModel(LagwisePreTrainedModel):
         batch, length, channels = h.shape
         kept = None
         merges = not (self.training and self.config.stochastic_depth)  # stochastic depth drops whole rows
-        if cache is None and merges and not traced() and layout.compact is not None:
+        compiled = any(layer._compiled_call_impl is not None for layer in self.layers)  # which any batch must fit
+        if cache is None and merges and not (compiled or traced()) and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
         states = []
