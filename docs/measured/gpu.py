@@ -67,8 +67,8 @@ def graphs() -> str:
 
 Launches of a layer's training step at 4 × 2,048 (512 channels, bfloat16 autocast), as inductor schedules its graphs for
 an H100; nothing ran. Graphs call the kernels in Triton that eager steps call, and inductor joins operations between
-them. Its option `combo_kernels` puts independent loops into one launch. Waits are of the host, in a whole model; a graph
-without any can be a CUDA graph (`mode="reduce-overhead"`).
+them. Its option `combo_kernels` puts independent loops into one launch. Waits are of the host, in a whole model; a
+graph without any can be a CUDA graph (`mode="reduce-overhead"`).
 
 {measured_table(name, columns, rows)}"""
 
