@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.ops.fused import autocast_dtype, fused
-from lagwise.ops.fused.network import WIDEST, normed_relu_layers
+from lagwise.ops.fused import autocast_dtype
+from lagwise.ops.fused.network import narrow, normed_relu_layers
 from lagwise.ops.operators import in_graph
 from lagwise.tables import known
 
@@ -91,10 +91,8 @@ class KernelNetwork(nn.Module):
 
     def _at_once(self, x: Tensor) -> bool:
         """Whether `normed_relu_layers` computes the features."""
-        if not self.normalize or self.activation != "relu" or autocast_dtype(x) != x.dtype:
-            return False
-        narrow = max(self.first.in_features, self.first.out_features) <= WIDEST
-        return in_graph() or (narrow and x.dtype == torch.float32 and fused(x))
+        usual = self.normalize and self.activation == "relu" and autocast_dtype(x) == x.dtype
+        return usual and (in_graph() or narrow(x, self.first.out_features))
 
     def _activated(self, h: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:], eps=_EPSILON) if self.normalize else h)

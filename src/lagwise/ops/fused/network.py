@@ -14,15 +14,20 @@ from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import fused, kernel
 from lagwise.ops.operators import graph_operator, in_graph
 
-WIDEST = 64  # features of a layer whose weight fits into the memory of a program
+_WIDEST = 64  # features of a layer whose weight fits into the memory of a program
 _ROWS, _PROGRAMS = 16, 256  # rows of a program at a time; programs of a gradient, each of which has one of all weights
+
+
+def narrow(x: Tensor, hidden: int) -> bool:
+    """Whether the kernels serve layers of so many features for x ``(n, inputs)``."""
+    return max(hidden, x.shape[1]) <= _WIDEST and x.dtype == torch.float32 and fused(x)
 
 
 def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], epsilon: float) -> Tensor:
     """``h <- relu(z / sqrt(mean(z²) + epsilon))`` with ``z = h W' + b`` for each layer, from ``h = x``.
 
-    Shapes: x ``(n, inputs)``, weights ``(hidden, inputs)`` and then ``(hidden, hidden)``, biases ``(hidden,)``, with at
-    most `WIDEST` inputs and features; all float32, without autocast. Products are in TF32 where PyTorch's are
+    Shapes: x ``(n, inputs)``, weights ``(hidden, inputs)`` and then ``(hidden, hidden)``, biases ``(hidden,)``; such
+    that the layers are `narrow`, and without autocast. Products are in TF32 where PyTorch's are
     (`torch.backends.cuda.matmul.fp32_precision`). In graphs, on any device and of any width and precision, it is one
     operator instead of a dozen loops to compile.
     """
@@ -121,7 +126,7 @@ def _normed(z: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 
 def _compute(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
-    if fused(x) and max(hidden, x.shape[1]) <= WIDEST and x.dtype == torch.float32:
+    if narrow(x, hidden):
         return network_layers(x, flat, count, hidden, epsilon)
     sums: list[Tensor] = []
     for weight, bias in zip(*_parts(flat, x.shape[1], hidden, count), strict=True):
@@ -133,7 +138,7 @@ def _compute(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -
 def _gradients(
     grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, count: int, hidden: int, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    if fused(x) and max(hidden, x.shape[1]) <= WIDEST and x.dtype == torch.float32:
+    if narrow(x, hidden):
         dx, parts = network_gradients(grad, x, flat, sums, epsilon, True)
         return dx, parts.sum(0)
     weights, _ = _parts(flat, x.shape[1], hidden, count)

@@ -46,7 +46,7 @@ class _ResidualNorm(torch.autograd.Function):
     def forward(ctx: Any, x, branch, weight, bias, epsilon: float, centred: bool, dtype: torch.dtype):
         ctx.set_materialize_grads(False)
         if branch is None:
-            total, y = x, norm(x, weight, bias, epsilon, centred, dtype, False)
+            total, y = x, norm(x, weight, bias, epsilon, centred, dtype)
         else:
             total, y = sum_and_norm(x, branch, weight, bias, epsilon, centred, dtype)
         ctx.save_for_backward(total, weight, bias)
@@ -67,7 +67,7 @@ class _ResidualNorm(torch.autograd.Function):
             return dx, None if ctx.branch is None else _to(dx, ctx.branch), dweight, dbias, None, None, None
         dtype = total.dtype
         given = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
-        dx, dbranch, parts = norm_gradients(*given, dtype, ctx.branch or dtype, False)
+        dx, dbranch, parts = norm_gradients(*given, dtype, ctx.branch or dtype)
         if ctx.branch is None:
             dbranch = None
         elif not dbranch.numel():  # both have one dtype, so the gradients are one tensor
@@ -81,12 +81,12 @@ def _to(grad: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if grad is None else grad.to(dtype)
 
 
-@kernel(lambda x, weight, bias, epsilon, centred, dtype, relu: x.new_empty(x.shape, dtype=dtype))
+@kernel(lambda x, weight, bias, epsilon, centred, dtype: x.new_empty(x.shape, dtype=dtype))
 def norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool, dtype: torch.dtype, relu: bool
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool, dtype: torch.dtype
 ) -> Tensor:
     y = x.new_empty(x.shape, dtype=dtype)
-    _launch(x.contiguous(), None, weight, bias, None, y, epsilon, centred, relu)
+    _launch(x.contiguous(), None, weight, bias, None, y, epsilon, centred)
     return y
 
 
@@ -107,18 +107,18 @@ def sum_and_norm(
 ) -> tuple[Tensor, Tensor]:
     y = x.new_empty(x.shape, dtype=dtype)
     total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
-    _launch(x.contiguous(), branch.contiguous(), weight, bias, total, y, epsilon, centred, False)
+    _launch(x.contiguous(), branch.contiguous(), weight, bias, total, y, epsilon, centred)
     return total, y
 
 
-def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool, relu: bool) -> None:
+def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool) -> None:
     from lagwise.ops.fused import norm_kernels as kernels
 
     channels = x.shape[-1]
     kernels.norm[(x.numel() // channels,)](
         *(x if t is None else t for t in (x, branch, weight, bias, total)), y, channels, epsilon,
         CENTRED=centred, BRANCH=branch is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-        RELU=relu, BLOCK=_block(channels),
+        BLOCK=_block(channels),
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def _parts(x: Tensor) -> int:
     return min(_PROGRAMS, x.numel() // x.shape[-1])
 
 
-def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch, relu):
+def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
     parameters = (weight is not None) + biased
     return (
         x.new_empty(x.shape, dtype=dtype),
@@ -150,18 +150,17 @@ def norm_gradients(
     centred: bool,
     dtype: torch.dtype,
     branch: torch.dtype,
-    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
     from lagwise.ops.fused import norm_kernels as kernels
 
     x, grad = x.contiguous(), grad.contiguous()
     grad_total = None if grad_total is None else grad_total.contiguous()
-    results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch, relu)
+    results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch)
     channels = x.shape[-1]
     kernels.norm_gradients[(_parts(x),)](
         grad, *(x if t is None else t for t in (grad_total, x, weight)), *results, x.numel() // channels, channels,
         epsilon, CENTRED=centred, TOTAL=grad_total is not None, BRANCH=branch != dtype, WEIGHT=weight is not None,
-        BIAS=biased, RELU=relu, BLOCK=_block(channels),
+        BIAS=biased, BLOCK=_block(channels),
     )  # fmt: skip
     return results

@@ -11,10 +11,10 @@ from lagwise.ops.fused.launcher import launched
 @launched
 def norm(
     x, branch, weight, bias, total, y, channels, epsilon,
-    CENTRED: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    CENTRED: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: the sum of x and a branch, and its norm, which may be activated."""
+    """One row: the sum of x and a branch, and its norm."""
     row = tl.program_id(0).to(tl.int64) * channels
     c = tl.arange(0, BLOCK)
     inside = c < channels
@@ -31,8 +31,6 @@ def norm(
         v *= tl.load(weight + c, inside, 0.0).to(tl.float32)
     if BIAS:
         v += tl.load(bias + c, inside, 0.0).to(tl.float32)
-    if RELU:
-        v = tl.maximum(v, 0.0)
     tl.store(y + row + c, v.to(y.dtype.element_ty), inside)
 
 
@@ -40,7 +38,7 @@ def norm(
 def norm_gradients(
     grad, grad_total, x, weight, dx, dbranch, dparameters, rows, channels, epsilon,
     CENTRED: tl.constexpr, TOTAL: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    RELU: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some rows: the gradients of x, of the branch in its own dtype, and of weight and bias summed over these rows."""
     c = tl.arange(0, BLOCK)
@@ -56,8 +54,6 @@ def norm_gradients(
             v = tl.where(inside, v - tl.sum(v, 0) / channels, 0.0)
         factor = 1 / tl.sqrt(tl.sum(v * v, 0) / channels + epsilon)
         v *= factor
-        if RELU:
-            g = tl.where(v > 0, g, 0.0)
         if BIAS:
             sum_bias += g
         if WEIGHT:
