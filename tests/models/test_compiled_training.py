@@ -138,8 +138,10 @@ def test_gradients_have_the_precision_of_their_operations() -> None:
 
     torch.compiler.reset()
     with config.patch(backward_pass_autocast="same_as_forward"):
-        kernel = RPEKernel(8)
-        compile_model(kernel)
+        block = {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": {"name": "rpe"}}}
+        model = LagwiseForCausalLM(LagwiseConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, block=block))
+        compile_model(model)
+        kernel = next(each for each in model.modules() if isinstance(each, RPEKernel))
         taps = torch.compile(kernel.taps, backend=aot_autograd(fw_compiler=record), fullgraph=True)
         with torch.autocast(torch.get_default_device().type, torch.bfloat16):
             loss = taps(40).square().sum()
