@@ -60,32 +60,17 @@ def pretend_card() -> None:
         stub = SimpleNamespace(jit=jit, language=language)
         sys.modules |= {"triton": stub, "triton.language": language}  # type: ignore[dict-item]
         return
-    from triton.backends.compiler import GPUTarget  # pyrefly: ignore[missing-import]
-    from triton.compiler import CompiledKernel  # pyrefly: ignore[missing-import]
     from triton.runtime import driver, jit  # pyrefly: ignore[missing-import]
 
-    class Kernel(CompiledKernel):
-        """A compiled kernel that the driver does not get."""
+    from lagwise_bench.triton_card import absent_card
 
-        run, function, packed_metadata, name, src = staticmethod(launched), 0, (), "kernel", None
-
-        def __init__(self) -> None: ...
-
-        def _init_handles(self) -> None: ...
-
-    kernel = Kernel()
+    card, kernel = absent_card(launched)
 
     def compiled(self: Any, key: Any, _: Any, device: int, *__: Any) -> Any:
         self.device_caches[device][0][key] = kernel
         return kernel
 
-    driver.set_active(
-        SimpleNamespace(
-            get_current_device=lambda: 0,
-            get_current_stream=lambda device: 0,
-            get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        )
-    )
+    driver.set_active(card)
     jit.JITFunction._do_compile = compiled  # type: ignore[method-assign]
 
 

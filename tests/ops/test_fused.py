@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from gated_layer import GatedLayer
+from graph_code import recording
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import aot_eager
-from torch._functorch.aot_autograd import make_boxed_func
 from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
@@ -239,25 +239,13 @@ def test_gated_toeplitz_units_in_graphs(
     assert all("lagwise.gated_product" in graph for graph in graphs)
 
 
-class Normed(nn.Module):
-    """A gated network of tokens between residual norms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.gate, self.value, self.out = LayerNorm(16), *(nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, y = residual_normed(self.norm, x, None)
-        (gate, value), biases = apply_linear(y, self.gate, self.value)
-        return torch.cat(
-            residual_normed(self.norm, x, None, *linears(silu_product(gate, value, biases), self.out)), dim=-1
-        )
-
-
 @pytest.mark.parametrize(
     ("module", "kernels"),
     [
-        (Normed(), {"cast_weights", "column_sums", "norm", "sum_and_norm", "norm_gradients", "silu_product_kernel"}),
+        (
+            GatedLayer(),
+            {"cast_weights", "column_sums", "norm", "sum_and_norm", "norm_gradients", "silu_product_kernel"},
+        ),
         (
             KernelNetwork(2, 5, hidden=20, layers=1, activation="relu"),
             {"normed_relu_layers", "normed_relu_layers_gradients"},
@@ -277,12 +265,7 @@ def test_kernels_in_graphs(module: nn.Module, kernels: set[str]) -> None:
     torch._dynamo.reset()
     code: list[str] = []
 
-    def record(graph: torch.fx.GraphModule, _: Any) -> Any:
-        code.append(graph.code)
-        return make_boxed_func(graph)
-
-    backend = aot_autograd(fw_compiler=record, bw_compiler=record)
-    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    compiled = torch.compile(module, backend=recording(code), fullgraph=True)
     for length in (80, 100, 90):
         x = numbers(*((length, 2) if isinstance(module, KernelNetwork) else (2, length, 16))).requires_grad_()
         inputs = [x, *module.parameters()]

@@ -5,40 +5,26 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from gated_layer import GatedLayer
 from torch import nn
 
 from lagwise.blocks import MegaBlock
-from lagwise.blocks.norm import LayerNorm, residual_normed
 from lagwise.family.short_conv import ShortConvMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import fused
-from lagwise.ops.tokens import apply_linear, silu_product
-
-
-class Normed(nn.Module):
-    """A gated network of tokens between residual norms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.gate, self.value, self.out = LayerNorm(16), *(nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, y = residual_normed(self.norm, x, None)
-        (gate, value), biases = apply_linear(y, self.gate, self.value)
-        return torch.cat(residual_normed(self.norm, x, None, self.out(silu_product(gate, value, biases))), dim=-1)
+from lagwise_bench.triton_card import absent_card
 
 
 def modules() -> list[nn.Module]:
     """Modules that use every kernel."""
     return [
-        Normed(),
+        GatedLayer(),
         GTU(16, kernel={"name": "rpe", "hidden": 32, "layers": 3}),
         GTU(16, kernel={"name": "rpe", "hidden": 64, "layers": 6, "inputs": "sincos"}),
         GTU(16, causal=False, kernel={"name": "frequency", "hidden": 8, "grid": 64}),
@@ -64,19 +50,9 @@ def test_kernels_compile_for_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton comes with PyTorch for GPUs")
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("needs Triton's compiler: run without TRITON_INTERPRET")
-    from triton.backends.compiler import GPUTarget  # pyrefly: ignore[missing-import]
-    from triton.compiler import CompiledKernel  # pyrefly: ignore[missing-import]
     from triton.runtime import driver, jit  # pyrefly: ignore[missing-import]
 
-    class Compiled(CompiledKernel):
-        """A kernel that is compiled, and does not run."""
-
-        run, function, packed_metadata, name, src = staticmethod(lambda *_, **__: None), 0, (), "kernel", None
-
-        def __init__(self) -> None: ...
-
-        def _init_handles(self) -> None: ...
-
+    card, unlaunched = absent_card(lambda *_, **__: None)
     kernels: set[str] = set()
     compile_kernel = jit.JITFunction._do_compile
 
@@ -84,14 +60,9 @@ def test_kernels_compile_for_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
         found = compile_kernel(self, key, signature, device, *others)
         assert b"ELF" in found.asm["cubin"][:4]
         kernels.add(self.__name__)
-        self.device_caches[device][0][key] = Compiled()
-        return self.device_caches[device][0][key]
+        self.device_caches[device][0][key] = unlaunched
+        return unlaunched
 
-    card = SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-    )
     monkeypatch.setattr(driver, "_active", card)
     monkeypatch.setattr(jit.JITFunction, "_do_compile", compiled)
     monkeypatch.setattr(fused, "_devices", ["cpu"])

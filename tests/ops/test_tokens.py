@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from graph_code import recording
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -265,12 +264,8 @@ def test_compiled_graphs_call_the_loops() -> None:
 
     code: list[str] = []
 
-    def record(graph: torch.fx.GraphModule, _: Any) -> Any:
-        code.append(graph.code)
-        return make_boxed_func(graph)
-
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=record, bw_compiler=record), fullgraph=True)
+    compiled = torch.compile(function, backend=recording(code), fullgraph=True)
     for rows in (4, 9, 6):
         given = [torch.randn(rows, 20, requires_grad=True) for _ in range(2)]
         found, expected = compiled(*given), plain_norm(F.silu(given[0]) * given[1])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout
-from lagwise.ops.toeplitz import gates_are_fused
+from lagwise.ops.fused import fused
 from lagwise.ops.tokens import linears, silu_product
 
 
@@ -48,7 +48,7 @@ class GTU(Mixer):
         self.out = nn.Linear(width, channels)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if gates_are_fused(x):
+        if fused(x):
             gate, value = linears(x, self.gate, self.value)
             mixed = self.toeplitz.gated(gate, value, layout)
             if mixed is None:

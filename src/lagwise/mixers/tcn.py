@@ -114,8 +114,10 @@ class TCNMixer(Derived, Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, _same)
         if simple and not self.circular and layout.mask is None and fused(x, self.taps):
-            origin, options = centre_tap(self.taps.shape[2], self.causal), {"activate": self.activation is F.silu}
-            return residual_convolutions(x, self.taps, origin, self.dilations, residual=self.residual, **options)
+            origin, activate = centre_tap(self.taps.shape[2], self.causal), self.activation is F.silu
+            return residual_convolutions(
+                x, self.taps, origin, self.dilations, residual=self.residual, activate=activate
+            )
 
         def convolve(index: int, h: Tensor) -> Tensor:
             if self.circular:

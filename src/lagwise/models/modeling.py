@@ -336,14 +336,19 @@ class LagwiseModel(LagwisePreTrainedModel):
         cache.record()
         return cache.note_padding(mask)
 
+    def _layers_are_compiled(self) -> bool:
+        """Whether layers are called through `torch.compile`, so that a batch's number of real tokens would be new to
+        them."""
+        return any(layer._compiled_call_impl is not None for layer in self.layers)
+
     def _through_layers(self, h: Tensor, layout: Layout, cache: StreamingCache | None, *, every: bool) -> list[Tensor]:
         """The normalized output of the last layer, and, if `every`, the inputs of all layers before it. Where a batch
         has much padding, only real tokens are computed, and the rest is zero."""
         batch, length, channels = h.shape
         kept = None
         merges = not (self.training and self.config.stochastic_depth)  # stochastic depth drops whole rows
-        compiled = any(layer._compiled_call_impl is not None for layer in self.layers)  # which any batch must fit
-        if cache is None and merges and not (compiled or traced()) and layout.compact is not None:
+        merges = merges and cache is None and not traced()
+        if merges and not self._layers_are_compiled() and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
         states = []

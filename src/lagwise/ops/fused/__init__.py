@@ -34,16 +34,11 @@ def available() -> bool:
 
 def fused(*tensors: Tensor) -> bool:
     """Whether fused kernels serve these tensors, also when `torch.compile` calls them from its graph."""
-    if not on_card(*tensors) or not available():
+    if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors) or not available():
         return False
     if exporting() or torch.jit.is_tracing() or transformed():
         return False
     return 0 not in [t.numel() for t in tensors]
-
-
-def on_card(*tensors: Tensor) -> bool:
-    """Whether the tensors' device and dtypes are among those that kernels serve."""
-    return all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

@@ -39,10 +39,18 @@ def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Te
 
 def _plain(x: Tensor, epsilon: float, *parameters: Tensor) -> Tensor:
     count = len(parameters) // 2
-    for weight, bias in zip(parameters[:count], parameters[count:], strict=True):
-        z = F.linear(x, weight, bias)
-        x = F.rms_norm(z, z.shape[-1:], eps=epsilon).relu()
-    return x
+    return _layer_by_layer(x, parameters[:count], parameters[count:], epsilon)[0]
+
+
+def _layer_by_layer(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], epsilon: float
+) -> tuple[Tensor, list[Tensor]]:
+    """The last layer's output, and every layer's before its norm, by PyTorch."""
+    sums: list[Tensor] = []
+    for weight, bias in zip(weights, biases, strict=True):
+        sums.append(F.linear(x, weight, bias))
+        x = _normed(sums[-1], epsilon)[0].relu()
+    return x, sums
 
 
 class _Layers(torch.autograd.Function):
@@ -128,11 +136,8 @@ def _normed(z: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 def _compute(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
     if narrow(x, hidden):
         return network_layers(x, flat, count, hidden, epsilon)
-    sums: list[Tensor] = []
-    for weight, bias in zip(*_parts(flat, x.shape[1], hidden, count), strict=True):
-        sums.append(torch.addmm(bias, x, weight.t()))
-        x = _normed(sums[-1], epsilon)[0].relu()
-    return x, torch.stack(sums)
+    y, sums = _layer_by_layer(x, *_parts(flat, x.shape[1], hidden, count), epsilon)
+    return y, torch.stack(sums)
 
 
 def _gradients(

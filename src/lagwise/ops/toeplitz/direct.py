@@ -87,8 +87,6 @@ def _form(x: Tensor, taps: Tensor, origin: int, dilation: int) -> _DirectForm:
 
 
 def _whole(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
-    if fused(x, taps):
-        return residual_convolutions(x, taps[None], origin, [dilation], residual=False, activate=False)
     return convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype).contiguous()
 
 

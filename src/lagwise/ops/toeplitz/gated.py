@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import frames as fused_frames
-from lagwise.ops.fused import fused, on_card
+from lagwise.ops.fused import fused
 from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.toeplitz.spectral import (
@@ -35,7 +35,7 @@ def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engi
     the gradient, or in graphs computed again.
     """
     same = gate.dtype == value.dtype
-    if not same or not gates_are_fused(gate, value, kernel) or engine not in ("auto", "fft", "overlap_save"):
+    if not same or not fused(gate, value, kernel) or engine not in ("auto", "fft", "overlap_save"):
         return None
     if in_graph():
         return _operator(_Pair.apply(gate, value), kernel, origin, engine)[0]
@@ -43,11 +43,6 @@ def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engi
         return None
     plan = _plan(value, kernel, origin, engine)
     return _GatedProduct.apply(gate, value, kernel, plan) if plan.parts == 1 else None
-
-
-def gates_are_fused(*tensors: Tensor) -> bool:
-    """Whether kernels serve these tensors in `gated_product`, also when `torch.compile` calls them from its graph."""
-    return on_card(*tensors) if in_graph() else fused(*tensors)
 
 
 def _plan(value: Tensor, kernel: Tensor, origin: int, engine: str) -> Plan:
