@@ -4,10 +4,10 @@
         [--hidden 512]
 
 Beside the calls of the eager step, which `gpu_counts.py` counts, those of the graphs that inductor schedules for an
-H100 (`lagwise_bench.compiled_counts`), and of the graphs with its option ``combo_kernels``. Also waits of the host,
-operations on complex numbers, and why a graph could not be a CUDA graph (``mode="reduce-overhead"``). A layer's are the
-difference between models of two layers and of one; the chain of best-lm counts as four layers. Needs a C++ compiler, a
-build of PyTorch without CUDA, and Triton's package, of which nothing runs (`make test-triton` puts it into
+H100 (`lagwise_bench.compiled_counts`), by kind, and of the graphs with its option ``combo_kernels``. Also waits of the
+host, operations on complex numbers, and why a graph could not be a CUDA graph (``mode="reduce-overhead"``). A layer's
+are the difference between models of two layers and of one; the chain of best-lm counts as four layers. Needs a C++
+compiler, a build of PyTorch without CUDA, and Triton's package, of which nothing runs (`make test-triton` puts it into
 build/triton). The file is written after each row.
 """
 
@@ -26,7 +26,7 @@ gpu_counts.pretend_triton()
 import torch  # noqa: E402
 
 from lagwise.analysis.timing import save_results  # noqa: E402
-from lagwise_bench.compiled_counts import GraphCount, count_compiled  # noqa: E402
+from lagwise_bench.compiled_counts import KINDS, GraphCount, count_compiled  # noqa: E402
 from lagwise_bench.step_models import MODELS, build, cases, layers_between  # noqa: E402
 
 MODELS_AND_PEERS = (*MODELS, "torch.fft")
@@ -40,8 +40,10 @@ def graph_counts(name: str, hidden: int, batch: int, length: int, *, combined: b
         return count_compiled(lambda: build(name, hidden, layers, length), ids, combined=combined)
 
     one, two = counts(1), counts(2)
-    calls = (two.calls - one.calls) / (layers_between(name) / 2)
-    return {"calls": calls, "waits": two.waits, "graphs": two.graphs, "complex": two.complex, "refused": two.refused}
+    share = 2 / layers_between(name)
+    kinds = {kind: (two.kinds[kind] - one.kinds[kind]) * share for kind in KINDS}
+    found = {"waits": two.waits, "graphs": two.graphs, "complex": two.complex, "refused": two.refused}
+    return {"calls": sum(kinds.values()), "kinds": kinds, **found}
 
 
 def main(given: argparse.Namespace) -> None:

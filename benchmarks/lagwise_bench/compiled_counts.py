@@ -10,9 +10,10 @@ timing on the card (padding of matrices).
 from __future__ import annotations
 
 import types
+from collections import Counter as Tally
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -36,12 +37,18 @@ _CARD = types.SimpleNamespace(
 )  # fmt: skip
 
 
+# Matrix products and other calls of PyTorch's; calls in lagwise's operators, most of them of products by FFT or SKI;
+# fused kernels; casts of weights, and sums for gradients of biases, both alone; loops that inductor generates.
+KINDS = ("products", "operators", "kernels", "casts", "sums", "loops")
+_ALONE = {"cast_weights": "casts", "column_sums": "sums"}
+
+
 @dataclass
 class GraphCount:
     """What the graphs of a training step launch.
 
     Attributes:
-        calls: Kernels.
+        kinds: Kernels, each of one of `KINDS`.
         waits: Values that the host reads, and copies to and from it.
         graphs: Forward and backward graphs.
         complex: Operations on complex numbers, of which inductor generates no kernels: each is a call of PyTorch's, or
@@ -49,11 +56,15 @@ class GraphCount:
         refused: Why a graph could not be a CUDA graph (``mode="reduce-overhead"``); None if it could.
     """
 
-    calls: int = 0
+    kinds: Tally[str] = field(default_factory=Tally)
     waits: int = 0
     graphs: int = 0
     complex: int = 0
     refused: str | None = None
+
+    @property
+    def calls(self) -> int:
+        return self.kinds.total()
 
 
 class _Scheduled(Exception):
@@ -69,7 +80,7 @@ def count_compiled(
     total = GraphCount()
 
     def stop(scheduler: Scheduler) -> None:
-        total.calls += sum(map(_launches, scheduler.nodes))
+        total.kinds.update(kind for kind in map(_kind, scheduler.nodes) if kind)
         total.refused = total.refused or V.graph.disable_cudagraphs_reason
         raise _Scheduled
 
@@ -135,12 +146,16 @@ def _pretend(stack: ExitStack) -> None:
     stack.enter_context(config.patch(shape_padding=False, joint_graph_constant_folding=False))
 
 
-def _launches(node: Any) -> int:
-    """The kernels of a node of the schedule."""
+def _kind(node: Any) -> str | None:
+    """Of `KINDS`, that of a node of the schedule, if it is a launch."""
     if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput | ir.MutationOutput):
-        return 0
+        return None
     operator = getattr(node.node, "op_overload", None)
-    return 0 if operator is not None and _ours(operator) else 1
+    if operator is not None and operator.namespace == "lagwise_triton":
+        return _ALONE.get(operator._opname, "kernels")
+    if isinstance(node.node, ir.ExternKernel):
+        return None if operator is not None and _ours(operator) else "products"
+    return "loops"
 
 
 def _ours(target: Any) -> bool:
@@ -161,7 +176,7 @@ def _count_nodes(graph: torch.fx.GraphModule, total: GraphCount) -> None:
                 # The operator runs outside of compilation, where it has its fused kernels and remembered tables.
                 with mode, counter, mock.patch.object(torch.compiler, "is_compiling", return_value=False):
                     OPDEFS[node.target._schema.name]._init_fn(*arguments, **options)
-            total.calls += counter.total.calls
+            total.kinds["operators"] += counter.total.calls
             total.waits += counter.total.waits
         elif _waits(node, arguments):
             total.waits += 1

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import frames as fused_frames
@@ -31,14 +32,14 @@ def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engi
     that the direct engine is faster; otherwise None.
 
     Shapes: gate and value ``(batch, length, channels)``; kernel, taps ``(channels, n_taps)`` with lag 0 at index
-    origin, or frequencies as of `spectral_product`; result like the gate. Spectra are float32; the signal's is kept for
-    the gradient, or in graphs computed again.
+    origin, or frequencies as of `spectral_product`; result like the gate. Spectra are float32, and kept for the
+    gradient. A graph for all lengths computes them again, since the length of its FFTs is no symbol.
     """
     same = gate.dtype == value.dtype
     if not same or not fused(gate, value, kernel) or engine not in ("auto", "fft", "overlap_save"):
         return None
     if in_graph():
-        return _operator(_Pair.apply(gate, value), kernel, origin, engine)[0]
+        return _operator(_Pair.apply(gate, value), kernel, origin, engine, has_static_value(gate.shape[1]))[0]
     if engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel):
         return None
     plan = _plan(value, kernel, origin, engine)
@@ -121,37 +122,64 @@ class _Pair(torch.autograd.Function):
         return grad.split_with_sizes([grad.shape[-1] // 2] * 2, dim=-1)
 
 
-def _compute(pair: Tensor, kernel: Tensor, origin: int, engine: str) -> tuple[Tensor, Tensor]:
+def _compute(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> tuple[Tensor, ...]:
     gate, value = pair.chunk(2, dim=2)
     plan = _plan(value, kernel, origin, engine)
     if plan.parts == 1 and fused(pair, kernel):
-        return _product(gate, value, *_spectra(value, kernel, plan), plan)
+        spectra = _spectra(value, kernel, plan)
+        kept = map(torch.view_as_real, spectra) if keep else _no_spectra(pair)
+        return *_product(gate, value, *spectra, plan), *kept
     y = planned_product(F.silu(value), kernel, plan)
-    return F.silu(gate) * y, y
+    return F.silu(gate) * y, y, *_no_spectra(pair)
+
+
+def _no_spectra(pair: Tensor) -> tuple[Tensor, Tensor]:
+    return pair.new_empty(0, dtype=torch.float32), pair.new_empty(0, dtype=torch.float32)
+
+
+def _like(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> tuple[Tensor, ...]:
+    batch, length, channels = pair.shape[0], pair.shape[1], pair.shape[2] // 2
+    products = [pair.new_empty((batch, length, channels)) for _ in range(2)]
+    if keep:
+        plan = _plan(pair, kernel, origin, engine)
+        if plan.parts == 1 and fused(pair, kernel):
+            points = plan.n_fft // 2
+            shapes = (batch, channels, plan.frames, points, 2), (channels, 1, points + 1, 2)
+            return *products, *(pair.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return *products, *_no_spectra(pair)
 
 
 def _computed_gradients(
-    grad: Tensor, pair: Tensor, kernel: Tensor, y: Tensor, origin: int, engine: str
+    grad: Tensor,
+    pair: Tensor,
+    kernel: Tensor,
+    y: Tensor,
+    spectrum: Tensor,
+    factors: Tensor,
+    origin: int,
+    engine: str,
+    keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
     both = pair.new_empty(pair.shape)
     (gate, value), (dgate, dvalue) = pair.chunk(2, dim=2), both.chunk(2, dim=2)
     plan = _plan(value, kernel, origin, engine)
     if plan.parts == 1 and fused(grad, pair, kernel):
-        kept = (y, *_spectra(value, kernel, plan))
-        return both, _gradients(grad, gate, value, kernel, plan, kept, (dgate, dvalue))
+        kept = map(torch.view_as_complex, (spectrum, factors)) if keep else _spectra(value, kernel, plan)
+        return both, _gradients(grad, gate, value, kernel, plan, (y, *kept), (dgate, dvalue))
     dgate.copy_(torch.ops.aten.silu_backward(grad * y, gate))
     dsignal, dkernel = product_gradients(grad * F.silu(gate), F.silu(value), kernel, plan, (True, True))
     dvalue.copy_(torch.ops.aten.silu_backward(dsignal, value))
     return both, dkernel
 
 
-# Compilers fuse the gates with neither the transposition into frames nor that back.
+# Compilers fuse the gates with neither the transposition into frames nor that back. Spectra are kept as real numbers,
+# because inductor makes no kernels of complex ones.
 _operator = graph_operator(
     "gated_product",
     _compute,
     _computed_gradients,
-    lambda pair, *_: tuple(pair.new_empty((*pair.shape[:2], pair.shape[2] // 2)) for _ in range(2)),
+    _like,
     tensors="pair kernel",
-    numbers="SymInt origin, str engine",
-    kept="before",
+    numbers="SymInt origin, str engine, bool keep",
+    kept="before spectrum factors",
 )
