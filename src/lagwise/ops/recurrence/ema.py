@@ -140,7 +140,9 @@ def _averages(
 ) -> _Averages:
     """`ema_scan` without truncation, or `ema_prefill` up to the last block."""
     dtype = compute_dtype(x, weight)
-    size = min(x.shape[1], _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK)
+    size = _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK
+    if not in_graph():  # which would have the smaller of two symbols in every size
+        size = min(size, x.shape[1])
     place = torch.arange(size, device=x.device, dtype=dtype)
     weight, log_decay = weight.to(dtype), log_decay.to(dtype)
     near = ema_taps(weight, log_decay, size)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.operators import in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import pieces, symbolic
 
@@ -122,12 +123,8 @@ def _decayed_mean(x: Tensor, real: Tensor, past: Tensor, seen: Tensor, decay: fl
     """
     rate, length = math.log(decay), x.shape[1]
     size = int(_LARGEST_EXPONENT / -rate)
-    if symbolic(length):
-        size = min(size, _GRAPH_BLOCK)
-        blocks = pieces(length, size)
-    else:
-        size = min(size, length)
-        blocks = -(-length // size)
+    size = min(size, _GRAPH_BLOCK if symbolic(length) or in_graph() else length)
+    blocks = pieces(length, size) if symbolic(length) else -(-length // size)
     rest = blocks * size - length
     values, counted = ((F.pad(t, (0, 0, 0, rest))).unflatten(1, (blocks, size)) for t in (x, real[..., None]))
     inside = counted.cumsum(2).double()  # (batch, blocks, size, 1)
