@@ -53,22 +53,27 @@ def graphs() -> str:
     name = "gpu-graphs.json"
     if not has_results(name):
         return ""
+    kinds = ["products", "operators", "kernels", "casts", "sums", "loops"]
     rows = [
         [
             row["model"],
             *(f"{calls:.0f}" for calls in (row["eager"], row["compiled"]["calls"], row["combined"]["calls"])),
+            *(f"{row['compiled']['kinds'][kind]:.0f}" for kind in kinds),
             row["compiled"]["waits"],
             row["compiled"]["refused"] or "yes",
         ]
         for row in results(name)["results"]["rows"]
     ]
-    columns = ["model", "eager calls", "compiled", "with combo_kernels", "waits", "CUDA graph"]
+    columns = ["model", "eager calls", "compiled", "with combo_kernels", *kinds, "waits", "CUDA graph"]
     return f"""### Through torch.compile
 
 Launches of a layer's training step at 4 × 2,048 (512 channels, bfloat16 autocast), as inductor schedules its graphs for
 an H100; nothing ran. Graphs call the kernels in Triton that eager steps call, and inductor joins operations between
-them. Its option `combo_kernels` puts independent loops into one launch. Waits are of the host, in a whole model; a
-graph without any can be a CUDA graph (`mode="reduce-overhead"`).
+them. Its option `combo_kernels` puts independent loops into one launch. The compiled launches by kind: matrix products
+and other calls of PyTorch's; calls in lagwise's operators, of products by FFT and SKI and of small networks; fused
+kernels; casts of weights, and sums for gradients of biases; loops that inductor generates. The first three are what is
+left if casts, sums and loops are all fused into others. Waits are of the host, in a whole model; a graph without any
+can be a CUDA graph (`mode="reduce-overhead"`).
 
 {measured_table(name, columns, rows)}"""
 
