@@ -30,7 +30,7 @@ def require_rate(what: str, model: Any, config: Any) -> None:
         )
     if config.shares is not None:
         raise ValueError(
-            f"{what} is not for a model with shares (task.shares), which count samples; resample its inputs"
+            f"{what} is not for a model with shares (task.shares), which count samples; leave them out (task.shares=0)"
         )
     _check_positions(what, config)
     for name, part in model.named_modules():

@@ -93,7 +93,7 @@ class SequenceClassification(Labelled):
             each by its own mean and deviation, where the deviations of training series differ a hundredfold.
         stride: samples of a series per step of the model; without one (null), found in the data: as many, up to 16, as
             leave the longest training series 256 steps.
-        shares: thresholds of each of 84 fixed kernels, for features beside the pooled hidden states (`Shares`).
+        shares: thresholds of each of 84 kernels for `Shares`, fixed features of series; none if samples have times.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
         lines: whether each line of .csv and .tsv files is a series, not a sample; by default where they have labels.
         rate: sampling rate of sound files in Hz for which the parameters of kernels are: that of the first file. Other
@@ -160,7 +160,7 @@ class SequenceClassification(Labelled):
             stride = 1
         if time is not None and stride != 1:
             raise ValueError(f"task.time, of samples with times of their own, needs task.stride=1, got {stride}")
-        self.finds_stride, self.time, self.shares = stride is None, time, shares
+        self.finds_stride, self.time, self.shares = stride is None, time, 0 if time else shares
         self.stride, self.unlabelled = _MOST_STRIDE if stride is None else stride, unlabelled
         self.features, self.lines, self.rate = features, lines, rate
         for name, value, usual in (("stride", stride, 1), ("shares", shares, 0)):
