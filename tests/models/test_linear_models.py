@@ -34,7 +34,7 @@ def series(channels: int) -> list[torch.Tensor]:
 
 
 def convolutions(channels: int, rows: list[torch.Tensor]) -> Convolutions:
-    options = Convolutions.plan([len(row) for row in rows], share=0.2)
+    options = Convolutions.plan([len(row) for row in rows], total=24)
     made = Convolutions(channels, **options, levels=3, mean=[0.1] * channels, std=[2.0] * channels)
     made.prepare(rows, 0)
     return made

@@ -13,6 +13,7 @@ from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.heads import Head
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import hidden_layers, pool, pool_pairs
+from lagwise.models.shares import Shares
 from lagwise.ops.operators import exporting
 from lagwise.tables import check_integer
 
@@ -29,6 +30,9 @@ class LagwiseForSequenceClassification(Head):
     processed as if it were alone, and the classifier gets features of both (`pool_pairs`). ValueError for packed rows,
     or without these ids.
 
+    With ``config.shares`` the classifier also gets fixed features of a series (`Shares`). ValueError for packed rows,
+    and for inputs_embeds instead of input_values.
+
     >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, causal=False)
     >>> ids = torch.tensor([list(b"good"), list(b"fine")])
     >>> LagwiseForSequenceClassification(config)(ids, labels=torch.tensor([0, 2])).logits.shape
@@ -42,7 +46,8 @@ class LagwiseForSequenceClassification(Head):
         self.num_labels = check_integer("num_labels", config.num_labels)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.reads_pairs = config.pooling in PAIRS
-        self.hidden, features = hidden_layers(config)
+        self.shares = None if config.shares is None else Shares(config.inputs, config.shares)
+        self.hidden, features = hidden_layers(config, 0 if self.shares is None else self.shares.size)
         self.classifier = nn.Linear(features, self.num_labels)
         self.post_init()
 
@@ -89,6 +94,10 @@ class LagwiseForSequenceClassification(Head):
         else:
             out = self.read(*inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens, position_ids=position_ids, **kwargs)
             pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
+        if self.shares is not None:
+            if input_values is None or pooled.shape[0] != input_values.shape[0]:
+                raise ValueError("shares need input_values with one series in each row, not packed or embedded ones")
+            pooled = torch.cat([pooled, self.shares(input_values, attention_mask)], -1)
         logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16

@@ -12,7 +12,7 @@ from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.signal_stream import SignalStream
 from lagwise.models.token_classification import LagwiseForTokenClassification
 
-_LINEAR_CHUNK = 64  # samples of a linear model, of which each has ten thousand features
+_LINEAR_CHUNK = 64  # steps where each has features of fixed convolutions, ten thousand of a linear model
 
 
 class StreamingClassifier(SignalStream):
@@ -66,14 +66,15 @@ class StreamingClassifier(SignalStream):
         """Start again: the next sample is the first of a signal."""
         super().reset()
         linear: Any = self.model
-        self._state: Any = linear.features.start(1) if self.is_linear else None
+        self._shares: Any = linear.features if self.is_linear else getattr(self.model, "shares", None)
+        self._state: Any = None if self._shares is None else self._shares.start(1)
         self._cache = None if self.is_linear else self.model.model.new_cache()
         weight = self.model.classifier.weight
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
         self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
 
     def _most(self) -> int:
-        return min(self.chunk, _LINEAR_CHUNK) if self.is_linear else self.chunk
+        return self.chunk if self._shares is None else min(self.chunk, _LINEAR_CHUNK)
 
     def _nothing(self) -> Tensor:
         return self.model.classifier.weight.new_zeros(0, self.model.num_labels)
@@ -81,18 +82,25 @@ class StreamingClassifier(SignalStream):
     def _step(self, samples: Tensor) -> Tensor:
         """Probabilities ``(steps, classes)`` of whole steps."""
         if self.is_linear:
-            linear: Any = self.model
-            found, self._state = linear.features.step(samples[None], self._state)
-            self._steps += found.shape[1]
-            return self._shares(self.model.classifier(found[0]))
+            found = self._next_shares(samples)
+            self._steps += len(found)
+            return self._probabilities(self.model.classifier(found))
         out = self.model.model(input_values=samples[None], past_key_values=self._cache, use_cache=True)
         hidden, dtype = out.last_hidden_state[0], self.model.classifier.weight.dtype
         if isinstance(self.model, LagwiseForSequenceClassification):
-            hidden = self.model.hidden(self._pool(hidden).to(dtype))
+            hidden = self._pool(hidden)
+            if self._shares is not None:
+                hidden = torch.cat([hidden, self._next_shares(samples)], -1)
+            hidden = self.model.hidden(hidden.to(dtype))
         self._steps += len(hidden)
-        return self._shares(self.model.classifier(hidden.to(dtype)))
+        return self._probabilities(self.model.classifier(hidden.to(dtype)))
 
-    def _shares(self, logits: Tensor) -> Tensor:
+    def _next_shares(self, samples: Tensor) -> Tensor:
+        """Features of the signal up to each of these steps, of fixed convolutions."""
+        found, self._state = self._shares.step(samples[None], self._state)
+        return found[0]
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
         several = self.model.config.problem_type == "multi_label_classification"
         return logits.sigmoid() if several else logits.softmax(-1)
 

@@ -43,6 +43,7 @@ from lagwise.data.options import DataOptions
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
+from lagwise.models.linear.convolutions import Convolutions
 from lagwise.models.loading import by_rate
 from lagwise.models.rates import require_rate
 from lagwise.progress import progress_bar
@@ -92,9 +93,9 @@ class SequenceClassification(Labelled):
             each by its own mean and deviation, where the deviations of training series differ a hundredfold.
         stride: samples of a series per step of the model; without one (null), found in the data: as many, up to 16, as
             leave the longest training series 256 steps.
+        shares: thresholds of each of 84 kernels for `Shares`, fixed features of series; none if samples have times.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
-        lines: whether every line of .csv and .tsv files is a series, not a sample; found in the data: it is where there
-            is a column of labels.
+        lines: whether each line of .csv and .tsv files is a series, not a sample; by default where they have labels.
         rate: sampling rate of sound files in Hz for which the parameters of kernels are: that of the first file. Other
             files may have another one, by which the steps of kernels in continuous time are scaled.
         time: column of the times of samples, numbers or dates, where these are not equally far apart: kernels in
@@ -130,6 +131,7 @@ class SequenceClassification(Labelled):
         metric: str | None = None,
         inputs: str = "tokens",
         stride: Count | None = 1,
+        shares: Annotated[int, Field(ge=0)] = 0,
         features: list[str] | None = None,
         lines: bool | None = None,
         rate: Count | None = None,
@@ -158,11 +160,12 @@ class SequenceClassification(Labelled):
             stride = 1
         if time is not None and stride != 1:
             raise ValueError(f"task.time, of samples with times of their own, needs task.stride=1, got {stride}")
-        self.finds_stride, self.time = stride is None, time
+        self.finds_stride, self.time, self.shares = stride is None, time, 0 if time else shares
         self.stride, self.unlabelled = _MOST_STRIDE if stride is None else stride, unlabelled
         self.features, self.lines, self.rate = features, lines, rate
-        if (stride is None or stride > 1) and (inputs == "tokens" or packing):
-            raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
+        for name, value, usual in (("stride", stride, 1), ("shares", shares, 0)):
+            if value != usual and (inputs == "tokens" or packing):
+                raise ValueError(f"task.{name} is for series that are not packed, got {value!r}")
         if inputs == "tokens":
             what = "sequence_classification with task.inputs=tokens"
             require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate, "task.time": time})
@@ -384,6 +387,8 @@ class ClassifiedRows(LabelledRows):
         if self.rows.features is not None:
             own = {"features": self.rows.features, "stride": self.task.stride}
             fields["inputs"] = {"name": "values", **own, **self._scale}
+        if total := self.task.shares:
+            fields["shares"] = Convolutions.plan(self.rows.splits["train"]["length"][:], total=total)
         if isinstance(self.task.text, list) and len(self.task.text) == 2:
             fields["type_vocab_size"] = 2
         if names is None:
@@ -416,15 +421,16 @@ class ClassifiedRows(LabelledRows):
             fields["inputs"].pop("by_row", None)
         else:
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
-        return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
+        return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std", "shares")}
 
-    def check_model(self, model: Any) -> None:
-        if not self.rows.rates:
-            return
-        try:
-            require_rate("a rate for each row", model.base_model, model.config)
-        except ValueError as error:
-            raise ValueError(f"sounds have sampling rates of {_hertz(self.rows.rates)}; {error}") from error
+    def prepare(self, model: Any, seed: int) -> None:
+        if self.rows.rates:
+            try:
+                require_rate("a rate for each row", model.base_model, model.config)
+            except ValueError as error:
+                raise ValueError(f"sounds have sampling rates of {_hertz(self.rows.rates)}; {error}") from error
+        if self.task.shares:
+            model.shares.prepare([torch.from_numpy(each) for each in series(self.rows.splits["train"])], seed)
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         if self.rows.rates:

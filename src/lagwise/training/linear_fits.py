@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.configuration import LagwiseLinearConfig
-from lagwise.models.linear.convolutions import LEVELS, Convolutions
+from lagwise.models.linear.convolutions import LEVELS, THRESHOLDS, Convolutions
 from lagwise.models.linear.ngrams import Ngrams, Sparse
 from lagwise.models.linear.patches import Patches
 from lagwise.training.closed_form import Fit, fit_linear
@@ -83,8 +83,8 @@ def _texts(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
 def _series(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
     inputs, batches = data.fields["inputs"], data.train
     series = [row[: len(row) if real is None else int(real.sum())] for b in batches for row, real in _rows(b)]
-    share = 1.0 if len(series) <= _MANY_SERIES else 0.5
-    options: dict[str, Any] = {**Convolutions.plan([len(row) for row in series], share=share), "levels": LEVELS}
+    total = THRESHOLDS if len(series) <= _MANY_SERIES else -(-THRESHOLDS // 2)
+    options: dict[str, Any] = {**Convolutions.plan([len(row) for row in series], total=total), "levels": LEVELS}
     features = Convolutions(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
     features.prepare(series, seed)
 

@@ -24,7 +24,7 @@ from lagwise.tasks import Task, TaskData
 from lagwise.training.recipe import Recipe, merged
 
 _START = "init_from"
-_OF_THE_DATA = ("label_mean", "label_std", "outputs", "threshold")
+_OF_THE_DATA = ("label_mean", "label_std", "outputs", "shares", "threshold")
 _BACKBONE = "model."  # prefix of the backbone's weights in every head
 
 
@@ -58,7 +58,7 @@ def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
     data.task.check_config(config)
     set_seed(recipe.training.seed)
     model = data.task.model_class(config)
-    data.check_model(model)
+    data.prepare(model, recipe.training.seed)
     if _START in recipe.model:
         _take_backbone(model, Path(recipe.model[_START]))
     return model

@@ -19,7 +19,7 @@ _TAPS = 9
 _TRIPLES = tuple(itertools.combinations(range(_TAPS), 3))
 KERNELS = len(_TRIPLES)  # 84
 _MOST_CHANNELS = 9  # that a kernel sums
-_THRESHOLDS = 119  # per kernel, over all dilations: 9,996 features
+THRESHOLDS = 119  # per kernel, over all dilations: 9,996 features
 _MOST_DILATIONS = 32
 LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
 _SAMPLED = 4096  # samples whose quantiles are thresholds of levels
@@ -89,9 +89,8 @@ class Convolutions(DenseFeatures):
         self.register_buffer("level_biases", torch.zeros(KERNELS, levels))
 
     @staticmethod
-    def plan(lengths: Sequence[int], *, share: float = 1.0) -> dict[str, Any]:
-        """Dilations up to an eighth of the median length, and how many thresholds each has; share: of the features."""
-        total = max(1, round(_THRESHOLDS * share))
+    def plan(lengths: Sequence[int], *, total: int = THRESHOLDS) -> dict[str, Any]:
+        """Dilations up to an eighth of the median length, and how many thresholds each has, of so many per kernel."""
         largest = max(1, (int(np.median(lengths)) - 1) // (_TAPS - 1))
         count = min(total, _MOST_DILATIONS)
         dilations, times = np.unique(np.geomspace(1, largest, count).astype(int), return_counts=True)
