@@ -65,7 +65,7 @@ class Shares(nn.Module):
     @torch.no_grad()
     def forward(self, input_values: Tensor, mask: Tensor | None = None) -> Tensor:
         samples = None if mask is None else mask.bool().repeat_interleave(self.stride, 1)
-        if not self.training or traced():
+        if not self.training or traced() or input_values.device.type != "cpu":  # a GPU would wait for the keys
             return self._standardised(self.convolutions(input_values, samples))
         rows = [x if samples is None else x[samples[i]] for i, x in enumerate(input_values)]
         keys = [row.cpu().numpy().tobytes() for row in rows]
