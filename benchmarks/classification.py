@@ -1,7 +1,7 @@
 """Compare text classifiers with TF-IDF on labelled rows: `python benchmarks/classification.py DATA --out FILE`.
 
-Each model is the recipe `classify` with a preset, trained in its own folder below --runs. An existing run is resumed,
-and a finished one is only evaluated. Results are added to an existing results file.
+Each model is the recipe `classify` with a preset, or as it is (`recipe`), trained in its own folder below --runs. An
+existing run is resumed, and a finished one is only evaluated. Results are added to an existing results file.
 
     python benchmarks/classification.py imdb/ --out benchmarks/results/imdb-cpu.json --models tnn training.epochs=3
 """
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="a table with columns text and label, and splits train and test")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", default=",".join(PRESETS), help="presets, separated by commas")
+    parser.add_argument("--models", default=",".join(PRESETS), help="presets or `recipe`, separated by commas")
     parser.add_argument("--runs", type=Path, default=Path("runs/classification"))
     parser.add_argument("--tf-idf", action="store_true", help="also logistic regression on words and bigrams")
     options, overrides = parser.parse_known_args()
@@ -76,7 +76,8 @@ def main() -> None:
     for words in (1, 2) if options.tf_idf else ():
         add(f"tf-idf of {words} word(s)", tf_idf(options.data, words))
     for name in options.models.split(","):
-        add(name, measure(options.runs / name, options.data, [f"model={name}", *overrides]))
+        own = "training.first_answer=none" if name == "recipe" else f"model={name}"
+        add(name, measure(options.runs / name, options.data, [own, *overrides]))
 
 
 if __name__ == "__main__":

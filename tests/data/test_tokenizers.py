@@ -33,6 +33,18 @@ class TestTokenizers:
         tokenizer.save_pretrained(tmp_path)
         assert load_tokenizer(str(tmp_path))(TEXT)["input_ids"] == ids
 
+    def test_an_uncased_bpe_has_one_token_for_both_cases_and_none_for_rare_words(self, tmp_path: Path) -> None:
+        texts = ["Good film, GOOD end. Über-film!\n"] * 6 + ["a quixotic one"]
+        tokenizer = load_tokenizer("bpe-uncased", vocab_size=1000, texts=iter(texts))
+        ids = tokenizer("film GOOD ÜBER")["input_ids"]
+        assert ids == tokenizer("film good über")["input_ids"]
+        assert tokenizer.decode(ids) == "film good über"
+        assert len(tokenizer(" good")["input_ids"]) == 1 < len(tokenizer(" quixotic")["input_ids"])
+        assert len(tokenizer) < 300
+        assert len(load_tokenizer("bpe", vocab_size=1000, texts=iter(texts))(" quixotic")["input_ids"]) == 1
+        tokenizer.save_pretrained(tmp_path)
+        assert load_tokenizer(str(tmp_path))("film GOOD ÜBER")["input_ids"] == ids
+
     def test_gpt2_files(self, tmp_path: Path) -> None:
         trained = load_tokenizer("bpe", vocab_size=300, texts=iter([TEXT]))
         state = json.loads(trained.backend_tokenizer.to_str())["model"]
@@ -64,7 +76,7 @@ class TestTokenizers:
     def test_special_tokens_in_the_text_are_encoded_as_text(self, tmp_path: Path) -> None:
         text = "before <|endoftext|> after\n" * 200
         (tmp_path / "a.txt").write_text(text)
-        for tokenizer in ("bytes", "bpe"):
+        for tokenizer in ("bytes", "bpe", "bpe-uncased"):
             data = prepare(str(tmp_path / "a.txt"), tokenizer, vocab_size=280, progress=False)
             ids = data.splits["train"]
             assert (ids == data.tokenizer.eos_token_id).sum() == 1

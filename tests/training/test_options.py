@@ -155,6 +155,12 @@ def test_a_model_by_preset(word: str, tmp_path: Path) -> None:
     assert "dropout" not in PRESETS[word]["block"]
 
 
+def test_words_of_the_classifier_of_texts_have_its_norm_or_their_own() -> None:
+    norms = {word: load_recipe("classify", [f"model={word}"]).model.get("norm") for word in ("tnn", "ski-tnn", "mega")}
+    assert load_recipe("classify").model["norm"] == "none"
+    assert norms == {"tnn": "none", "ski-tnn": "none", "mega": "layer"}
+
+
 @pytest.mark.parametrize("word", PRESETS)
 def test_an_image_model_by_preset(word: str) -> None:
     made = load_recipe("tnn-digits", [f"model={word}"])

@@ -9,7 +9,7 @@ from pydantic import Field
 from lagwise.schema import Count, Switch, Whole, options
 from lagwise.tables import LARGEST_VOCABULARY
 
-MADE_OF_TEXT = ("bpe", "words", "characters")  # tokenizers
+MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
 
 
 @options
@@ -22,11 +22,12 @@ class DataOptions:
     """The layout of the rows, for published data whose files differ: a task of GLUE, or of Long Range Arena
     (`listops`, `aan`)."""
     tokenizer: str = "bytes"
-    """`bytes`, `bpe` (trained on the data), `words` (those between spaces), `characters` (those of the data), `dna`
-    (A, C, G, T and N of either case), a tokenizer folder, or a `vocab.txt` with a character in each line."""
+    """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
+    `characters` (those of the data), `dna` (A, C, G, T and N of either case), a tokenizer folder, or a `vocab.txt` with
+    a character in each line."""
     vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
-    """Tokens of a `bpe` tokenizer, at most of `words` and `characters`; of associative recall, half keys and half
-    values."""
+    """Tokens of a `bpe` tokenizer, at most of `bpe-uncased`, `words` and `characters`; of associative recall, half
+    keys and half values."""
     length: Annotated[Whole, Field(ge=2)] = 512
     """Tokens in a training sequence (of `lengths`, the largest); labelled rows are cut to it."""
     lengths: list[Annotated[Whole, Field(ge=2)]] | None = None

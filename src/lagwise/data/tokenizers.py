@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+_LEAST = 5  # occurrences of what becomes a token of an uncased BPE: the vectors of rarer ones would hardly be trained
 _LONGEST_WORD = 2048  # characters: the time to train a BPE grows with the square of a word's length
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 MASK = "<|mask|>"
 UNKNOWN = "<|unknown|>"
+UNCASED = "bpe-uncased"
 WORDS = (
     "bytes",
     "bpe",
+    UNCASED,
     "words",
     "characters",
     "dna",
@@ -54,12 +57,13 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
     """A fast tokenizer by name.
 
     ``bytes``: token id = byte, 256 and 257 are end of text and padding. ``bpe``: a byte-level BPE of ``vocab_size``
-    tokens trained on ``texts``, each a string or its parts. ``words``: the most frequent words of ``texts`` (separated
-    by spaces), and one token for all others, at most ``vocab_size`` in all. ``characters``: the same with characters.
-    ``dna``: the letters A, C, G, T and N of either case, where U counts as T and all others as N. A folder: the
-    tokenizer saved in it, GPT-2's ``vocab.json`` and ``merges.txt``, or a ``vocab.txt`` with a character or special
-    token in each line (`read_vocabulary`). Documents are separated by ``eos_token``. ValueError if the folder holds no
-    tokenizer or it has no end of text.
+    tokens trained on ``texts``, each a string or its parts. ``bpe-uncased``: the same in lower case, with merges only
+    of what occurs five times or more, so that texts with few words have a small vocabulary. ``words``: the most
+    frequent words of ``texts`` (separated by spaces), and one token for all others, at most ``vocab_size`` in all.
+    ``characters``: the same with characters. ``dna``: the letters A, C, G, T and N of either case, where U counts as T
+    and all others as N. A folder: the tokenizer saved in it, GPT-2's ``vocab.json`` and ``merges.txt``, or a
+    ``vocab.txt`` with a character or special token in each line (`read_vocabulary`). Documents are separated by
+    ``eos_token``. ValueError if the folder holds no tokenizer or it has no end of text.
 
     >>> load_tokenizer("bytes")("Hi")["input_ids"]
     [72, 105]
@@ -69,8 +73,8 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
     """
     if name == "bytes":
         return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
-    if name == "bpe":
-        return _wrap(_trained(vocab_size, texts))
+    if name in ("bpe", UNCASED):
+        return _wrap(_trained(name, vocab_size, texts))
     if name == "words":
         return _wrap(_frequent_words(vocab_size, texts))
     if name == "characters":
@@ -201,8 +205,8 @@ def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> np.ndarray:
     """Bytes of text of each token id; special tokens have none.
 
-    Exact for byte-level tokenizers. Others drop and add spaces, so their tokens do not correspond to bytes; there every
-    token counts as ``bytes_per_token``, the average over the whole text.
+    Exact for byte-level tokenizers, of text in lower case for an uncased one. Others drop and add spaces, so their
+    tokens do not correspond to bytes; there every token counts as ``bytes_per_token``, the average over the whole text.
     """
     sizes = np.full(len(tokenizer), bytes_per_token)
     sizes[tokenizer.all_special_ids] = 0
@@ -245,22 +249,28 @@ def _byte_alphabet() -> list[str]:
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
-def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]], *, uncased: bool = False):
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer: Any = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    if uncased:
+        tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _trained(vocab_size: int, texts: Iterator[str] | Iterator[Iterable[str]] | None):
+def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterable[str]] | None):
     from tokenizers.trainers import BpeTrainer
 
-    given: Any = texts_for("bpe", vocab_size, texts, 258)  # 256 bytes and 2 special tokens
-    tokenizer = _byte_level({}, [])
-    alphabet = _byte_alphabet()
-    trainer = BpeTrainer(vocab_size=vocab_size - 2, initial_alphabet=alphabet, show_progress=True)
+    given: Any = texts_for(name, vocab_size, texts, 258)  # 256 bytes and 2 special tokens
+    tokenizer = _byte_level({}, [], uncased=name == UNCASED)
+    trainer = BpeTrainer(
+        vocab_size=vocab_size - 2,
+        min_frequency=_LEAST if name == UNCASED else 0,
+        initial_alphabet=_byte_alphabet(),
+        show_progress=True,
+    )
     tokenizer.train_from_iterator((piece for text in given for piece in pieces(text, _LONGEST_WORD)), trainer)
     return tokenizer
 
