@@ -169,15 +169,16 @@ def compiled_training() -> str:
     lengths = ", ".join(map(str, content["lengths"]))
     return f"""## Training steps through torch.compile
 
-Models of {content["layers"]} layers with the recipe's width, {content["batch"]} rows of bytes, lengths {lengths}, by
-inductor with `fullgraph=True`: one graph for the first length, and one for all others. Seconds are of the CPU, those of
-the C++ compiler and of two steps included. Losses and gradients differ from the model's own by the given shares of
-their largest. The last column is the time of a step over that of the model itself, at the first length: on a CPU, there
-is little to gain.
+Models of {content["layers"]} layers with the recipe's width, {content["batch"]} rows of bytes, lengths {lengths}, as
+`training.compile=true` compiles them: layers share a graph for the first length, and one for all others. Packed rows
+have several, because how many texts of which lengths there are depends on values. Seconds are of the CPU, those of the
+C++ compiler and of two steps included, for the first length and for the second. Losses and gradients differ from the
+model's own by the given shares of their largest. The last column is the time of a step over that of the model itself,
+at the first length: on a CPU, there is little to gain.
 
-More than half of the time is the C++ compiler's, which runs once for each kernel and loads PyTorch's headers each time;
-layers share their kernels, so that more layers cost Python's part only. The machine was loaded, which makes CPU seconds
-longer too: a kernel of `mega-lm` takes the compiler .5 s with 5 runnable processes on two cores, 1.2 s with 13.
+The C++ compiler runs once for each kernel and loads PyTorch's headers each time; what a model of more layers costs is
+its steps only. A length that is a symbol costs Python more than one that is a number, most of all where chunks of
+attention are cut.
 
 {measured_table(name, columns, rows)}"""
 

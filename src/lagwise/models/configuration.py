@@ -173,7 +173,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
         for name in ("ngram_sizes", "match_sizes"):
             if getattr(self, name) and self.input_name != "tokens":
-                raise ValueError(f"{name} need inputs 'tokens', got {shown(self.inputs)}")
+                advice = f"leave them out ({name}=[]), or take a recipe that is made for these inputs"
+                raise ValueError(f"{name} need inputs 'tokens', got {shown(self.inputs)}; {advice}")
         if self.position_embedding == "learned" and self.length_limit is None:
             raise ValueError("position_embedding 'learned' needs max_position_embeddings, the length of its table")
 
