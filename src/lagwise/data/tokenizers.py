@@ -33,10 +33,10 @@ PAD = "<|pad|>"
 MASK = "<|mask|>"
 UNKNOWN = "<|unknown|>"
 UNCASED = "bpe-uncased"
+BYTE_PAIRS = ("bpe", UNCASED)
 WORDS = (
     "bytes",
-    "bpe",
-    UNCASED,
+    *BYTE_PAIRS,
     "words",
     "characters",
     "dna",
@@ -73,7 +73,7 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
     """
     if name == "bytes":
         return _wrap(_byte_level({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
-    if name in ("bpe", UNCASED):
+    if name in BYTE_PAIRS:
         return _wrap(_trained(name, vocab_size, texts))
     if name == "words":
         return _wrap(_frequent_words(vocab_size, texts))

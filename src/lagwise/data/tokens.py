@@ -20,7 +20,7 @@ from lagwise.cache import cached_folder, default_cache
 from lagwise.data.options import MADE_OF_TEXT
 from lagwise.data.sources import Source, open_source
 from lagwise.data.splits import SPLITS
-from lagwise.data.tokenizers import UNCASED, encode_texts, load_tokenizer, pieces, tokenizer_folder
+from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, pieces, tokenizer_folder
 from lagwise.files import write_whole
 from lagwise.progress import progress_bar
 
@@ -190,7 +190,7 @@ def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: 
 def _made_tokenizer(source: Source, name: str, vocab_size: int, folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer, saved in a folder: now, or by a process that was killed later."""
     if not (folder / "tokenizer").is_dir():
-        texts: Any = source.document_parts("train") if name in ("bpe", UNCASED) else source.documents("train")
+        texts: Any = source.document_parts("train") if name in BYTE_PAIRS else source.documents("train")
         made = load_tokenizer(name, vocab_size=vocab_size, texts=texts)
         shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
         made.save_pretrained(folder / _UNFINISHED)

@@ -68,7 +68,7 @@ class Shares(nn.Module):
         if not self.training or traced() or input_values.device.type != "cpu":  # a GPU would wait for the keys
             return self._standardised(self.convolutions(input_values, samples))
         rows = [x if samples is None else x[samples[i]] for i, x in enumerate(input_values)]
-        keys = [row.cpu().numpy().tobytes() for row in rows]
+        keys = [row.numpy().tobytes() for row in rows]
         if len(self._known) + len(rows) > _MOST_KNOWN // self.size:
             self._known.clear()
         if new := [i for i, key in enumerate(keys) if key not in self._known]:
