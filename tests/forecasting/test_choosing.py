@@ -161,8 +161,8 @@ def test_a_given_look_back_needs_one_window_before_the_held_out_rows(model: str)
 
 
 def gapped(kind: str) -> np.ndarray:
-    x = np.random.default_rng(0).normal(size=420).cumsum()
-    x[{"weekends": np.arange(420) % 7 >= 5, "every second row": np.arange(420) % 2 == 1}[kind]] = np.nan
+    x = np.random.default_rng(0).normal(size=210).cumsum()
+    x[{"weekends": np.arange(210) % 7 >= 5, "every second row": np.arange(210) % 2 == 1}[kind]] = np.nan
     return x[:, None]
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import block_scan, ema_scan, toeplitz_product
-from lagwise.ops.recurrence import ema_parameters, ema_prefill, ema_recurrence, ema_taps
+from lagwise.ops.operators import in_graph
+from lagwise.ops.recurrence import ema, ema_parameters, ema_prefill, ema_recurrence, ema_taps
 
 CHANNELS, DIMENSION = 3, 4
 LENGTHS = (1, 2, 31, 32, 33, 63, 100, 1000, 1021)
@@ -94,6 +95,32 @@ def test_gradients_equal_those_of_the_dense_product(length: int, truncation: int
         torch.autograd.grad(scanned, used, grad), torch.autograd.grad(dense, used, grad), strict=True
     ):
         torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.real_device
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("two_sided", [False, True])
+def test_graphs_with_an_operator_or_operations(apart: bool, two_sided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a graph have a fixed size; their tables are an operator's where compilers gain nothing from them."""
+    monkeypatch.setattr(ema, "kept_apart", lambda x: apart and in_graph())
+    leaves = [t.detach().requires_grad_() for t in (signal(70), *parameters(), *parameters())]
+
+    def average(x: Tensor, w: Tensor, q: Tensor, wb: Tensor, qb: Tensor) -> Tensor:
+        return ema_scan(x, w, q, backward=(wb, qb) if two_sided else None)
+
+    torch.compiler.reset()
+    found, exact = torch.compile(average, backend="aot_eager", fullgraph=True)(*leaves), average(*leaves)
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-9)
+    used, grad = leaves if two_sided else leaves[:3], torch.randn_like(exact)
+    for a, b in zip(*(torch.autograd.grad(y, used, grad) for y in (found, exact)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("two_sided", [False, True])
+def test_the_operator_of_graphs_is_a_proper_one(two_sided: bool) -> None:
+    given = [t.detach().requires_grad_() for t in (*parameters(), *parameters())]
+    given = given if two_sided else [*given[:2], None, None]
+    torch.library.opcheck(torch.ops.lagwise.ema_block_tables, (*given, 32))
 
 
 def test_a_stream_and_its_gradients_equal_the_whole() -> None:

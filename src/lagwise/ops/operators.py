@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Dispatch keys of a thread in which nothing intercepts operations.
-_QUIET = torch._C._dispatch_tls_local_include_set().raw_repr()
+_INCLUDED, _EXCLUDED = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+_QUIET = _INCLUDED.raw_repr()
 
 
 def exporting() -> bool:
@@ -25,14 +26,20 @@ def in_graph() -> bool:
     return torch.compiler.is_compiling() and not exporting()
 
 
+def kept_apart(x: Tensor) -> bool:
+    """Whether a graph calls an operator, rather than its operations, for what takes compilers for a CPU long and gains
+    nothing: many loops with long indices. Autocast, which is rare there, would not reach an operator's operations."""
+    return in_graph() and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
 def graph_operator(
     name: str,
     compute: Callable[..., Any],
-    gradients: Callable[..., Any],
+    gradients: Callable[..., Any] | None,
     like: Callable[..., Any],
     *,
     tensors: str,
-    numbers: str,
+    numbers: str = "",
     constants: str = "",
     results: str = "y",
     kept: str = "",
@@ -44,19 +51,25 @@ def graph_operator(
         compute: Takes the tensors, the constants and the numbers. Returns the results and what is kept for the
             gradient: one tensor, or a tuple.
         gradients: Takes the gradients of the results, the tensors, the constants, what was kept, and the numbers.
-            Returns a gradient of each of the tensors.
+            Returns a gradient of each of the tensors. None: autograd's, for which compute is called again.
         like: Returns new tensors like those of compute, for the same arguments.
-        tensors, constants, results, kept: Names, separated by spaces. Constants are tensors without a gradient.
+        tensors, constants, results, kept: Names, separated by spaces. Constants are tensors without a gradient. Inputs
+            whose name ends in ``?`` may be None.
         numbers: As in a schema, such as ``SymInt origin, str engine``.
     """
     inputs, outputs = f"{tensors} {constants}".split(), f"{results} {kept}".split()
     count, wanted, found = len(inputs), len(tensors.split()), len(results.split())
 
+    derive: Callable[..., Any] = gradients or functools.partial(_autograd_gradients, compute, found, count, wanted)
+
     def schema(names: list[str], returned: str) -> str:
-        return f"({', '.join([*(f'Tensor {name}' for name in names), numbers])}) -> {returned}"
+        inputs = (f"Tensor? {name[:-1]}" if name.endswith("?") else f"Tensor {name}" for name in names)
+        return f"({', '.join([*inputs, *([numbers] if numbers else [])])}) -> {returned}"
 
     def contiguous_gradients(*arguments: Any) -> list[Tensor]:
-        return [gradient.contiguous() for gradient in gradients(*arguments)]
+        given = arguments[found : found + wanted]
+        pairs = zip(derive(*arguments), given, strict=True)
+        return [gradient.contiguous() for gradient, x in pairs if x is not None]
 
     returned = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
     operator = torch.library.custom_op(f"lagwise::{name}", compute, mutates_args=(), schema=schema(inputs, returned))
@@ -71,13 +84,30 @@ def graph_operator(
 
     def differentiate(ctx: Any, *grads: Tensor) -> Any:
         grads = tuple(grad.contiguous() for grad in grads[:found])
-        result = backward(*grads, *ctx.saved_tensors, *ctx.numbers)
-        return *result, *([None] * (count - wanted + len(ctx.numbers)))
+        saved = ctx.saved_tensors
+        result = iter(backward(*grads, *saved, *ctx.numbers))
+        of_tensors = [None if x is None else next(result) for x in saved[:wanted]]
+        return *of_tensors, *([None] * (count - wanted + len(ctx.numbers)))
 
     operator.register_fake(like)
-    backward.register_fake(lambda *given: [x.new_empty(x.shape) for x in given[found : found + wanted]])
+    backward.register_fake(lambda *given: [x.new_empty(x.shape) for x in given[found:][:wanted] if x is not None])
     operator.register_autograd(differentiate, setup_context=save)
     return operator
+
+
+def _autograd_gradients(
+    compute: Callable[..., Any], results: int, inputs: int, wanted: int, *arguments: Any
+) -> list[Tensor | None]:
+    """The gradients of the first wanted inputs, from those of the results. An operator is called where autograd does
+    not look, so the thread's own dispatch keys are put back."""
+    grads, given, numbers = arguments[:results], arguments[results : results + inputs], arguments[results + inputs :]
+    with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), torch.enable_grad():
+        sources = [None if x is None else x.detach().requires_grad_() for x in given[:wanted]]
+        outputs = compute(*sources, *given[wanted:], *numbers)
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs[:results]
+        wrt = [x for x in sources if x is not None]
+        found = iter(torch.autograd.grad(outputs, wrt, grads, allow_unused=True, materialize_grads=True))
+    return [None if x is None else next(found) for x in sources]
 
 
 def callable_directly(*arguments: Any) -> bool:

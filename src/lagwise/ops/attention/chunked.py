@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.bilinear import transformed
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operators import graph_operator, in_graph, kept_apart
 from lagwise.ops.packing import on_host
 from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.tables import known
@@ -59,6 +59,21 @@ def chunked_attention(
     _check(query, key, value, chunk, function, bias, mask)
     if sliding:
         _check_sliding(query.shape[2], chunk, causal, bias)
+    inputs = (query, key, value, bias, mask, chunk, causal, function, sliding)
+    return _operator(*inputs) if kept_apart(query) else _attention(*inputs)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    chunk: int,
+    causal: bool,
+    function: str,
+    sliding: bool,
+) -> Tensor:
     shift = None
     if mask is not None:
         # Inspect padding only outside of graphs and `torch.vmap`, which cannot branch on values.
@@ -80,6 +95,17 @@ def chunked_attention(
     else:
         y = _in_chunks(query, key, value, chunk, causal, function, bias, mask)
     return y if shift is None else _take(y, _rolled(-shift, y.shape[2]))
+
+
+_operator = graph_operator(
+    "chunked_attention",
+    lambda *inputs: _attention(*inputs).contiguous(),
+    None,
+    lambda query, key, value, *_: value.new_empty(value.shape),
+    tensors="query key value bias?",
+    constants="mask?",
+    numbers="SymInt chunk, bool causal, str function, bool sliding",
+)
 
 
 def pair_attention(
@@ -210,7 +236,10 @@ def rotary_factors(
 
 def rotate(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
     """`rotary` with given `rotary_factors`, which several tensors can share."""
-    cos, sin = factors
+    return _rotation(x, *factors) if kept_apart(x) else _rotated(x, *factors)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     heads = x.dim() == 4
     if heads:  # keep heads within tokens, as projections produce them, so that folding chunks stays a view
         x, cos, sin = x.transpose(1, 2), cos[..., None, :], sin[..., None, :]
@@ -224,6 +253,16 @@ def rotate(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
         y = torch.view_as_real(torch.view_as_complex(pairs.unflatten(-1, (-1, 2))) * torch.complex(cos, sin))
     y = y.flatten(-2).to(x.dtype)
     return y.transpose(1, 2) if heads else y
+
+
+_rotation = graph_operator(
+    "rotate",
+    lambda x, cos, sin: _rotated(x, cos, sin).contiguous(),
+    lambda grad, x, cos, sin: [_rotated(grad, cos, -sin)],
+    lambda x, cos, sin: x.new_empty(x.shape),
+    tensors="x",
+    constants="cos sin",
+)
 
 
 def lag_matrix(values: Tensor) -> Tensor:

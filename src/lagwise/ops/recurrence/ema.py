@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operators import graph_operator, in_graph, kept_apart
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.symbolic import FINE, pieces, symbolic, symbolic_product
@@ -143,23 +143,50 @@ def _averages(
     size = _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK
     if not in_graph():  # which would have the smaller of two symbols in every size
         size = min(size, x.shape[1])
-    place = torch.arange(size, device=x.device, dtype=dtype)
-    weight, log_decay = weight.to(dtype), log_decay.to(dtype)
-    near = ema_taps(weight, log_decay, size)
-    left = inward = (log_decay[:, :, None] * place.flip(0)).exp()  # q**(size - 1 - j)
+    tables = _tables_operator if kept_apart(x) else _block_tables
+    back = (None, None) if backward is None else (backward[0].to(dtype), backward[1].to(dtype))
+    matrices, inward, outward, carry = tables(weight.to(dtype), log_decay.to(dtype), *back, size)
+    reverse = 0 if backward is None else backward[0].shape[1]
+    y, state = block_scan(x, matrices, inward, outward, carry, state, reverse=reverse)
+    return _Averages(y.to(x.dtype), state, inward[:, : weight.shape[1]])
+
+
+def _block_tables(
+    weight: Tensor, log_decay: Tensor, weight_back: Tensor | None, log_decay_back: Tensor | None, size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `block_scan` takes for averages: near, inward, outward and log_carry."""
+    place = torch.arange(size, device=weight.device, dtype=weight.dtype)
+    near, origin = ema_taps(weight, log_decay, size), 0
+    inward = (log_decay[:, :, None] * place.flip(0)).exp()  # q**(size - 1 - j)
     outward = weight[:, :, None] * (log_decay[:, :, None] * (place + 1)).exp()
-    rates, origin, reverse = log_decay, 0, 0
-    if backward is not None:
-        back, rates_back = (t.to(dtype) for t in backward)
-        mirrored = ema_taps(back, rates_back, size).flip(1)
+    if weight_back is not None and log_decay_back is not None:
+        mirrored = ema_taps(weight_back, log_decay_back, size).flip(1)
         near = torch.cat([mirrored[:, :-1], mirrored[:, -1:] + near[:, :1], near[:, 1:]], dim=1)
-        inward = torch.cat([inward, (rates_back[:, :, None] * place).exp()], dim=1)
-        powers = (rates_back[:, :, None] * (place.flip(0) + 1)).exp()
-        outward = torch.cat([outward, back[:, :, None] * powers], dim=1)
-        rates, origin, reverse = torch.cat([log_decay, rates_back], dim=1), size - 1, back.shape[1]
-    matrices = toeplitz_blocks(near, origin, size, 0, 0)[0]
-    y, state = block_scan(x, matrices, inward, outward, rates * size, state, reverse=reverse)
-    return _Averages(y.to(x.dtype), state, left)
+        inward = torch.cat([inward, (log_decay_back[:, :, None] * place).exp()], dim=1)
+        powers = (log_decay_back[:, :, None] * (place.flip(0) + 1)).exp()
+        outward = torch.cat([outward, weight_back[:, :, None] * powers], dim=1)
+        log_decay, origin = torch.cat([log_decay, log_decay_back], dim=1), size - 1
+    return toeplitz_blocks(near, origin, size, 0, 0)[0], inward, outward, log_decay * size
+
+
+def _like_tables(
+    weight: Tensor, log_decay: Tensor, weight_back: Tensor | None, log_decay_back: Tensor | None, size: int
+) -> tuple[Tensor, ...]:
+    channels, dimension = weight.shape
+    states = dimension if weight_back is None else dimension + weight_back.shape[1]
+    shapes = ((channels, size, size), (channels, states, size), (channels, states, size), (channels, states))
+    return tuple(weight.new_empty(shape) for shape in shapes)
+
+
+_tables_operator = graph_operator(
+    "ema_block_tables",
+    lambda *inputs: tuple(table.contiguous() for table in _block_tables(*inputs)),
+    None,
+    _like_tables,
+    tensors="weight log_decay weight_back? log_decay_back?",
+    numbers="SymInt size",
+    results="near inward outward log_carry",
+)
 
 
 def ema_last(x: Tensor, log_decay: Tensor) -> Tensor:
