@@ -345,6 +345,7 @@ def test_held_out_rows_are_trained_on_where_they_choose_nothing(tmp_path: Path) 
     assert joined.rows.splits["test"]["label"] == test["label"]
     assert [*joined.scored] == ["test"]
     assert any("rows: train 54, test 6" in note for note in joined.notes())
+    assert "6 rows of valid, which chooses nothing, in train too" in joined.notes()
     assert joined.steps_per_epoch(1) == len(train_rows) + len(held)
     both = np.concatenate([np.concatenate(rows["input_values"]) for rows in (train_rows, held)])
     np.testing.assert_allclose(joined.fields()["inputs"]["mean"], both.mean(0), atol=1e-5)

@@ -79,16 +79,15 @@ class LabelledData:
         """These data with the rows of valid in train, after its own, and without valid."""
         from datasets import concatenate_datasets
 
-        held, own, numbers = self.counts.get("valid", {}), self.counts.get("train", {}), dict(self.cut)
-        numbers["train"] += numbers.pop("valid")
+        train, valid = self.splits["train"], self.splits["valid"]
+        own, held, cut = self.counts.get("train", {}), self.counts.get("valid", {}), dict(self.cut)
+        cut["train"] += cut.pop("valid")
         return replace(
             self,
-            splits={
-                "train": concatenate_datasets([self.splits["train"], self.splits["valid"]]),
-                "test": self.splits["test"],
-            },
-            cut=numbers,
+            splits={"train": concatenate_datasets([train, valid]), "test": self.splits["test"]},
+            cut=cut,
             counts={**self.counts, "train": {name: count + held.get(name, 0) for name, count in own.items()}},
+            notes=(*self.notes, f"{counted(len(valid), 'row')} of valid, which chooses nothing, in train too"),
         )
 
     def encode(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
