@@ -35,7 +35,7 @@ def small(name: str, source: Path, run: Path, *options: str) -> Path:
     return Path(train(recipe, run, progress=False))
 
 
-STEPS = ["training.steps=60", "training.evaluate_every=30", "training.save_every=30"]
+STEPS = ["training.steps=100", "training.evaluate_every=30", "training.save_every=30"]
 FEW = ["training.steps=2", "training.evaluate_every=2", "training.save_every=2"]
 
 

@@ -307,6 +307,8 @@ class TaskData:
         """Number of labels, tokens or values over which the loss of a validation batch is the mean."""
         return (batch["labels"] != IGNORED).sum()
 
+    #: whether validation data are held out of training
+    holds_out: bool = True
     #: whether a trained model's configuration is set by held-out rows (`calibrated`)
     calibrates: ClassVar[bool] = False
 

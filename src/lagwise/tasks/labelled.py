@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.data.options import DataOptions
+from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.tasks.base import Metric, Table, Task, TaskData, require_none
 from lagwise.tasks.classes import class_counts
 from lagwise.tasks.classification_results import result_figures, result_tables, worst_of_several, worst_rows
@@ -31,6 +32,7 @@ class Labelled(Task):
     metric: str | None = None  #: the headline, where it was chosen
     threshold: float | None = None  #: the probability above which a row has one of several labels
     stride: int = 1  #: samples of a series for each step of the model
+    all_rows: bool = False  #: whether the rows of valid are trained on too, where they choose nothing
 
     def __init__(self, data: DataOptions, label_smoothing: float = 0.0):
         super().__init__(data)
@@ -58,6 +60,7 @@ class LabelledRows(TaskData):
 
     Attributes:
         rows: the rows of the run's own data, in splits; None for other data.
+        apart: the same, with a split valid also where its rows are trained on too.
         label_names: names of the classes, by id; None for numbers.
         several: whether a row may have several labels.
         scored: rows to evaluate on and their labels, by split.
@@ -75,10 +78,14 @@ class LabelledRows(TaskData):
 
     def __init__(self, task: Labelled, tokenizer: Any, rows: Any):
         super().__init__(task, tokenizer)
+        self.apart = rows
+        if task.all_rows and rows is not None and rows.kind != MULTI_LABEL:  # whose threshold is chosen by valid
+            rows, self.holds_out = rows.joined(), False
         self.rows = rows
         if rows is not None:
             self.label_names, splits = rows.label_names, rows.splits
-            self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
+            held_out = ("valid", "test") if self.holds_out else ("test",)
+            self.scored = {split: (splits[split], splits[split]["label"][:]) for split in held_out}
 
     def logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
         """Logits ``(rows, labels)`` in the order of the rows."""

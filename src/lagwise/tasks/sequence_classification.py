@@ -109,6 +109,8 @@ class SequenceClassification(Labelled):
             strand; needs a tokenizer of letters, such as ``dna``.
         unlabelled: a file or folder of further rows, without labels, that ``training.pretrain`` also reads.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
+        all_rows: train on the held-out rows (valid) too, unless something is chosen by them: the first answer or the
+            model (``training.first_answer``, ``training.select``), when to stop, or a threshold. They have no scores.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy,
     Pearson's correlation, and micro F1.
@@ -132,6 +134,7 @@ class SequenceClassification(Labelled):
         inputs: str = "tokens",
         stride: Count | None = 1,
         shares: Annotated[int, Field(ge=0)] = 0,
+        all_rows: bool = False,
         features: list[str] | None = None,
         lines: bool | None = None,
         rate: Count | None = None,
@@ -152,7 +155,7 @@ class SequenceClassification(Labelled):
         self.text, self.label, self.threshold = text, label, threshold
         if isinstance(label, list) and len(label) < 2:
             raise ValueError(f"task.label must be a column, or two or more columns of 0 and 1, got {label!r}")
-        self.separate, self.packing = separate, packing
+        self.separate, self.packing, self.all_rows = separate, packing, all_rows
         if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
             raise ValueError("task.reverse_complement is for sequences in one column of text")
         self.reverse_complement = reverse_complement
@@ -344,17 +347,8 @@ class SequenceClassification(Labelled):
     @property
     def reading(self) -> dict[str, Any]:
         """The options that affect how rows are read and encoded."""
-        options = self.data
-        return {
-            "text": self.text,
-            "label": self.label,
-            "kind": self.kind,
-            "inputs": self.inputs,
-            "tokenizer": options.tokenizer,
-            "vocab_size": options.vocab_size,
-            "length": options.length,
-            "separate": self.separate,
-        }
+        own = {name: getattr(self, name) for name in ("text", "label", "kind", "inputs", "separate")}
+        return own | {name: getattr(self.data, name) for name in ("tokenizer", "vocab_size", "length")}
 
 
 def _hertz(rates: Sequence[int]) -> str:
@@ -370,7 +364,7 @@ class ClassifiedRows(LabelledRows):
         super().__init__(task, tokenizer, rows)
         if rows is None:
             return
-        train, self.several = rows.splits["train"], rows.kind == MULTI_LABEL
+        rows, train, self.several = self.rows, self.rows.splits["train"], rows.kind == MULTI_LABEL
         if rows.label_names is not None and task.class_weights == "balanced":
             self.weights = balanced_weights(torch.tensor([rows.counts["train"][name] for name in rows.label_names]))
         self.label_variance = float(np.var(train["label"][:])) or 1.0
@@ -438,7 +432,7 @@ class ClassifiedRows(LabelledRows):
                 f"a first answer counts samples, but sounds have sampling rates of {_hertz(self.rows.rates)}; resample "
                 "them, or leave it out with training.first_answer=none"
             )
-        rows = by_length(self.rows.splits[split])[0]
+        rows = by_length(self.apart.splits[split])[0]  # a first answer is fitted to both splits in the end
         examples = EncodedExamples(rows)
         for places in like_lengths(rows["length"][:], TOKENS_A_BATCH):
             yield self.task.padded(self.tokenizer, [examples[i] for i in places], stride=1)

@@ -28,7 +28,7 @@ class BestModel(TrainerCallback):
         self.patience, self.keep = patience, keep
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step >= state.max_steps:  # the last model is evaluated too
+        if state.global_step >= state.max_steps and args.eval_strategy != "no":  # the last model is evaluated too
             control.should_evaluate = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainingArguments
+from transformers import IntervalStrategy, TrainingArguments
 
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.data.tokens import copy_tokenizer
@@ -368,7 +368,9 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
     tokens_per_step = options.batch_size * data.tokens_per_example()
     streamed = streamed_text(recipe, data, arguments)
     training = _training_examples(data, options) if streamed is None else streamed.loader.stream
-    validation: Any = data.validation_examples(options.evaluate_tokens)
+    if not data.holds_out:
+        arguments.eval_strategy = IntervalStrategy.NO
+    validation: Any = data.validation_examples(options.evaluate_tokens) if data.holds_out else None
     sharing = None
     if (count := options.sequence_parallel) > 1:
         sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
