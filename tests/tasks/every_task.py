@@ -65,13 +65,19 @@ def _recall(folder: Path) -> list[str]:
 def _classes(folder: Path) -> list[str]:
     texts = [_words(random.randint(1, 12)) for _ in range(60)]
     _write(folder / "rows.csv", [{"text": t, "label": "yes" if "good" in t else "no"} for t in texts])
-    return [*_CLASSIFY, f"data.source={folder / 'rows.csv'}"]
+    return [*_CLASSIFY, "task.wide=true", f"data.source={folder / 'rows.csv'}"]
 
 
 def _pairs(folder: Path) -> list[str]:
     rows = [{"one": _words(3), "two": _words(random.randint(1, 5)), "score": i / 7} for i in range(60)]
     _write(folder / "pairs.csv", rows)
-    return [*_CLASSIFY, f"data.source={folder / 'pairs.csv'}", "task.text=[one, two]", "task.label=score"]
+    return [
+        *_CLASSIFY,
+        "task.wide=true",
+        f"data.source={folder / 'pairs.csv'}",
+        "task.text=[one, two]",
+        "task.label=score",
+    ]
 
 
 def _series(folder: Path) -> list[str]:

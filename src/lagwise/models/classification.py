@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
@@ -14,6 +15,7 @@ from lagwise.models.heads import Head
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import hidden_layers, pool, pool_pairs
 from lagwise.models.shares import Shares
+from lagwise.models.wide import Wide
 from lagwise.ops.operators import exporting
 from lagwise.tables import check_integer
 
@@ -33,6 +35,9 @@ class LagwiseForSequenceClassification(Head):
     With ``config.shares`` the classifier also gets fixed features of a series (`Shares`). ValueError for packed rows,
     and for inputs_embeds instead of input_values.
 
+    With ``config.wide`` a linear map of the n-grams of a text adds to the logits (`Wide`). ValueError for packed rows,
+    and for inputs_embeds instead of input_ids.
+
     >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, causal=False)
     >>> ids = torch.tensor([list(b"good"), list(b"fine")])
     >>> LagwiseForSequenceClassification(config)(ids, labels=torch.tensor([0, 2])).logits.shape
@@ -49,6 +54,9 @@ class LagwiseForSequenceClassification(Head):
         self.shares = None if config.shares is None else Shares(config.inputs, config.shares)
         self.hidden, features = hidden_layers(config, 0 if self.shares is None else self.shares.size)
         self.classifier = nn.Linear(features, self.num_labels)
+        self.wide = None
+        if config.wide is not None:
+            self.wide = Wide(config.vocab_size, self.num_labels, config.wide, config.classifier_dropout)
         self.post_init()
 
     def _texts(self, types: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -99,6 +107,12 @@ class LagwiseForSequenceClassification(Head):
                 raise ValueError("shares need input_values with one series in each row, not packed or embedded ones")
             pooled = torch.cat([pooled, self.shares(input_values, attention_mask)], -1)
         logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
+        if self.wide is not None:
+            if input_ids is None or logits.shape[0] != input_ids.shape[0]:
+                raise ValueError("a wide part needs input_ids with one text in each row, not packed or embedded ones")
+            # Of half of the rows the n-grams alone, or the layers would learn rows by heart before n-grams are learned.
+            logits = logits * F.dropout(torch.ones_like(logits[:, :1]), 0.5, self.training)
+            logits = logits + self.wide(input_ids, attention_mask, token_type_ids)
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
             logits = logits.to(wide) * self.config.label_std + self.config.label_mean

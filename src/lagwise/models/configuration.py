@@ -58,6 +58,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     difference is without its sign in ``pair``.
     shares: options of `Shares`, features of a series beside a classifier's pooled hidden states: ``dilations`` and
     ``thresholds``, which training finds in the data (``task.shares``). None for none.
+    wide: options of `Wide`, a linear map of the n-grams of a text that adds to a classifier's logits: those of
+    `Ngrams`, which training finds in the data (``task.wide``). None for none.
     classifier_hidden_size: width of a layer before the classifier's output layer, with ReLU; with pairs a second one of
     half that width follows (Long Range Arena's classifiers). 0 for none.
     classifier_activation: ``relu``, or ``tanh`` as in the classifiers of transformers, of these layers.
@@ -112,6 +114,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     match_sizes: list[int] = dataclasses.field(default_factory=list)
     pooling: str = "mean"
     shares: dict[str, list[int]] | None = None
+    wide: dict[str, Any] | None = None
     classifier_hidden_size: int = 0
     classifier_activation: str = "relu"
     classifier_dropout: float = 0.0
@@ -169,6 +172,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         known(self.classifier_activation, CLASSIFIER_ACTIVATIONS, "classifier_activation")
         if self.shares is not None and self.input_name != "values":
             raise ValueError(f"shares are of the samples of inputs 'values', got {shown(self.inputs)}")
+        if self.wide is not None and self.input_name != "tokens":
+            raise ValueError(f"a wide part is of the n-grams of inputs 'tokens', got {shown(self.inputs)}")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
         for name in ("ngram_sizes", "match_sizes"):

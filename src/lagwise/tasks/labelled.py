@@ -11,12 +11,14 @@ from torch import Tensor
 
 from lagwise.data.options import DataOptions
 from lagwise.data.several_labels import MULTI_LABEL
+from lagwise.tables import counted
 from lagwise.tasks.base import Metric, Table, Task, TaskData, require_none
 from lagwise.tasks.classes import class_counts
 from lagwise.tasks.classification_results import result_figures, result_tables, worst_of_several, worst_rows
 from lagwise.tasks.figures import Figures, Log
 from lagwise.tasks.scores import best_threshold, classification_scores, headline_of, regression_scores, several_scores
 
+MOST_STRIDE = 16  # samples of a step, where it is found in the data
 _HALF = 0.5  # the probability above which a row has one of several labels, where no other is known
 
 
@@ -53,6 +55,27 @@ class Labelled(Task):
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         return result_figures(metrics, evaluation, self.metric)
+
+
+def check_samples(task: Any, features: int, most: int) -> None:
+    """ValueError if no training series fills a step of the model, or if its stride was found in the data and all are
+    very short beside their features, as in arrays of another layout. most: samples of the longest series."""
+    stride, doubted = task.stride, task.finds_stride and features > most > 1
+    least = MOST_STRIDE if doubted else max(2, stride)
+    if most >= least:
+        return
+    samples = f"{counted(most, 'sample')} of {counted(features, 'feature')}"
+    hints = ["if each line or row is a sample, not a series, use the recipe signal-steps"]
+    if features > most:
+        hints.insert(0, "if arrays are (rows, channels, samples), transpose them to (rows, samples, channels)")
+    if most > 1:
+        hints.append(f"if the series are so short, give task.stride=1 (to {most})")
+    why = "which a step of the model takes (task.stride)" if stride > 1 else "which a series has at least"
+    why = "which is little beside the features" if doubted else why
+    raise ValueError(
+        f"the longest series of {task.data.source!r} has {samples}, less than {least} samples, {why}; "
+        f"{'; '.join(hints)}"
+    )
 
 
 class LabelledRows(TaskData):

@@ -30,6 +30,7 @@ from lagwise.data import (
     open_series,
     prepare_labelled,
     rows_to_score,
+    spellings,
     with_pairs,
 )
 from lagwise.data.batches import by_length, either_strand, length_step, like_lengths, series, with_all_labels
@@ -44,11 +45,12 @@ from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.models.linear.convolutions import Convolutions
+from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import by_rate
 from lagwise.models.rates import require_rate
 from lagwise.progress import progress_bar
 from lagwise.schema import Count, Number, Share
-from lagwise.tables import counted, known
+from lagwise.tables import known
 from lagwise.tasks.base import Metric, Records, finite, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,
@@ -59,7 +61,7 @@ from lagwise.tasks.classes import (
     several_columns,
 )
 from lagwise.tasks.figures import Log
-from lagwise.tasks.labelled import Labelled, LabelledRows, threshold_of
+from lagwise.tasks.labelled import MOST_STRIDE, Labelled, LabelledRows, check_samples, threshold_of
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ if TYPE_CHECKING:
 
 TOKENS_A_BATCH = 16384  # with padding, in an evaluation
 _SHOWN = 120  # characters of a text in a report
-_STEPS, _MOST_STRIDE = 256, 16  # of the model in the longest series, at least, where samples have to share steps
+_STEPS = 256  # of the model in the longest series, at least, where samples have to share steps
 
 
 class SequenceClassification(Labelled):
@@ -94,6 +96,7 @@ class SequenceClassification(Labelled):
         stride: samples of a series per step of the model; without one (null), found in the data: as many, up to 16, as
             leave the longest training series 256 steps.
         shares: thresholds of each of 84 kernels for `Shares`, fixed features of series; none if samples have times.
+        wide: whether the model has a linear map of the n-grams of texts beside its layers (`Wide`).
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
         lines: whether each line of .csv and .tsv files is a series, not a sample; by default where they have labels.
         rate: sampling rate of sound files in Hz for which the parameters of kernels are: that of the first file. Other
@@ -135,6 +138,7 @@ class SequenceClassification(Labelled):
         stride: Count | None = 1,
         shares: Annotated[int, Field(ge=0)] = 0,
         all_rows: bool = False,
+        wide: bool = False,
         features: list[str] | None = None,
         lines: bool | None = None,
         rate: Count | None = None,
@@ -164,8 +168,9 @@ class SequenceClassification(Labelled):
         if time is not None and stride != 1:
             raise ValueError(f"task.time, of samples with times of their own, needs task.stride=1, got {stride}")
         self.finds_stride, self.time, self.shares = stride is None, time, 0 if time else shares
-        self.stride, self.unlabelled = _MOST_STRIDE if stride is None else stride, unlabelled
+        self.stride, self.unlabelled = MOST_STRIDE if stride is None else stride, unlabelled
         self.features, self.lines, self.rate = features, lines, rate
+        self.wide = wide and inputs == "tokens" and not packing
         for name, value, usual in (("stride", stride, 1), ("shares", shares, 0)):
             if value != usual and (inputs == "tokens" or packing):
                 raise ValueError(f"task.{name} is for series that are not packed, got {value!r}")
@@ -251,8 +256,8 @@ class SequenceClassification(Labelled):
         if run is None and self.inputs == "values":
             longest = max(rows.splits["train"]["length"][:])
             if self.finds_stride:
-                self.stride = max(1, min(_MOST_STRIDE, longest // _STEPS))
-            self._check_samples(rows.features or 1, longest)
+                self.stride = max(1, min(MOST_STRIDE, longest // _STEPS))
+            check_samples(self, rows.features or 1, longest)
         if rows.rates and self.packing:
             raise ValueError(f"task.packing needs sounds of one sampling rate, got {_hertz(rows.rates)}; resample them")
         found = ClassifiedRows(self, tokenizer, rows)
@@ -260,26 +265,6 @@ class SequenceClassification(Labelled):
         if self.rate not in (None, own):
             raise ValueError(f"the sounds of {self.data.source!r} have a sampling rate of {own} Hz, not {self.rate}")
         return found
-
-    def _check_samples(self, features: int, most: int) -> None:
-        """ValueError if no series of train fills a step of the model, or if the stride is not given and all are very
-        short beside their features, as in arrays of another layout."""
-        doubted = self.finds_stride and features > most > 1
-        least = _MOST_STRIDE if doubted else max(2, self.stride)
-        if most >= least:
-            return
-        samples = f"{counted(most, 'sample')} of {counted(features, 'feature')}"
-        hints = ["if each line or row is a sample, not a series, use the recipe signal-steps"]
-        if features > most:
-            hints.insert(0, "if arrays are (rows, channels, samples), transpose them to (rows, samples, channels)")
-        if most > 1:
-            hints.append(f"if the series are so short, give task.stride=1 (to {most})")
-        why = "which a step of the model takes (task.stride)" if self.stride > 1 else "which a series has at least"
-        why = "which is little beside the features" if doubted else why
-        raise ValueError(
-            f"the longest series of {self.data.source!r} has {samples}, less than {least} samples, {why}; "
-            f"{'; '.join(hints)}"
-        )
 
     def _open_other(self, run: Path, source: str) -> ClassifiedRows:
         """Rows of another table (its test split, or all), with the labels of a run."""
@@ -376,13 +361,20 @@ class ClassifiedRows(LabelledRows):
         return headline_of(self.task.metric or default_metric(kind))
 
     def fields(self) -> dict[str, Any]:
+        fields = self._plain_fields()
+        if self.task.wide:
+            fields["wide"] = self._ngrams[0]
+        if total := self.task.shares:
+            fields["shares"] = Convolutions.plan(self.rows.splits["train"]["length"][:], total=total)
+        return fields
+
+    def _plain_fields(self) -> dict[str, Any]:
+        """The fields without those of features beside the layers."""
         names = self.rows.label_names
         fields = super().fields()
         if self.rows.features is not None:
             own = {"features": self.rows.features, "stride": self.task.stride}
             fields["inputs"] = {"name": "values", **own, **self._scale}
-        if total := self.task.shares:
-            fields["shares"] = Convolutions.plan(self.rows.splits["train"]["length"][:], total=total)
         if isinstance(self.task.text, list) and len(self.task.text) == 2:
             fields["type_vocab_size"] = 2
         if names is None:
@@ -407,15 +399,21 @@ class ClassifiedRows(LabelledRows):
             scale["by_row"] = True
         return scale
 
+    @cached_property
+    def _ngrams(self) -> tuple[dict[str, Any], Ngrams]:
+        assert self.tokenizer is not None
+        pairs = len(self.task.columns()) == 2
+        return Ngrams.chosen(spellings(self.tokenizer), self.linear_batches("train"), pairs=pairs)
+
     def linear_fields(self) -> dict[str, Any]:
-        fields = self.fields()
+        fields = self._plain_fields()
         if self.task.inputs == "values":
             fields["inputs"] = {**fields["inputs"], "stride": 1}
             fields["inputs"].pop("time", None)  # one more feature
             fields["inputs"].pop("by_row", None)
         else:
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
-        return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std", "shares")}
+        return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
 
     def prepare(self, model: Any, seed: int) -> None:
         if self.rows.rates:
@@ -425,6 +423,8 @@ class ClassifiedRows(LabelledRows):
                 raise ValueError(f"sounds have sampling rates of {_hertz(self.rows.rates)}; {error}") from error
         if self.task.shares:
             model.shares.prepare([torch.from_numpy(each) for each in series(self.rows.splits["train"])], seed)
+        if self.task.wide:
+            model.wide.take(self._ngrams[1])
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         if self.rows.rates:

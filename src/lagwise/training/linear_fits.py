@@ -18,8 +18,6 @@ from lagwise.training.closed_form import Fit, fit_linear
 
 Batches = Sequence[Mapping[str, Tensor]]  # rows with labels, as the model reads them
 
-_MOST_CHARACTERS = 3_000_000  # longer training texts use no n-grams of characters, which take ten times as long
-_MANY_ROWS, _MANY_CHARACTERS = 1000, 100_000  # for which n-grams must occur twice
 _MANY_SERIES = 5000  # for which half of the features do
 _MOST_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
 _IMAGES = 2000  # from which patches are drawn
@@ -60,23 +58,13 @@ def fit_linear_model(linear_class: Any, features: str, rows: LinearRows, seed: i
 
 def _texts(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
     assert data.spellings is not None
-    own, batches = data.spellings, data.train
-    sizes = np.array([len(each) for each in own])
-    characters = sum(int(sizes[batch["input_ids"].numpy()].sum()) for batch in batches)
-    options, features = Ngrams.fitted(
-        own,
-        [(b["input_ids"], _mask(b), b.get("token_type_ids")) for b in batches],
-        words=2,
-        characters=[2, 3, 4, 5] if characters <= _MOST_CHARACTERS else [],
-        pairs=data.fields["inputs"]["pairs"],
-        least=2 if rows_of(batches) > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
-    )
+    options, features = Ngrams.chosen(data.spellings, data.train, pairs=data.fields["inputs"]["pairs"])
 
     def rows(batches: Batches) -> tuple[Any, np.ndarray]:
         found = [features(b["input_ids"], _mask(b), b.get("token_type_ids")) for b in batches]
         return _matrix(found, features.size), labels_of(batches)
 
-    train, valid = rows(batches), rows(data.valid)
+    train, valid = rows(data.train), rows(data.valid)
     return options, features, fit_linear(*train, valid, data.weights)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ _PLANE = 1 << 16  # characters of the basic plane have an entry in the tables
 _IDEOGRAPHS = 0x20000  # planes of letters; the one before has mostly symbols
 _WORD, _SPACE = 1, 2
 _MULTIPLIER, _POSITION = 6364136223846793005, 1442695040888963407  # products wrap around 64 bits
+_MOST_CHARACTERS = 3_000_000  # longer training texts use no n-grams of characters, which take ten times as long
+_MANY_ROWS, _MANY_CHARACTERS = 1000, 100_000  # for which n-grams must occur twice
 _COSINE = 4.0  # weight of the cosine of a pair, a single feature that says more than others
 
 
@@ -81,6 +83,31 @@ class Ngrams(nn.Module):
         self.register_buffer("kinds", torch.zeros(_PLANE, dtype=torch.uint8))
         self.register_buffer("hashes", torch.zeros(self.count - 1, dtype=torch.long))  # words' hashes, then characters'
         self.register_buffer("idf", torch.zeros(self.count))
+
+    @classmethod
+    def chosen(
+        cls,
+        spellings: Sequence[bytes],
+        batches: Iterable[Mapping[str, Tensor]],
+        *,
+        pairs: bool,
+    ) -> tuple[dict[str, Any], Ngrams]:
+        """`fitted` with sizes of n-grams that suit the amount of training text. batches: as models read them."""
+        sizes = torch.tensor([len(each) for each in spellings])
+        read: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        for batch in batches:
+            mask = batch.get("attention_mask")
+            read.append((batch["input_ids"], None if mask is None else mask.bool(), batch.get("token_type_ids")))
+        characters = sum(int(sizes[ids].sum()) for ids, _, _ in read)
+        rows = sum(len(ids) for ids, _, _ in read)
+        return cls.fitted(
+            spellings,
+            read,
+            words=2,
+            characters=[2, 3, 4, 5] if characters <= _MOST_CHARACTERS else [],
+            pairs=pairs,
+            least=2 if rows > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
+        )
 
     @classmethod
     def fitted(
