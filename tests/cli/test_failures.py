@@ -189,6 +189,7 @@ def test_options_are_checked_before_anything_is_loaded(
         (("train", "--resume", "new"), "there is no folder 'new'"),
         *(((name, "new"), "there is no folder 'new'") for name in ("evaluate", "predict", "export", "serve", "plot")),
         (("generate", "~/new"), "there is no folder '~/new'"),
+        (("predict", ".", "--text", "-"), "leave out --data and --text to read lines of standard input"),
         (("export", "."), "an ONNX file needs onnx: install lagwise[export]"),
     ],
     ids=str,

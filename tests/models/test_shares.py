@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,24 @@ def test_they_are_the_features_of_the_first_answer_standardised_over_training_se
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found.mean(0), torch.zeros(shares.size), rtol=0, atol=1e-5)
     assert found.std(0).median() > 0.5
+
+
+def test_what_training_read_is_neither_saved_nor_copied() -> None:
+    model = make().train()
+    shares: Any = model.shares
+    empty = len(pickle.dumps(shares))
+    x, mask = padded(some_series())
+    shares(x, mask)
+    assert shares._known
+    assert len(pickle.dumps(shares)) == empty
+    assert not copy.deepcopy(shares)._known
+
+
+def test_training_in_bfloat16() -> None:
+    model = make().bfloat16()
+    x = some_series()[0][None].bfloat16()
+    shares: Any = model.shares
+    torch.testing.assert_close(shares.train()(x), shares.eval()(x))
 
 
 def test_classifiers_add_them_to_the_pooled_hidden_states() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def test_training_reads_a_text_once_and_gives_the_same(monkeypatch: pytest.Monke
     for i in range(len(TEXTS)):
         torch.testing.assert_close(wide(*(each[i : i + 1] for each in given)), expected[i : i + 1])
         assert len(wide._known) <= 2
+    assert not copy.deepcopy(wide)._known
     wide.load_state_dict(wide.state_dict())
     assert not wide._known
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +37,24 @@ def test_compiled_graphs_are_told_from_exported_ones() -> None:
     assert float(torch.compile(Kinds(), backend="eager", fullgraph=True)(zero)) == 10
     for strict in (True, False):
         assert float(torch.export.export(Kinds(), (zero,), strict=strict).module()(zero)) == 100
+
+
+_IMPORTED = """
+import torch
+with {context}:
+    from lagwise.ops import chunked_attention
+x = torch.randn(1, 2, 20, 8, requires_grad=True)
+(exact,) = torch.autograd.grad(chunked_attention(x, x, x, chunk=8).square().sum(), x)
+operator = torch.ops.lagwise.chunked_attention(x, x, x, None, None, 8, True, "softmax", False)
+(found,) = torch.autograd.grad(operator.square().sum(), x)
+torch.testing.assert_close(found, exact)
+"""
+
+
+@pytest.mark.real_device
+@pytest.mark.parametrize("context", ["torch.inference_mode()", "torch.autocast('cpu', torch.bfloat16)"])
+def test_gradients_in_operators_do_not_depend_on_where_they_were_imported(context: str) -> None:
+    subprocess.run([sys.executable, "-c", _IMPORTED.format(context=context)], check=True)
 
 
 def test_a_compiled_graph_is_not_taken_for_an_exported_one(monkeypatch: pytest.MonkeyPatch) -> None:

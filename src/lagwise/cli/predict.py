@@ -52,6 +52,8 @@ def predict(
 
     cat reviews.txt | lagwise predict runs/classify
     """
+    if source == "-" or text == ["-"]:
+        raise typer.BadParameter("leave out --data and --text to read lines of standard input")
     with quick_imports():
         from lagwise.runs import predict_run
         from lagwise.runs.evaluate import open_run

@@ -62,13 +62,16 @@ class Shares(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
         self._known.clear()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}  # not what was read
+
     @torch.no_grad()
     def forward(self, input_values: Tensor, mask: Tensor | None = None) -> Tensor:
         samples = None if mask is None else mask.bool().repeat_interleave(self.stride, 1)
         if not self.training or traced() or input_values.device.type != "cpu":  # a GPU would wait for the keys
             return self._standardised(self.convolutions(input_values, samples))
         rows = [x if samples is None else x[samples[i]] for i, x in enumerate(input_values)]
-        keys = [row.numpy().tobytes() for row in rows]
+        keys = [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]  # bfloat16 too
         if len(self._known) + len(rows) > _MOST_KNOWN // self.size:
             self._known.clear()
         if new := [i for i, key in enumerate(keys) if key not in self._known]:

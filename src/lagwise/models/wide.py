@@ -56,6 +56,9 @@ class Wide(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
         self._forget()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}, "_kept": 0}  # not what was read
+
     def forward(self, input_ids: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         real = None if mask is None else mask.bool()
         found = self._found(input_ids, real, types)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Dispatch keys of a thread in which nothing intercepts operations.
-_INCLUDED, _EXCLUDED = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+# Dispatch keys of a thread in which nothing intercepts operations, wherever this module is first imported.
+with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+    _INCLUDED, _EXCLUDED = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 _QUIET = _INCLUDED.raw_repr()
 
 
