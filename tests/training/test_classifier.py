@@ -198,6 +198,9 @@ def test_invalid_rows_and_classes(tmp_path: Path) -> None:
     for rows, classes, message in [
         ("a text", ["+"], "list of texts, got one"),
         (["a", 3], ["+", "-"], "row 1 is 3"),
+        (["a", "b \ud800"], ["+", "-"], "row 1 is not valid Unicode"),
+        ([["a", "b"], ["c", "d"]], ["+", "-"], r"rows of several texts are for .* task.text"),
+        ([], [], "X is empty"),
         (["a", "b"], ["+", "+"], "at least 2 classes, but y has 1 class, '\\+'"),
         (["a", "b", "c"], ["+", "-"], "inconsistent numbers of samples"),
         ([each[:, :0] for each in x], y, "series 0 has shape"),

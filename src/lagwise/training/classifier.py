@@ -309,13 +309,20 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _kind(X: Any) -> str:
-    """What X is. ValueError for a single text."""
+    """What X is. ValueError for a single text, rows of several texts, and no rows."""
     if isinstance(X, str | bytes):
         raise ValueError(f"X must be a list of texts, got one, {shown(X)}")
     axes = getattr(X, "ndim", None)
     first: Any = next(iter(X), None) if isinstance(X, list | tuple) or axes == 1 else None
+    if isinstance(X, list | tuple) and not X:
+        raise ValueError("X is empty")
     if isinstance(first, str):
         return "texts"
+    if isinstance(first, list | tuple) and any(isinstance(each, str) for each in first):
+        raise ValueError(
+            f"X must be a list of texts or of numbers, got the row {shown(first)}; rows of several texts are for "
+            "`lagwise train` with task.text=[one, two]"
+        )
     return "series" if axes == 3 or np.ndim(first) == 2 else "table"
 
 
@@ -324,6 +331,8 @@ def _texts(X: Any) -> list[str]:
     for i, each in enumerate(texts):
         if not isinstance(each, str):
             raise ValueError(f"X must be texts, but row {i} is {shown(each)}")
+        if not each.isascii() and any("\ud800" <= character <= "\udfff" for character in each):
+            raise ValueError(f"row {i} is not valid Unicode, as it has half of a pair of surrogates: {shown(each)}")
     return texts
 
 
