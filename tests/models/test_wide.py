@@ -86,9 +86,10 @@ def test_training_reads_a_text_once_and_gives_the_same(monkeypatch: pytest.Monke
     assert not wide._known
 
 
-def test_training_answers_half_of_the_rows_by_ngrams_alone() -> None:
+def test_training_answers_a_share_of_the_rows_by_ngrams_alone() -> None:
     rows = batch(TEXTS * 20)
-    model: Any = make(rows)
+    model: Any = make(rows, classifier_dropout=0.5)
+    model.dropout.p = model.wide.dropout.p = 0.0  # which are tested elsewhere
     wide = model.wide(rows["input_ids"], rows["attention_mask"])
     layers = model(**rows).logits - wide
     rest = (model.train()(**rows).logits - wide) / layers

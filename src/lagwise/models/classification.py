@@ -35,8 +35,9 @@ class LagwiseForSequenceClassification(Head):
     With ``config.shares`` the classifier also gets fixed features of a series (`Shares`). ValueError for packed rows,
     and for inputs_embeds instead of input_values.
 
-    With ``config.wide`` a linear map of the n-grams of a text adds to the logits (`Wide`). ValueError for packed rows,
-    and for inputs_embeds instead of input_ids.
+    With ``config.wide`` a linear map of the n-grams of a text adds to the logits (`Wide`), and training leaves out the
+    others in a share ``classifier_dropout`` of the rows. ValueError for packed rows, and for inputs_embeds instead of
+    input_ids.
 
     >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, causal=False)
     >>> ids = torch.tensor([list(b"good"), list(b"fine")])
@@ -110,8 +111,9 @@ class LagwiseForSequenceClassification(Head):
         if self.wide is not None:
             if input_ids is None or logits.shape[0] != input_ids.shape[0]:
                 raise ValueError("a wide part needs input_ids with one text in each row, not packed or embedded ones")
-            # Of half of the rows the n-grams alone, or the layers would learn rows by heart before n-grams are learned.
-            logits = logits * F.dropout(torch.ones_like(logits[:, :1]), 0.5, self.training)
+            # Of some rows the n-grams alone, or the layers would learn rows by heart before n-grams are learned.
+            kept = F.dropout(torch.ones_like(logits[:, :1]), self.config.classifier_dropout, self.training)
+            logits = logits * kept
             logits = logits + self.wide(input_ids, attention_mask, token_type_ids)
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
