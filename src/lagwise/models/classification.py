@@ -113,8 +113,7 @@ class LagwiseForSequenceClassification(Head):
                 raise ValueError("a wide part needs input_ids with one text in each row, not packed or embedded ones")
             # Of some rows the n-grams alone, or the layers would learn rows by heart before n-grams are learned.
             kept = F.dropout(torch.ones_like(logits[:, :1]), self.config.classifier_dropout, self.training)
-            logits = logits * kept
-            logits = logits + self.wide(input_ids, attention_mask, token_type_ids)
+            logits = logits * kept + self.wide(input_ids, attention_mask, token_type_ids)
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
             logits = logits.to(wide) * self.config.label_std + self.config.label_mean

@@ -60,12 +60,11 @@ def graph_operator(
     """
     inputs, outputs = f"{tensors} {constants}".split(), f"{results} {kept}".split()
     count, wanted, found = len(inputs), len(tensors.split()), len(results.split())
-
     derive: Callable[..., Any] = gradients or functools.partial(_autograd_gradients, compute, found, count, wanted)
 
     def schema(names: list[str], returned: str) -> str:
-        inputs = (f"Tensor? {name[:-1]}" if name.endswith("?") else f"Tensor {name}" for name in names)
-        return f"({', '.join([*inputs, *([numbers] if numbers else [])])}) -> {returned}"
+        of_tensors = [f"Tensor? {name[:-1]}" if name.endswith("?") else f"Tensor {name}" for name in names]
+        return f"({', '.join(of_tensors + [numbers] * bool(numbers))}) -> {returned}"
 
     def contiguous_gradients(*arguments: Any) -> list[Tensor]:
         given = arguments[found : found + wanted]

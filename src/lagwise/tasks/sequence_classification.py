@@ -363,7 +363,7 @@ class ClassifiedRows(LabelledRows):
     def fields(self) -> dict[str, Any]:
         fields = self._plain_fields()
         if self.task.wide:
-            fields["wide"] = self._ngrams[0]
+            fields["wide"] = self.ngrams[0]
         if total := self.task.shares:
             fields["shares"] = Convolutions.plan(self.rows.splits["train"]["length"][:], total=total)
         return fields
@@ -400,7 +400,8 @@ class ClassifiedRows(LabelledRows):
         return scale
 
     @cached_property
-    def _ngrams(self) -> tuple[dict[str, Any], Ngrams]:
+    def ngrams(self) -> tuple[dict[str, Any], Ngrams]:
+        """Those of the training texts, for a first answer and for `task.wide`."""
         assert self.tokenizer is not None
         pairs = len(self.task.columns()) == 2
         return Ngrams.chosen(spellings(self.tokenizer), self.linear_batches("train"), pairs=pairs)
@@ -424,7 +425,7 @@ class ClassifiedRows(LabelledRows):
         if self.task.shares:
             model.shares.prepare([torch.from_numpy(each) for each in series(self.rows.splits["train"])], seed)
         if self.task.wide:
-            model.wide.take(self._ngrams[1])
+            model.wide.take(self.ngrams[1])
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         if self.rows.rates:

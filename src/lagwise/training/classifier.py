@@ -25,6 +25,7 @@ from lagwise.data.encoding import feature_scale
 from lagwise.data.splits import random_rows
 from lagwise.files import expanded, read_json, saved_whole
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
+from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import load_model, quiet, save_tokenizer
 from lagwise.models.presets import PRESETS
 from lagwise.tables import known, shown
@@ -132,7 +133,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         held = random_rows(ids, random) if len(ids) > _ENOUGH else np.zeros(len(ids), dtype=bool)
         weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
         train, valid = ([batch for batch, _ in self._batches(rows, np.flatnonzero(held == k), ids)] for k in (0, 1))
-        own = None if self.tokenizer_ is None else spellings(self.tokenizer_)
+        own = None if self.tokenizer_ is None else Ngrams.chosen(spellings(self.tokenizer_), train, pairs=False)
         fitted = LinearRows(train, valid, self._fields(rows), own, None if self.class_weight is None else weights)
         seed = int(random.randint(np.iinfo(np.int32).max))
         self.model_, fit = fit_linear_model(LagwiseLinearForSequenceClassification, _FEATURES[kind], fitted, seed)
@@ -331,8 +332,10 @@ def _texts(X: Any) -> list[str]:
     for i, each in enumerate(texts):
         if not isinstance(each, str):
             raise ValueError(f"X must be texts, but row {i} is {shown(each)}")
-        if not each.isascii() and any("\ud800" <= character <= "\udfff" for character in each):
-            raise ValueError(f"row {i} is not valid Unicode, as it has half of a pair of surrogates: {shown(each)}")
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"row {i} is not valid Unicode: {shown(each)}") from error
     return texts
 
 

@@ -14,7 +14,6 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from lagwise.data import spellings
 from lagwise.files import read_json, saved_whole, write_whole
 from lagwise.models.loading import load_model, quiet
 from lagwise.tables import counted
@@ -63,7 +62,7 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
         train,
         valid,
         data.linear_fields(),
-        None if data.tokenizer is None else spellings(data.tokenizer),
+        data.ngrams if data.task.inputs == "tokens" else None,
         None if data.weights is None else data.weights.numpy(),
     )
     model, fit = fit_linear_model(linear_class, _FEATURES[data.task.inputs], rows, seed)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.convolutions import LEVELS, THRESHOLDS, Convolutions
-from lagwise.models.linear.ngrams import Ngrams, Sparse
+from lagwise.models.linear.ngrams import Ngrams, Sparse, inputs_of
 from lagwise.models.linear.patches import Patches
 from lagwise.training.closed_form import Fit, fit_linear
 
@@ -31,14 +31,14 @@ class LinearRows(NamedTuple):
         train: training rows, in batches.
         valid: held-out rows, in batches.
         fields: of the model's configuration.
-        spellings: for texts the bytes of each token id.
+        ngrams: for texts those of the training rows (`Ngrams.chosen`).
         weights: of the classes, or None.
     """
 
     train: Batches
     valid: Batches
     fields: Mapping[str, Any]
-    spellings: Sequence[bytes] | None = None
+    ngrams: tuple[dict[str, Any], Ngrams] | None = None
     weights: np.ndarray | None = None
 
 
@@ -57,11 +57,11 @@ def fit_linear_model(linear_class: Any, features: str, rows: LinearRows, seed: i
 
 
 def _texts(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
-    assert data.spellings is not None
-    options, features = Ngrams.chosen(data.spellings, data.train, pairs=data.fields["inputs"]["pairs"])
+    assert data.ngrams is not None
+    options, features = data.ngrams
 
     def rows(batches: Batches) -> tuple[Any, np.ndarray]:
-        found = [features(b["input_ids"], _mask(b), b.get("token_type_ids")) for b in batches]
+        found = [features(*inputs_of(batch)) for batch in batches]
         return _matrix(found, features.size), labels_of(batches)
 
     train, valid = rows(data.train), rows(data.valid)

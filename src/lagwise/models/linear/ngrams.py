@@ -28,6 +28,12 @@ class Sparse(NamedTuple):
     values: Tensor
 
 
+def inputs_of(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What `Ngrams` takes of a batch as models read it: ids, mask and types."""
+    mask = batch.get("attention_mask")
+    return batch["input_ids"], None if mask is None else mask.bool(), batch.get("token_type_ids")
+
+
 class Ngrams(nn.Module):
     """Which n-grams of words and of characters occur in a text, as TF-IDF with presence in place of counts.
 
@@ -93,11 +99,7 @@ class Ngrams(nn.Module):
         pairs: bool,
     ) -> tuple[dict[str, Any], Ngrams]:
         """`fitted` with sizes of n-grams that suit the amount of training text. batches: as models read them."""
-        sizes = torch.tensor([len(each) for each in spellings])
-        read: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        for batch in batches:
-            mask = batch.get("attention_mask")
-            read.append((batch["input_ids"], None if mask is None else mask.bool(), batch.get("token_type_ids")))
+        sizes, read = torch.tensor([len(each) for each in spellings]), [inputs_of(batch) for batch in batches]
         characters = sum(int(sizes[ids].sum()) for ids, _, _ in read)
         rows = sum(len(ids) for ids, _, _ in read)
         return cls.fitted(
