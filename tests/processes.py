@@ -10,11 +10,14 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 
 def run_together(work: Callable[..., None], *args: Any, count: int = 2) -> list[int | None]:
     """Call a function of a module in every process, and return their exit codes."""
+    if 0 < torch.cuda.device_count() < count:
+        pytest.skip(f"{count} processes train on {count} GPUs each for itself, and there are fewer")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lagwise.training.run", "lagwise.training.trainer", "lagwise.models"])
     with socket.socket() as free:

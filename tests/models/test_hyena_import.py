@@ -96,7 +96,7 @@ def test_logits_equal_their_formulas_and_stream(tmp_path: Path, device: torch.de
         left = model(padded, attention_mask=(torch.arange(23) >= 3)[None].long()).logits[0, 3:].double()
     scale = float(expected.abs().max())
     for found in (logits, torch.cat(parts)):
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * scale)
+        torch.testing.assert_close(found, expected, rtol=0, atol=4e-5 * scale)
     torch.testing.assert_close(left, expected[:20], rtol=0, atol=2e-5 * scale)
     with pytest.raises(ValueError, match=f"at most {LENGTH} tokens"):
         model(torch.zeros(1, LENGTH + 1, dtype=torch.long))

@@ -55,6 +55,19 @@ def test_a_held_signal_gives_the_same_at_half_the_rate(name: str, half: bool) ->
     assert expected.std(1).min() > 1e-4
 
 
+def test_rows_of_several_rates_with_much_padding() -> None:
+    model, times = make(CONTINUOUS["gtu"]), torch.tensor([[1.0], [2.0], [1.0]], dtype=torch.float64)
+    x, mask = torch.randn(3, 60, 1, dtype=torch.float64), torch.ones(3, 60, dtype=torch.long)
+    lengths = (60, 9, 5)
+    for row, length in enumerate(lengths):
+        mask[row, length:] = 0
+    with torch.no_grad():
+        found = model(input_values=x, attention_mask=mask, token_time=times).logits
+        for row, length in enumerate(lengths):
+            alone = model(input_values=x[row : row + 1, :length], token_time=times[row : row + 1]).logits
+            torch.testing.assert_close(found[row : row + 1, :length], alone, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("rate", [0.5, 2.0])
 def test_a_model_at_another_rate_is_converted_to_state_spaces_at_that_rate(rate: float) -> None:
     model, x = make(CONTINUOUS["kernel ema"], rate), torch.randn(2, 200, 1, dtype=torch.float64)

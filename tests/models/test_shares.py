@@ -56,6 +56,7 @@ def test_they_are_the_features_of_the_first_answer_standardised_over_training_se
     assert found.std(0).median() > 0.5
 
 
+@pytest.mark.cpu
 def test_what_training_read_is_neither_saved_nor_copied() -> None:
     model = make().train()
     shares: Any = model.shares
@@ -91,6 +92,7 @@ def test_padding_has_no_effect() -> None:
     torch.testing.assert_close(model(input_values=x, attention_mask=mask).logits, alone)
 
 
+@pytest.mark.cpu
 def test_training_reads_a_series_once_and_gives_the_same() -> None:
     model, rows = make(), some_series()
     shares: Any = model.shares
@@ -138,7 +140,8 @@ def test_gradients_reach_the_trained_parts_alone() -> None:
 def test_a_saved_model_has_its_thresholds(tmp_path: Path) -> None:
     model, x = make(), some_series()[1][None]
     model.save_pretrained(tmp_path)
-    torch.testing.assert_close(load_model(tmp_path)[0](input_values=x).logits, model(input_values=x).logits)
+    saved, _ = load_model(tmp_path, device=model.device)
+    torch.testing.assert_close(saved(input_values=x).logits, model(input_values=x).logits)
 
 
 def test_other_inputs_are_refused() -> None:

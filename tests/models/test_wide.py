@@ -64,6 +64,7 @@ def test_logits_are_those_of_the_layers_and_a_linear_map_of_ngrams(pairs: bool) 
     torch.testing.assert_close(gradient, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cpu
 def test_training_reads_a_text_once_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = batch(TEXTS, pairs=True)
     model: Any = make(batch([f"{text} and" for text in TEXTS], pairs=True), pairs=True, type_vocab_size=2)
@@ -106,6 +107,7 @@ def test_a_saved_model_has_its_ngrams(tmp_path: Path) -> None:
     torch.testing.assert_close(again(**rows).logits, model(**rows).logits)
 
 
+@pytest.mark.cpu
 def test_an_exported_model_has_the_same_logits(tmp_path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name)

@@ -188,7 +188,7 @@ def test_graphs_with_an_operator_or_operations(
         return aot_eager(graph, given)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
-        q, k = (rotary(x, torch.arange(20)) for x in (q, k))
+        q, k = (rotary(x, torch.arange(20, device=x.device)) for x in (q, k))
         return chunked_attention(q, k, v, chunk=8, function=function, bias=bias, mask=mask)
 
     torch.compiler.reset()

@@ -260,11 +260,11 @@ def test_gated_toeplitz_units_in_graphs(
     ],
     ids=lambda given: type(given).__name__,
 )
-def test_kernels_in_graphs(module: nn.Module, kernels: set[str]) -> None:
+def test_kernels_in_graphs(module: nn.Module, kernels: set[str], device: torch.device) -> None:
     """`torch.compile` calls the kernels that eager steps call, and does not look into them."""
     torch._dynamo.reset()
     code: list[str] = []
-
+    module = copy.deepcopy(module).to(device)
     compiled = torch.compile(module, backend=recording(code), fullgraph=True)
     for length in (80, 100, 90):
         x = numbers(*((length, 2) if isinstance(module, KernelNetwork) else (2, length, 16))).requires_grad_()

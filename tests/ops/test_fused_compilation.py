@@ -46,6 +46,7 @@ def sources() -> set[str]:
     return {each.kernel.__name__ for module in found for each in module.values() if isinstance(each, launched)}
 
 
+@pytest.mark.cpu
 def test_kernels_compile_for_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="Triton comes with PyTorch for GPUs")
     if os.environ.get("TRITON_INTERPRET") == "1":

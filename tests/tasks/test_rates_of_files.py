@@ -47,7 +47,7 @@ def classes(root: Path, options: list[str], run: str = "run") -> Path:
 
 
 def test_every_sound_is_classified_at_its_own_rate(tmp_path: Path) -> None:
-    run = classes(tmp_path, ["task.stride=1", "training.steps=60", "training.evaluate_every=30", CONTINUOUS])
+    run = classes(tmp_path, ["task.stride=1", "training.steps=120", "training.evaluate_every=30", CONTINUOUS])
     random, given = np.random.default_rng(1), []
     for number in range(12):
         name, hertz = (("low", 150.0), ("high", 600.0))[number % 2]

@@ -46,7 +46,7 @@ def test_a_model_goes_on_from_what_it_learned_without_labels(
     assert [line["step"] for line in read_metrics(run) if "loss" in line] == [1, 2, 3, 4, 5, 6]
     assert len(started) == 2
     for part, value in started[1].items():
-        assert torch.equal(value, before[f"model.{part}"])
+        assert torch.equal(value.cpu(), before[f"model.{part}"])
 
 
 def test_a_stop_before_the_labels_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

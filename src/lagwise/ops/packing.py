@@ -211,14 +211,14 @@ class Layout:
     def compact(self) -> tuple[Tensor, Layout] | None:
         """The positions ``(n,)``, in the flattened batch, from each row's first real token to its last, and the layout
         of these n tokens as one packed row. None if this is hardly shorter than the batch, or if there is a grid."""
-        if self.mask is not None and self.host is not self:
+        if self.mask is None or self.grid is not None or self.pieces is not None or self.by_row:
+            return None
+        if self.host is not self:
             found = self.host.compact
             if found is None:
                 return None
             kept, mask, seq_idx = self._moved(found[0], found[1].mask, found[1].seq_idx)
             return kept, Layout(mask, seq_idx, token_time=self._kept_time(kept)).known(found[1])  # type: ignore
-        if self.mask is None or self.grid is not None or self.pieces is not None or self.by_row:
-            return None
         if not self.mask.any(1).all():
             return None
         mask = self.mask
