@@ -20,6 +20,7 @@ from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
 from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
+from lagwise.family.hyena import HyenaMixer
 from lagwise.family.short_conv import ShortConvMixer
 from lagwise.kernels.network import KernelNetwork
 from lagwise.mixers.ema import EMAMixer
@@ -275,6 +276,35 @@ def test_kernels_in_graphs(module: nn.Module, kernels: set[str], device: torch.d
         assert_close(ours, eager, rtol=1e-3, atol=1e-4)
     assert len(code) == 4  # for the first length, and for all others
     assert {name for name in kernels if f".{name}." in "".join(code)} == kernels
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        GTU(16, expansion=2),
+        GTU(16, causal=False, kernel={"name": "frequency"}),
+        ToeplitzMixer(16, kernel={"name": "warped"}, engine="ski"),
+        ToeplitzMixer(16, causal=False, kernel={"name": "warped"}, engine="ski"),
+        MegaBlock(16, memory={"name": "tcn", "depth": 2}, query_size=8, value_size=16, chunk=16),
+        HyenaMixer(16),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_operators_give_graphs_what_is_expected_under_autocast(
+    module: nn.Module, masked: bool, device: torch.device
+) -> None:
+    torch._dynamo.reset()
+    module, x = copy.deepcopy(module).to(device), numbers(2, 80, 16)
+    mask = (torch.arange(80, device=device) < torch.tensor([[80], [70]], device=device)) if masked else None
+    with torch.autocast(x.device.type, HALF), torch._functorch.config.patch(backward_pass_autocast="off"):
+        given = x.to(HALF).requires_grad_()
+        found = torch.compile(module, backend=recording([]), fullgraph=True)(given, mask=mask)
+        expected = module(given, mask=mask)
+    inputs = [given, *module.parameters()]
+    ours, eager = (torch.autograd.grad(y.float().square().sum(), inputs) for y in (found, expected))
+    for a, b in zip([found, *ours], [expected, *eager], strict=True):
+        assert_close(a, b, rtol=0.05, atol=0.05 * float(b.detach().abs().max()))
 
 
 @pytest.mark.parametrize(("causal", "dilation", "length"), [(True, 1, 70), (False, 3, 70), (True, 80, 70)])

@@ -69,7 +69,7 @@ def graph_operator(
     def contiguous_gradients(*arguments: Any) -> list[Tensor]:
         given = arguments[found : found + wanted]
         pairs = zip(derive(*arguments), given, strict=True)
-        return [gradient.contiguous() for gradient, x in pairs if x is not None]
+        return [gradient.to(x.dtype).contiguous() for gradient, x in pairs if x is not None]
 
     returned = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
     operator = torch.library.custom_op(f"lagwise::{name}", compute, mutates_args=(), schema=schema(inputs, returned))

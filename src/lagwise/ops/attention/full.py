@@ -115,10 +115,12 @@ def _attention_by_features(query: Tensor, key: Tensor, value: Tensor, slopes: Te
     m = slopes.to(query.device, torch.float32)[:, None] / scale
     place = torch.arange(length, device=query.device, dtype=torch.float32) - length + 1  # 0 for the last: small there
     rest, parts = m * place, []
+    dropped = 16 if query.dtype == torch.bfloat16 else 13  # bits of float32 that half precision has not
     for _ in range(_FEATURES):
-        part = rest.to(query.dtype)
-        rest = rest - part.float()
-        parts.append(part)
+        # cut off, not rounded by a cast there and back, which compilers leave out
+        part = (rest.view(torch.int32) & -(1 << dropped)).view(torch.float32)
+        rest = rest - part
+        parts.append(part.to(query.dtype))
     bias = torch.stack(parts, 2)[None].expand(batch, -1, -1, -1)
     width = -(-(size + _FEATURES) // 8) * 8  # what the kernels want
     query = torch.cat([query, query.new_ones(batch, heads, length, _FEATURES)], 3)

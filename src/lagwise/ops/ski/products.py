@@ -404,7 +404,7 @@ def _of_graph(x: Tensor, taps: Tensor, rest: Sequence[Any]) -> tuple[Tensor | No
 
 def _graph_forward(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> Tensor:
     own, form, blocks = _of_graph(x, taps, rest)
-    return _forward(x, own, coarse, form, blocks)[0].contiguous()
+    return _forward(x, own, coarse, form, blocks)[0].to(x.dtype).contiguous()
 
 
 def _graph_gradients(grad: Tensor, x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> list[Tensor]:
@@ -417,7 +417,7 @@ def _graph_gradients(grad: Tensor, x: Tensor, taps: Tensor, coarse: Tensor, *res
 
 
 def _like(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> Tensor:
-    return coarse.new_empty(x.shape)
+    return x.new_empty(x.shape)
 
 
 # The grid depends on the length, for which it would be compiled anew.
