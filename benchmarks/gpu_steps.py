@@ -6,7 +6,8 @@
 A step is a forward and a backward pass in bfloat16 autocast, by the models of `lagwise_bench.step_models`. A layer's
 time is the difference between models of three layers and of one; the chain of best-lm counts as four layers. Each is
 timed as Python launches it, and as a CUDA graph, which takes the time of the card alone; models named by ``--compiled``
-also through `torch.compile`, as by ``training.compile``. Packages of peers that are not installed are left out.
+also through `torch.compile`, as by ``training.compile=true`` and ``reduce-overhead``. Packages of peers that are not
+installed are left out.
 
 A model is timed only if its loss is within 1 % of the one without autocast and fused kernels, and its gradient of the
 embeddings points the same way (cosine of at least 0.98).
@@ -15,9 +16,9 @@ embeddings points the same way (cosine of at least 0.98).
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
@@ -31,9 +32,12 @@ from lagwise.analysis.timing import Timing, interleaved, save_results
 from lagwise.models.cuda_graph import capture
 from lagwise.ops import fused
 from lagwise.training.compilation import compile_model
+from lagwise.training.recipe import REDUCE_OVERHEAD
 from lagwise_bench.step_models import MODELS, PEERS, SHAPES, build, cases, layers_between
 
 INSTALLED = ("Mamba-2", "GLA")  # peers that are only timed, where their packages are
+COMPILED = {"compiled": True, "reduce_overhead": REDUCE_OVERHEAD}  # values of training.compile
+_WARMUP = 4  # steps: a graph is compiled, warmed up, and recorded
 Step = Callable[[], Tensor]
 
 
@@ -41,6 +45,7 @@ def training_step(model: nn.Module, ids: Tensor) -> Step:
     """A function that runs a model's forward and backward pass and returns the loss."""
 
     def step() -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
         model.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(ids)
@@ -50,21 +55,22 @@ def training_step(model: nn.Module, ids: Tensor) -> Step:
     return step
 
 
-def check(name: str, model: nn.Module, ids: Tensor) -> None:
-    """ValueError if a model's loss or gradient is another than in float32 by PyTorch's operators."""
+def check(name: str, model: nn.Module, plain: nn.Module, ids: Tensor) -> None:
+    """ValueError if a model's loss or gradient is another than that of an equal one in float32 by PyTorch's
+    operators."""
 
-    def embedding_gradient() -> Tensor:
-        weight = next(m.weight for m in model.modules() if isinstance(m, nn.Embedding))
+    def embedding_gradient(of: nn.Module) -> Tensor:
+        weight = next(m.weight for m in of.modules() if isinstance(m, nn.Embedding))
         assert isinstance(weight, Tensor)
         assert weight.grad is not None
         return weight.grad.double().flatten()
 
-    loss, found = float(training_step(model, ids)()), embedding_gradient()
-    model.zero_grad(set_to_none=True)
+    loss, found = float(training_step(model, ids)()), embedding_gradient(model)
+    plain.zero_grad(set_to_none=True)
     with mock.patch.object(fused, "available", return_value=False):
-        exact = model(ids)
+        exact = plain(ids)
         exact.backward()
-    cosine = float(torch.cosine_similarity(found, embedding_gradient(), 0))
+    cosine = float(torch.cosine_similarity(found, embedding_gradient(plain), 0))
     if not (abs(loss - float(exact)) <= 0.01 * float(exact) and cosine >= 0.98):
         raise ValueError(f"{name} has the loss {loss} for {float(exact)}, gradients' cosine {cosine}; it is not timed")
 
@@ -88,7 +94,7 @@ def measure(
     model = build(name, hidden, layers, length).cuda()
     ids = torch.randint(1, 257, (batch, length), device="cuda")
     if layers == 1:
-        check(name, model, ids)
+        check(name, model, model, ids)
     step = training_step(model, ids)
     step()
     torch.cuda.synchronize()
@@ -101,14 +107,21 @@ def measure(
     except RuntimeError as error:  # a step that waits for values
         torch.cuda.synchronize()
         print(f"{name}: no CUDA graph: {str(error).splitlines()[0]}", flush=True)
-    if compiled:
-        begun = time.perf_counter()
-        compile_model(model)
-        step()
-        torch.cuda.synchronize()
-        found["compile_seconds"] = time.perf_counter() - begun
-        found["compiled"] = seconds(step, repeats)
+    for how in COMPILED if compiled else ():
+        if how == "reduce_overhead" or name in MODELS:  # only ours compile layers
+            found[how] = compiled_seconds(name, copy.deepcopy(model), model, ids, how, repeats)
     return found
+
+
+def compiled_seconds(name: str, model: nn.Module, plain: nn.Module, ids: Tensor, how: str, repeats: int) -> Timing:
+    """Seconds of a model's step through `torch.compile`."""
+    compile_model(getattr(model, "model", model), COMPILED[how])
+    step = training_step(model, ids)
+    for _ in range(_WARMUP):
+        step()
+    check(f"{name}, {how}", model, plain, ids)
+    torch.cuda.synchronize()
+    return seconds(step, repeats)
 
 
 def layer_times(name: str, hidden: int, batch: int, length: int, repeats: int, compiled: bool) -> dict[str, Any]:
@@ -116,12 +129,10 @@ def layer_times(name: str, hidden: int, batch: int, length: int, repeats: int, c
     one, three = (measure(name, hidden, layers, batch, length, repeats, compiled) for layers in (1, 3))
     layers = layers_between(name)
     row: dict[str, Any] = {"model": name, "batch": batch, "length": length, "hidden": hidden}
-    for how in ("eager", "graph", "compiled"):
+    for how in ("eager", "graph", *COMPILED):
         if how in one and how in three:
             row[how] = (three[how].median - one[how].median) / layers
             row[f"{how}_model"] = three[how]
-    if compiled:
-        row["compile_seconds"] = three["compile_seconds"]
     row["peak"] = (three["peak"] - one["peak"]) / layers
     return row
 
@@ -164,7 +175,7 @@ def main() -> None:
         try:
             compiled = name in given.compiled.split(",") and shape == "4x2048"
             row = layer_times(name, given.hidden, batch, length, given.repeats, compiled)
-        except (ImportError, ValueError, torch.OutOfMemoryError) as error:
+        except (ImportError, ValueError, RuntimeError) as error:
             print(f"{name} {shape}: {type(error).__name__}: {error}", flush=True)
             continue
         count = counted.get((name, batch, length, given.hidden))
@@ -174,12 +185,9 @@ def main() -> None:
                 "launch_seconds": count["calls"] * limits["launch_seconds"],
             }
         rows.append(row)
-        print(
-            f"{name:22}{shape:>10} eager {row['eager'] * 1e3:8.3f} ms graph {row.get('graph', 0) * 1e3:8.3f}"
-            f" compiled {row.get('compiled', 0) * 1e3:8.3f}"
-            f" counted {row.get('counted', {}).get('bytes_seconds', 0) * 1e3:8.3f} peak {row['peak'] / 1e9:.3f} GB",
-            flush=True,
-        )
+        times = " ".join(f"{how} {row[how] * 1e3:.3f}" for how in ("eager", "graph", *COMPILED) if how in row)
+        counted_ms = row.get("counted", {}).get("bytes_seconds", 0) * 1e3
+        print(f"{name:22}{shape:>10} ms: {times} counted {counted_ms:.3f}; {row['peak'] / 1e9:.3f} GB", flush=True)
         torch.cuda.empty_cache()
         save_results(given.out, " ".join(["python", *sys.argv]), {"ceilings": limits, "rows": rows})
 

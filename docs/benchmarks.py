@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tables
-from measured import arena, arena_speed, encoders, family, gpu, language, layers, streaming
+from measured import arena, arena_speed, encoders, family, gpu, language, layers, rows, streaming
 
 PAGE = Path(__file__).parent / "benchmarks.md"
 
@@ -52,12 +52,14 @@ SECTIONS: tuple[Callable[[], str], ...] = (
     encoders.glue,
     encoders.images,
     encoders.image_classifiers,
+    rows.first_answers,
     layers.padded,
     layers.vocabulary_loss,
     layers.compiled_training,
     gpu.counts,
     gpu.graphs,
     gpu.measured,
+    gpu.measured_later,
     gpu.host,
     arena.trainings,
     arena.arguments,

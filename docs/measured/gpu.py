@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tables import has_results, measured_table, results
+from tables import has_results, measured_table, results, table
 
 _NAME = "gpu-counts.json"
 _TRANSFORMER = "transformer-alibi-lm"
@@ -137,6 +137,59 @@ A Toeplitz layer of 512 channels in float32 beside the published one, launched f
 kernel network's launches take most of the time.
 
 {measured_table(layers, heads, of_length)}"""
+
+
+def measured_later() -> str:
+    """The times on another card, after the kernels had changed, and those of compiled steps."""
+    name = "gpu-steps-h200.json"
+    content = results(name)
+    found = {(row["model"], row["batch"], row["length"]): row for row in content["results"]["rows"]}
+    shapes = ((16, 512), (4, 2048), (1, 8192), (1, 131072))
+    rows = [
+        [model, *(_milliseconds(found.get((model, *shape)), "graph") for shape in shapes)]
+        for model in dict.fromkeys(row["model"] for row in content["results"]["rows"])
+    ]
+    hows = {"eager": "launched by Python", "compiled": "layers compiled", "graph": "CUDA graph"}
+    hows["reduce_overhead"] = "compiled, as CUDA graphs"
+    compiled = [
+        [row["model"], *(_milliseconds(row, how) for how in hows)]
+        for row in content["results"]["rows"]
+        if "reduce_overhead" in row
+    ]
+    copied = content["results"]["ceilings"]["bytes_per_second"] / 1e12
+    return f"""### On an H200
+
+On one {content["gpu"]}, which copies {copied:.1f} TB/s, with an idle host, milliseconds of a layer as a CUDA graph. Of
+4 × 2,048, only two models could be timed:
+
+{measured_table(name, ["ms, CUDA graph", *(f"{batch} × {length:,}" for batch, length in shapes)], rows)}
+
+`training.compile=true` compiles layers, and launches them from Python: no faster at this size, where the host is what
+takes the time. `training.compile=reduce-overhead` compiles the model and launches CUDA graphs. Of 4 × 2,048:
+
+{table(["ms", *hows.values()], compiled)}
+
+{engines()}"""
+
+
+def _milliseconds(row: dict[str, Any] | None, how: str) -> str:
+    return "-" if row is None or how not in row else f"{row[how] * 1e3:.2f}"
+
+
+def engines() -> str:
+    """The engines of the product on a card."""
+    name = "gpu-engines-h200.json"
+    content = results(name)["results"]
+    engines = list(dict.fromkeys(engine for row in content["rows"] for engine in row["picoseconds"]))
+    rows = [
+        [f"{row['lags']:,}", *(f"{row['picoseconds'][e]:.0f}" if e in row["picoseconds"] else "-" for e in engines)]
+        for row in content["rows"]
+    ]
+    return f"""The engines of a causal product there: picoseconds per token and channel, forward and backward, of a
+bfloat16 signal of {content["batch"]} × {content["length"]:,} tokens and {content["channels"]} channels, as CUDA graphs.
+`subquadratic` has the package's kernel, and copies around it: it takes channels before tokens.
+
+{measured_table(name, ["lags", *engines], rows)}"""
 
 
 def host() -> str:

@@ -22,7 +22,7 @@ _PASSES, _PASSES_OF_FEW_ROWS, _FEW_ROWS = 6, 12, 64
 # Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without
 # the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
 _FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
-_FEW_LAGS_ON_GPU = 32  # by rooflines (docs/concepts.md, "Engines on a GPU")
+_FEW_LAGS_ON_GPU = 24  # docs/concepts.md, "Engines on a GPU"
 
 
 def few_lags(x: Tensor, taps: Tensor) -> bool:

@@ -1,0 +1,60 @@
+"""Tables of labelled rows: first answers, models alone, and the simple answers of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+from tables import has_results, measured_table, results, table
+
+_FILE = "first-answers-cpu.json"
+_MODELS = {"first answer": "first answer", "recipe": "recipe as it is", "trained alone": "model alone"}
+_EARLIER = {
+    "trained alone, without shares": "without shares",
+    "trained alone, held-out rows apart": "held-out rows apart",
+}
+
+
+def first_answers() -> str:
+    if not has_results(_FILE):
+        return ""
+    found = results(_FILE)["results"]
+    rows = []
+    for name, kinds in found.items():
+        simple = {kind: made for kind, made in kinds.items() if "metric" not in made[0]}
+        metric = kinds["first answer"][0]["metric"]
+        others = "; ".join(f"{kind} {_scores(made)}" for kind, made in simple.items())
+        rows.append([name, metric, *(_scores(kinds.get(kind, ())) for kind in _MODELS), others])
+    columns = ["rows", "metric", *_MODELS.values(), "simple answers of libraries"]
+    return f"""## Rows with labels
+
+[First answers](first-answers.md), the recipes as they are (`--trained`), which end with the better of the two, and
+their models alone (`--alone`), with the simple answers of other libraries on the same rows. Test scores of
+three seeds, with the smallest and the largest, or of one; in brackets CPU seconds of one thread, on a machine with
+other work.
+
+{measured_table(_FILE, columns, rows)}
+
+Models of series alone, before they had shares and were trained on all rows:
+
+{_earlier(found)}"""
+
+
+def _earlier(found: dict[str, Any]) -> str:
+    rows = [
+        [name, *(_scores(kinds.get(kind, ())) for kind in _EARLIER)]
+        for name, kinds in found.items()
+        if any(kind in kinds for kind in _EARLIER)
+    ]
+    return table(["series", *_EARLIER.values()], rows)
+
+
+def _scores(runs: Sequence[dict[str, Any]]) -> str:
+    """Such as "0.956 (0.955 to 0.959) [2 s]"."""
+    if not runs:
+        return ""
+    scores = [run["score"] for run in runs]
+    least, most = f"{min(scores):.3f}", f"{max(scores):.3f}"
+    spread = "" if len(runs) == 1 else f" ({least} to {most})" if least != most else ""
+    return f"{mean(scores):.3f}{spread} [{mean(run['seconds'] for run in runs):.0f} s]"
