@@ -38,6 +38,8 @@ def make(rows: Mapping[str, Tensor], *, pairs: bool = False, **fields: Any) -> L
     model = LagwiseForSequenceClassification(LagwiseConfig(**{"vocab_size": 260, **own, **fields}))
     wide: Any = model.wide
     wide.take(features)
+    assert not wide.linear.weight.any()
+    torch.nn.init.normal_(wide.linear.weight, std=0.02)
     return model.eval()
 
 
@@ -50,13 +52,13 @@ def dense(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("pairs", [False, True])
 def test_logits_are_those_of_the_layers_and_a_linear_map_of_ngrams(pairs: bool) -> None:
     rows = batch([f"{text} and" for text in TEXTS], pairs=pairs)
-    model: Any = make(rows, pairs=pairs, type_vocab_size=2)
+    model: Any = make(rows, pairs=pairs, type_vocab_size=2, classifier_dropout=0.25)
     features = dense(model, rows)
     assert (features != 0).any(1).all()
     weight = model.wide.linear.weight.detach().clone().requires_grad_()
     hidden = model.model(**rows).last_hidden_state * rows["attention_mask"][..., None]
     pooled = hidden.sum(1) / rows["attention_mask"].sum(1, keepdim=True)
-    expected = model.classifier(pooled) + 20 * features @ weight.t() + model.wide.linear.bias
+    expected = 0.75 * model.classifier(pooled) + 20 * features @ weight.t() + model.wide.linear.bias
     found = model(**rows).logits
     torch.testing.assert_close(found, expected)
     (gradient,) = torch.autograd.grad(found.square().sum(), model.wide.linear.weight)
@@ -92,7 +94,7 @@ def test_training_answers_a_share_of_the_rows_by_ngrams_alone() -> None:
     model: Any = make(rows, classifier_dropout=0.5)
     model.dropout.p = model.wide.dropout.p = 0.0  # which are tested elsewhere
     wide = model.wide(rows["input_ids"], rows["attention_mask"])
-    layers = model(**rows).logits - wide
+    layers = 2 * (model(**rows).logits - wide)
     rest = (model.train()(**rows).logits - wide) / layers
     dropped = rest.abs().amax(1) < 1e-3
     torch.testing.assert_close(rest[~dropped], torch.full_like(rest[~dropped], 2), rtol=1e-2, atol=0)

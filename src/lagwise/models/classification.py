@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -35,9 +36,9 @@ class LagwiseForSequenceClassification(Head):
     With ``config.shares`` the classifier also gets fixed features of a series (`Shares`). ValueError for packed rows,
     and for inputs_embeds instead of input_values.
 
-    With ``config.wide`` a linear map of the n-grams of a text adds to the logits (`Wide`), and training leaves out the
-    others in a share ``classifier_dropout`` of the rows. ValueError for packed rows, and for inputs_embeds instead of
-    input_ids.
+    With ``config.wide`` a linear map of the n-grams of a text, zero at first, adds to the logits (`Wide`). Training
+    leaves out the others in a share p = ``classifier_dropout`` of the rows and multiplies them by ``1 / (1 - p)`` in
+    the rest; otherwise they count ``1 - p`` times. ValueError for packed rows, and for inputs_embeds instead of input_ids.
 
     >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, causal=False)
     >>> ids = torch.tensor([list(b"good"), list(b"fine")])
@@ -59,6 +60,11 @@ class LagwiseForSequenceClassification(Head):
         if config.wide is not None:
             self.wide = Wide(config.vocab_size, self.num_labels, config.wide, config.classifier_dropout)
         self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if self.wide is not None and module is self.wide.linear:
+            init.zeros_(self.wide.linear.weight)
 
     def _texts(self, types: Tensor | None, mask: Tensor | None) -> Tensor:
         """The two texts of each row as the documents of a packed one."""
@@ -111,9 +117,11 @@ class LagwiseForSequenceClassification(Head):
         if self.wide is not None:
             if input_ids is None or logits.shape[0] != input_ids.shape[0]:
                 raise ValueError("a wide part needs input_ids with one text in each row, not packed or embedded ones")
-            # Of some rows the n-grams alone, or the layers would learn rows by heart before n-grams are learned.
-            kept = F.dropout(torch.ones_like(logits[:, :1]), self.config.classifier_dropout, self.training)
-            logits = logits * kept + self.wide(input_ids, attention_mask, token_type_ids)
+            # Of some rows the n-grams alone, or the layers would learn rows by heart before n-grams are learned; those
+            # that they have not read they know less well than these.
+            dropped = self.config.classifier_dropout
+            counts = F.dropout(torch.ones_like(logits[:, :1]), dropped) if self.training else 1 - dropped
+            logits = logits * counts + self.wide(input_ids, attention_mask, token_type_ids)
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
             logits = logits.to(wide) * self.config.label_std + self.config.label_mean
