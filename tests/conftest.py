@@ -7,6 +7,7 @@ import copy
 import gc
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out slow tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seen: Counter[tuple[Any, str]] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None:
+            function = item.parent, getattr(item, "originalname", item.name)
+            if seen[function] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[function] += 1
     name = config.getoption("--device")
     excluded = {"cpu": (), "pretended": ("cpu", "real_device")}.get(name, ("cpu",))
     for item in items:
