@@ -143,7 +143,9 @@ def measured_later() -> str:
     """The times on another card, after the kernels had changed, and those of compiled steps."""
     name = "gpu-steps-h200.json"
     content = results(name)
-    found = {(row["model"], row["batch"], row["length"]): row for row in content["results"]["rows"]}
+    found: dict[tuple[Any, ...], Any] = {
+        (row["model"], row["batch"], row["length"]): row for row in content["results"]["rows"]
+    }
     shapes = ((16, 512), (4, 2048), (1, 8192), (1, 131072))
     rows = [
         [model, *(_milliseconds(found.get((model, *shape)), "graph") for shape in shapes)]
