@@ -33,7 +33,13 @@ def batch(texts: list[str], *, pairs: bool = False) -> dict[str, Tensor]:
 
 def make(rows: Mapping[str, Tensor], *, pairs: bool = False, **fields: Any) -> LagwiseForSequenceClassification:
     options, features = Ngrams.chosen(BYTES, [rows], pairs=pairs)
-    own = {"hidden_size": 8, "num_hidden_layers": 1, "wide": options, "num_labels": 3, "causal": False}
+    own = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "wide": {"name": "ngrams", **options},
+        "num_labels": 3,
+        "causal": False,
+    }
     torch.manual_seed(0)
     model = LagwiseForSequenceClassification(LagwiseConfig(**{"vocab_size": 260, **own, **fields}))
     wide: Any = model.wide
@@ -129,9 +135,9 @@ def test_an_exported_model_has_the_same_logits(tmp_path: Path) -> None:
 def test_other_inputs_are_refused() -> None:
     rows = batch(TEXTS)
     model = make(rows)
-    with pytest.raises(ValueError, match="a wide part is of the n-grams of inputs 'tokens', got 'values'"):
+    with pytest.raises(ValueError, match="wide must be the features 'convolutions' for inputs 'values', got 'ngrams'"):
         LagwiseConfig(wide=model.config.wide, inputs="values")
-    with pytest.raises(ValueError, match="a wide part needs input_ids with one text in each row"):
+    with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
         model(rows["input_ids"][:1], seq_idx=torch.arange(rows["input_ids"].shape[1])[None] // 7)
-    with pytest.raises(ValueError, match="a wide part needs input_ids with one text in each row"):
+    with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
         model(inputs_embeds=torch.randn(1, 5, 8))

@@ -83,7 +83,7 @@ def _pairs(folder: Path) -> list[str]:
 def _series(folder: Path) -> list[str]:
     values = np.random.default_rng(0).normal(size=(60, 20, 2)).astype(np.float32)
     np.savez(folder / "series.npz", input_values=values, label=(values.mean((1, 2)) > 0).astype(int))
-    return [*_CLASSIFY, "task.shares=2", f"data.source={folder / 'series.npz'}", "task.inputs=values"]
+    return [*_CLASSIFY, "task.wide=true", f"data.source={folder / 'series.npz'}", "task.inputs=values"]
 
 
 def _acceptable(folder: Path) -> list[str]:

@@ -19,6 +19,7 @@ MOST_LAYERS = 10_000
 CLASSIFIER_ACTIVATIONS = ("relu", "tanh")
 HEAD_TRANSFORMS = ("none", "tanh", "gelu")
 PAIRS = ("pair", "signed_pair")
+WIDE = {"tokens": "ngrams", "values": "convolutions", "patches": "patches"}  # features of `Wide`, by inputs
 SINGLE = ("mean", "first", "last", "ends")  # poolings of single texts
 POOLINGS = (*SINGLE, *PAIRS)
 
@@ -56,10 +57,9 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     ``ends`` the first and the last, concatenated; or, by ``pair`` and ``signed_pair``, the means of two texts, which
     token_type_ids tell apart and which are processed separately, with their product and their difference; the
     difference is without its sign in ``pair``.
-    shares: options of `Shares`, features of a series beside a classifier's pooled hidden states: ``dilations`` and
-    ``thresholds``, which training finds in the data (``task.shares``). None for none.
-    wide: options of `Wide`, a linear map of the n-grams of a text that adds to a classifier's logits: those of
-    `Ngrams`, which training finds in the data (``task.wide``). None for none.
+    wide: name and options of the features of `Wide`, a linear map that adds to a classifier's logits: ``ngrams`` of
+    texts, ``convolutions`` of series, ``patches`` of images, whose options training finds in the data (``task.wide``).
+    None for none.
     classifier_hidden_size: width of a layer before the classifier's output layer, with ReLU; with pairs a second one of
     half that width follows (Long Range Arena's classifiers). 0 for none.
     classifier_activation: ``relu``, or ``tanh`` as in the classifiers of transformers, of these layers.
@@ -113,7 +113,6 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     ngram_buckets: int = 16_384
     match_sizes: list[int] = dataclasses.field(default_factory=list)
     pooling: str = "mean"
-    shares: dict[str, list[int]] | None = None
     wide: dict[str, Any] | None = None
     classifier_hidden_size: int = 0
     classifier_activation: str = "relu"
@@ -170,10 +169,9 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         known(self.pooling, POOLINGS, "pooling")
         known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")
         known(self.classifier_activation, CLASSIFIER_ACTIVATIONS, "classifier_activation")
-        if self.shares is not None and self.input_name != "values":
-            raise ValueError(f"shares are of the samples of inputs 'values', got {shown(self.inputs)}")
-        if self.wide is not None and self.input_name != "tokens":
-            raise ValueError(f"a wide part is of the n-grams of inputs 'tokens', got {shown(self.inputs)}")
+        if self.wide is not None and self.wide.get("name") != WIDE[self.input_name]:
+            wanted = f"{WIDE[self.input_name]!r} for inputs {self.input_name!r}"
+            raise ValueError(f"wide must be the features {wanted}, got {shown(self.wide.get('name'))}")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
         for name in ("ngram_sizes", "match_sizes"):

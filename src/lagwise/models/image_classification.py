@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
-from lagwise.models.heads import Head
-from lagwise.models.pooling import hidden_layers, pool
-from lagwise.tables import check_integer
+from lagwise.models.pooling import pool
+from lagwise.models.wide import WideHead
 
 
-class LagwiseForImageClassification(Head):
+class LagwiseForImageClassification(WideHead):
     """Classifies an image from the pooled hidden states of its patches (TNN §4.2, table 6).
 
     Takes pixel_values ``(batch, channels, height, width)`` with sides that are multiples of the patch, and labels
     ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. Kernels along the sides extrapolate, so
     images may have other sizes than in training. There is no class token, because it would not fit into a grid:
     pooling is the mean over patches unless ``config.pooling`` says otherwise.
+
+    With ``config.wide`` a linear map of how much an image's patches are like those of others adds to the logits
+    (`Wide`, `WideHead.answer`).
 
     ValueError for a configuration whose inputs are not ``patches``, or whose pooling is for pairs of texts.
 
@@ -34,16 +36,11 @@ class LagwiseForImageClassification(Head):
     accepts_loss_kwargs = False  # the loss is a mean over the rows of a micro-batch: the Trainer averages these
 
     def __init__(self, config: LagwiseConfig):
-        super().__init__(config)
         if config.input_name != "patches":
             raise ValueError(f"a classifier of images reads patches, got inputs={config.inputs!r}")
         if config.pooling in PAIRS:
             raise ValueError(f"pooling {config.pooling!r} is for pairs of texts, not for images")
-        self.num_labels = check_integer("num_labels", config.num_labels)
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.hidden, features = hidden_layers(config)
-        self.classifier = nn.Linear(features, self.num_labels)
-        self.post_init()
+        super().__init__(config)
 
     @can_return_tuple
     def forward(
@@ -56,7 +53,7 @@ class LagwiseForImageClassification(Head):
     ) -> ImageClassifierOutput:
         out = self.read(pixel_values=pixel_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
-        logits = self.classifier(self.hidden(self.dropout(pooled).to(self.classifier.weight.dtype)))
+        logits = self.answer(pooled, self.beside(pixel_values, pooled))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)

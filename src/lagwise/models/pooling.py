@@ -74,11 +74,11 @@ def pooled_size(config: LagwiseConfig) -> int:
     return config.hidden_size * (4 if config.pooling in PAIRS else 2 if config.pooling == "ends" else 1)
 
 
-def hidden_layers(config: LagwiseConfig, more: int = 0) -> tuple[nn.Sequential, int]:
+def hidden_layers(config: LagwiseConfig) -> tuple[nn.Sequential, int]:
     """The layers with ReLU or tanh between pooled features and a classifier's output layer, none by default, and the
-    number of features after them (``config.classifier_hidden_size``). more: features beside the pooled ones."""
+    number of features after them (``config.classifier_hidden_size``)."""
     pairs, width = config.pooling in PAIRS, config.classifier_hidden_size
-    sizes = [pooled_size(config) + more]
+    sizes = [pooled_size(config)]
     if width:
         sizes += [width, max(1, width // 2)] if pairs else [width]
     activation = nn.Tanh if config.classifier_activation == "tanh" else nn.ReLU

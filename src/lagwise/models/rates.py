@@ -28,9 +28,10 @@ def require_rate(what: str, model: Any, config: Any) -> None:
             f"{what} needs a model with a stride of 1: this one reads {stride} samples at once, by filters for the "
             "rate of training; resample its inputs"
         )
-    if config.shares is not None:
+    if config.wide is not None:
         raise ValueError(
-            f"{what} is not for a model with shares (task.shares), which count samples; leave them out (task.shares=0)"
+            f"{what} is not for a model with a map of convolutions beside its layers, which count samples; leave it "
+            "out (task.wide=false)"
         )
     _check_positions(what, config)
     for name, part in model.named_modules():

@@ -66,39 +66,35 @@ class StreamingClassifier(SignalStream):
         """Start again: the next sample is the first of a signal."""
         super().reset()
         linear: Any = self.model
-        self._shares: Any = linear.features if self.is_linear else getattr(self.model, "shares", None)
-        self._state: Any = None if self._shares is None else self._shares.start(1)
+        self._fixed: Any = linear.features if self.is_linear else getattr(self.model, "wide", None)
+        self._state: Any = None if self._fixed is None else self._fixed.start(1)
         self._cache = None if self.is_linear else self.model.model.new_cache()
         weight = self.model.classifier.weight
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
         self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
 
     def _most(self) -> int:
-        return self.chunk if self._shares is None else min(self.chunk, _LINEAR_CHUNK)
+        return self.chunk if self._fixed is None else min(self.chunk, _LINEAR_CHUNK)
 
     def _nothing(self) -> Tensor:
         return self.model.classifier.weight.new_zeros(0, self.model.num_labels)
 
     def _step(self, samples: Tensor) -> Tensor:
         """Probabilities ``(steps, classes)`` of whole steps."""
+        fixed: Any = None
+        if self._fixed is not None:
+            (fixed,), self._state = self._fixed.step(samples[None], self._state)
         if self.is_linear:
-            found = self._next_shares(samples)
-            self._steps += len(found)
-            return self._probabilities(self.model.classifier(found))
+            self._steps += len(fixed)
+            return self._probabilities(self.model.classifier(fixed))
         out = self.model.model(input_values=samples[None], past_key_values=self._cache, use_cache=True)
         hidden, dtype = out.last_hidden_state[0], self.model.classifier.weight.dtype
         if isinstance(self.model, LagwiseForSequenceClassification):
-            hidden = self._pool(hidden)
-            if self._shares is not None:
-                hidden = torch.cat([hidden, self._next_shares(samples)], -1)
-            hidden = self.model.hidden(hidden.to(dtype))
+            logits = self.model.answer(self._pool(hidden), fixed)
+        else:
+            logits = self.model.classifier(hidden.to(dtype))
         self._steps += len(hidden)
-        return self._probabilities(self.model.classifier(hidden.to(dtype)))
-
-    def _next_shares(self, samples: Tensor) -> Tensor:
-        """Features of the signal up to each of these steps, of fixed convolutions."""
-        found, self._state = self._shares.step(samples[None], self._state)
-        return found[0]
+        return self._probabilities(logits)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         several = self.model.config.problem_type == "multi_label_classification"

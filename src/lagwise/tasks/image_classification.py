@@ -30,6 +30,7 @@ from lagwise.data.labelled_images import ImageData, images_key, prepare_images
 from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
+from lagwise.models.linear.patches import Patches
 from lagwise.progress import progress_bar
 from lagwise.schema import Share, Weight
 from lagwise.tasks.base import Records, Table, finite
@@ -38,6 +39,7 @@ from lagwise.tasks.figures import Figures, Log, image_gallery
 from lagwise.tasks.labelled import Labelled, LabelledRows
 
 _BATCH = 64  # images of an evaluation at a time
+_SAMPLED = 2000  # images from which patches are drawn
 _MISTAKES, _SIDE = 24, 96  # a report's images, and their longer side in pixels
 
 
@@ -58,6 +60,8 @@ class ImageClassification(Labelled):
         mixup, cutmix: parameters of the Beta distributions by which images of a batch are mixed; 0 for none.
         label_smoothing: share of the true class's probability that is spread over all classes.
         mean, std: of the pixels of each channel, between 0 and 1; a run keeps those of its training images.
+        wide: whether the model has a linear map of how much patches are like those of training images beside its layers
+            (`Wide`).
 
     Metrics: accuracy, the headline, and macro F1.
     """
@@ -83,6 +87,7 @@ class ImageClassification(Labelled):
         label_smoothing: Share = 0.0,
         mean: list[float] | None = None,
         std: list[float] | None = None,
+        wide: bool = False,
     ):
         super().__init__(data, label_smoothing)
         if channels not in (1, 3):
@@ -91,7 +96,7 @@ class ImageClassification(Labelled):
         self.image, self.label, self.channels = image, label, channels
         self.size = None if size is None else height_and_width(size)
         self.changes, self.mixup, self.cutmix = augment or [], mixup, cutmix
-        self.mean, self.std, self.crop = mean, std, crop
+        self.mean, self.std, self.crop, self.wide = mean, std, crop, wide
         for name, given in (("mean", mean), ("std", std)):
             if given is not None and len(given) != channels:
                 raise ValueError(f"task.{name} must have a value for each of {channels} channels, got {given!r}")
@@ -213,11 +218,22 @@ class LabelledImages(LabelledRows):
         self.reader = task.reader(images)
 
     def fields(self) -> dict[str, Any]:
+        wide = {"wide": {"name": "patches", **Patches.plan(*self.rows.size)}} if self.task.wide else {}
+        return {**self._plain_fields(), **wide}
+
+    def _plain_fields(self) -> dict[str, Any]:
         return {**class_fields(self.rows.label_names), "problem_type": "single_label_classification"}
+
+    def prepare(self, model: Any, seed: int) -> None:
+        if self.task.wide:
+            rows = self.rows.splits["train"]
+            chosen = np.random.default_rng(seed).permutation(len(rows))[:_SAMPLED].tolist()
+            images = [ImageExamples(rows, self.reader)[i]["pixel_values"] for i in chosen]
+            model.wide.prepare(torch.stack(images), seed)
 
     def linear_fields(self) -> dict[str, Any]:
         return {
-            **self.fields(),
+            **self._plain_fields(),
             "inputs": {"name": "patches", "size": 1, "channels": self.task.channels, "image": [*self.rows.size]},
         }
 

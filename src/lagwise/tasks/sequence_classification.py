@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 TOKENS_A_BATCH = 16384  # with padding, in an evaluation
 _SHOWN = 120  # characters of a text in a report
+_THRESHOLDS = 12  # of each kernel beside the layers
 _STEPS = 256  # of the model in the longest series, at least, where samples have to share steps
 
 
@@ -95,8 +96,8 @@ class SequenceClassification(Labelled):
             each by its own mean and deviation, where the deviations of training series differ a hundredfold.
         stride: samples of a series per step of the model; without one (null), found in the data: as many, up to 16, as
             leave the longest training series 256 steps.
-        shares: thresholds of each of 84 kernels for `Shares`, fixed features of series; none if samples have times.
-        wide: whether the model has a linear map of the n-grams of texts beside its layers (`Wide`).
+        wide: whether the model has a linear map of n-grams of texts, or of random convolutions of series, beside its
+            layers (`Wide`); not if rows are packed, or samples have times.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
         lines: whether each line of .csv and .tsv files is a series, not a sample; by default where they have labels.
         rate: sampling rate of sound files in Hz for which the parameters of kernels are: that of the first file. Other
@@ -136,7 +137,6 @@ class SequenceClassification(Labelled):
         metric: str | None = None,
         inputs: str = "tokens",
         stride: Count | None = 1,
-        shares: Annotated[int, Field(ge=0)] = 0,
         all_rows: bool = False,
         wide: bool = False,
         features: list[str] | None = None,
@@ -167,13 +167,12 @@ class SequenceClassification(Labelled):
             stride = 1
         if time is not None and stride != 1:
             raise ValueError(f"task.time, of samples with times of their own, needs task.stride=1, got {stride}")
-        self.finds_stride, self.time, self.shares = stride is None, time, 0 if time else shares
+        self.finds_stride, self.time = stride is None, time
         self.stride, self.unlabelled = MOST_STRIDE if stride is None else stride, unlabelled
         self.features, self.lines, self.rate = features, lines, rate
-        self.wide = wide and inputs == "tokens" and not packing
-        for name, value, usual in (("stride", stride, 1), ("shares", shares, 0)):
-            if value != usual and (inputs == "tokens" or packing):
-                raise ValueError(f"task.{name} is for series that are not packed, got {value!r}")
+        self.wide = wide and not packing and time is None
+        if stride != 1 and (inputs == "tokens" or packing):
+            raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
         if inputs == "tokens":
             what = "sequence_classification with task.inputs=tokens"
             require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate, "task.time": time})
@@ -362,10 +361,11 @@ class ClassifiedRows(LabelledRows):
 
     def fields(self) -> dict[str, Any]:
         fields = self._plain_fields()
-        if self.task.wide:
-            fields["wide"] = self.ngrams[0]
-        if total := self.task.shares:
-            fields["shares"] = Convolutions.plan(self.rows.splits["train"]["length"][:], total=total)
+        if self.task.wide and self.task.inputs == "tokens":
+            fields["wide"] = {"name": "ngrams", **self.ngrams[0]}
+        elif self.task.wide:
+            plan = Convolutions.plan(self.rows.splits["train"]["length"][:], total=_THRESHOLDS)
+            fields["wide"] = {"name": "convolutions", **plan}
         return fields
 
     def _plain_fields(self) -> dict[str, Any]:
@@ -422,10 +422,10 @@ class ClassifiedRows(LabelledRows):
                 require_rate("a rate for each row", model.base_model, model.config)
             except ValueError as error:
                 raise ValueError(f"sounds have sampling rates of {_hertz(self.rows.rates)}; {error}") from error
-        if self.task.shares:
-            model.shares.prepare([torch.from_numpy(each) for each in series(self.rows.splits["train"])], seed)
-        if self.task.wide:
+        if self.task.wide and self.task.inputs == "tokens":
             model.wide.take(self.ngrams[1])
+        elif self.task.wide:
+            model.wide.prepare([torch.from_numpy(each) for each in series(self.rows.splits["train"])], seed)
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         if self.rows.rates:

@@ -24,7 +24,7 @@ from lagwise.tasks import Task, TaskData
 from lagwise.training.recipe import Recipe, merged
 
 _START = "init_from"
-_OF_THE_DATA = ("label_mean", "label_std", "outputs", "shares", "threshold", "wide")
+_OF_THE_DATA = ("label_mean", "label_std", "outputs", "threshold", "wide")
 _BACKBONE = "model."  # prefix of the backbone's weights in every head
 
 

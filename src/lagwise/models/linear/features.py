@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.convolutions import Convolutions
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.linear.patches import Patches
+from lagwise.tables import build
 
 #: Each is constructed with the number of channels, or of token ids, and its options.
 FEATURES: dict[str, Any] = {
@@ -16,3 +18,11 @@ FEATURES: dict[str, Any] = {
     "ngrams": Ngrams,
     "patches": Patches,
 }
+
+
+def made_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
+    """Features of a model's inputs, which are of this name and have these options. options: the features' name and
+    options."""
+    sizes = {"tokens": vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
+    context: dict[str, Any] = {each: inputs.get(each) for each in ("mean", "std")}
+    return build(FEATURES, options, sizes[name], what="features", **context)

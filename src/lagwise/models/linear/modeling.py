@@ -15,10 +15,10 @@ from transformers.utils.generic import can_return_tuple
 from lagwise.models.embeddings import check_finite
 from lagwise.models.inputs import check_vocabulary
 from lagwise.models.linear.configuration import LagwiseLinearConfig
-from lagwise.models.linear.features import FEATURES
+from lagwise.models.linear.features import made_features
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.ops.bilinear import traced
-from lagwise.tables import build, check_integer, known
+from lagwise.tables import check_integer, known
 
 _ARGUMENTS = {"tokens": "input_ids", "values": "input_values", "patches": "pixel_values"}
 _IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_attentions", "position_ids")
@@ -40,10 +40,7 @@ class LinearModel(LoadedSafely, PreTrainedModel):
         super().__init__(config)
         self.num_labels = check_integer("num_labels", config.num_labels)
         self.argument = _ARGUMENTS[known(config.input_name, _ARGUMENTS, "inputs")]
-        inputs = config.inputs
-        size = {"tokens": config.vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
-        context: dict[str, Any] = {name: inputs.get(name) for name in ("mean", "std")}
-        self.features = build(FEATURES, config.features, size[config.input_name], what="features", **context)
+        self.features = made_features(config.input_name, config.inputs, config.vocab_size, config.features)
         self.classifier = nn.Linear(self.features.size, self.num_labels)
         self.post_init()
 
