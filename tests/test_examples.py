@@ -54,6 +54,7 @@ def expected(run: Path) -> str:
 gallery = script("gallery")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("example", gallery.scripts(), ids=lambda path: path.stem)
 def test_an_example_draws_its_figure(example: Path, tmp_path: Path) -> None:
     drawn = plt.imread(gallery.draw(example, tmp_path))

@@ -87,6 +87,7 @@ def test_with_an_extra_alone_every_command_works_or_says_what_to_install(inputs:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_language_models_need_no_scipy() -> None:
     """`evaluate` and `convert` work after an install without extras, though tasks of forecasts are beside theirs."""
     code = "import sys; sys.modules['scipy'] = sys.modules['sklearn'] = None; import lagwise.runs.convert"

@@ -69,6 +69,7 @@ def by_distance(marks: np.ndarray, labels: np.ndarray) -> float:
     return 0.5 + np.abs(np.cumsum(2 * joined - 1)).max() / len(joined)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "bright"), [(32, 0.8), (128, 0.95)])
 def test_images_show_two_marks(drawn: Drawn, side: int, bright: float) -> None:
     images, labels, _, marks = drawn[side]
@@ -142,6 +143,7 @@ def test_simple_statistics_of_many_images_do_not_reveal_the_label(side: int, gre
     assert by_distance(marks, labels) < distance
 
 
+@pytest.mark.slow
 def test_pathfinder_is_written_and_read_in_the_published_format(published: Path, tmp_path: Path, drawn: Drawn) -> None:
     root = published / "curv_contour_length_14"
     assert (root / "metadata" / "0.npy").read_text().splitlines()[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]

@@ -38,6 +38,7 @@ def test_every_mixer_has_a_reference() -> None:
     assert set(REFERENCES) == set(MIXERS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.covers("MEGA eq. 16", "TCNCA §2")
 @pytest.mark.parametrize("seed", campaign.seeds(QUICK))
 def test_parity(seed: int) -> None:

@@ -71,6 +71,7 @@ def test_every_parameter_gets_a_gradient(spec: dict) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_one_graph_makes_the_taps_of_every_length(name: str, causal: bool) -> None:

@@ -30,6 +30,7 @@ def test_padding_has_no_effect(name: str, options: dict, causal: bool) -> None:
     testing.check_padding(factory(name, options), CHANNELS, causal)
 
 
+@pytest.mark.sampled(2)
 @every_direction
 def test_nan_and_infinity_at_padding_have_no_effect(name: str, options: dict, causal: bool) -> None:
     mixer = make(name, options, causal=causal)
@@ -57,6 +58,7 @@ def test_state_dict_round_trip(name: str, options: dict) -> None:
     testing.check_weights(factory(name, options), CHANNELS, MIXERS[name].directions[0])
 
 
+@pytest.mark.sampled(2)
 @every_entry
 def test_export_runs(name: str, options: dict) -> None:
     mixer = make(name, options, dtype=torch.float32).eval()
@@ -90,6 +92,7 @@ def _copying(method: Any) -> Any:
     return copied
 
 
+@pytest.mark.sampled(2)
 @every_entry
 def test_compiled_graph_equals_eager(name: str, options: dict) -> None:
     """Capture of forward and backward in one graph, for the defaults of every mixer and for SKI. Options, the other

@@ -76,6 +76,7 @@ def test_a_fixed_step_equals_forward(name: str, options: dict, dtype: torch.dtyp
     assert (y - whole).abs().max() <= tolerance * whole.abs().max()
 
 
+@pytest.mark.sampled(2)
 @fixed_mixers
 @torch.no_grad()
 def test_states_convert_to_fixed_shapes_and_back(name: str, options: dict) -> None:

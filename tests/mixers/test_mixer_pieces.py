@@ -83,6 +83,7 @@ def finish(wrong: list[str]) -> None:
     sys.exit(len(wrong) > 0)
 
 
+@pytest.mark.slow
 def test_pieces_equal_the_whole() -> None:
     assert run_together(check, QUICK, ["plain", "both"]) == [0, 0]
 

@@ -96,6 +96,7 @@ def test_causal_ski_equals_the_split_kernel() -> None:
     torch.testing.assert_close(m(x), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kernel", "engine"),
     [

@@ -15,6 +15,7 @@ from lagwise.mixers.state import detached, join_states, renewed, select_rows
 from lagwise_bench.streams import state_bytes
 
 
+@pytest.mark.sampled(2)
 @every_stream
 @pytest.mark.parametrize("length", [1, 3, 64, 301])
 def test_streaming_equals_forward(name: str, options: dict, length: int) -> None:

@@ -38,6 +38,7 @@ def noisy(model: LagwiseForCausalLM, recipe: str) -> LagwiseForCausalLM:
     return draft
 
 
+@pytest.mark.sampled(2)
 @every_recipe
 def test_the_text_equals_greedy_decoding(recipe: str) -> None:
     model, ids = tiny(recipe, sharp=True), prompt()

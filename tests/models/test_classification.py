@@ -170,6 +170,7 @@ def test_pipelines_and_the_trainer_with_a_bert_style_tokenizer(tmp_path: Path) -
     assert torch.isfinite(torch.tensor(trainer.train().training_loss))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pooling", SINGLE)
 def test_classifiers_export_with_and_without_a_mask(pooling: str) -> None:
     model, ids = make(BLOCKS["tnn"], pooling=pooling), torch.randint(0, 256, (2, 20))

@@ -276,6 +276,7 @@ def test_wrong_options_are_named() -> None:
     assert AutoModelForSequenceClassification._model_mapping[LagwiseLinearConfig]
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):

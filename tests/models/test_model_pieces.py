@@ -100,6 +100,7 @@ def check(names: list[str]) -> None:
     sys.exit(len(wrong) > 0)
 
 
+@pytest.mark.slow
 def test_models_of_recipes_on_two_processes() -> None:
     assert run_together(check, ["tnn-lm", "best-lm", "mega-mlm", "megalodon-lm"]) == [0, 0]
 

@@ -105,6 +105,7 @@ def mixed_precision(names: list[str]) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_sharded_models_equal_whole_ones() -> None:
     assert run_together(check, ["mega-mlm"]) == [0, 0]
 

@@ -71,6 +71,7 @@ def streamed(model: Any, x: Tensor, *, most: int = 13, **options: Any) -> Tensor
     return torch.cat([*parts, stream.finish()])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_any_chunks_give_the_output_for_the_whole_signal(mixer: str, shape: str) -> None:

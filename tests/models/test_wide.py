@@ -115,6 +115,7 @@ def test_a_saved_model_has_its_ngrams(tmp_path: Path) -> None:
     torch.testing.assert_close(again(**rows).logits, model(**rows).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_an_exported_model_has_the_same_logits(tmp_path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):

@@ -166,6 +166,7 @@ def test_a_mask_in_a_graph(causal: bool, sliding: bool) -> None:
         same(ours, exact, q, k, v, real=mask)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.real_device
 @every_function
 @pytest.mark.parametrize("apart", [True, False])

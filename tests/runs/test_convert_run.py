@@ -92,6 +92,7 @@ def test_a_conversion_keeps_the_runs_own_tokenizer(tiny_recipe: Recipe, tmp_path
     assert evaluate_run(tmp_path / "out", lengths=[8], max_tokens=50, progress=False)["test"]
 
 
+@pytest.mark.slow
 def test_a_conversion_replaces_an_earlier_one(tiny_recipe: Recipe, saved_model: Path, tmp_path: Path) -> None:
     """With its own tokenizer, and of another run."""
     load_tokenizer("bytes").save_pretrained(tmp_path / "tokenizer")

@@ -173,6 +173,7 @@ def test_a_converted_model_is_exported(saved_model: Path, format: str) -> None:
     assert figures["states"].keys() == {"0.real", "0.imaginary", "1.real", "1.imaginary"}
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_weights_beside_a_large_onnx_file_are_kept(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch writes weights of more than 1.5 GB to a second file."""

@@ -38,6 +38,7 @@ def trained(name: str, tmp_path: Path, answer: str) -> Path:
     return train(wanted, tmp_path / "run", progress=False)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.task not in STREAMED])
 def test_trained_models_are_exported(name: str, tmp_path: Path) -> None:
     run = trained(name, tmp_path, "none")
@@ -56,6 +57,7 @@ def test_multiple_choice_is_exported(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, model(ids, mask, mask).logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_onnx
 @torch.no_grad()
 def test_two_sided_ski_is_exported(tmp_path: Path) -> None:
@@ -68,6 +70,7 @@ def test_two_sided_ski_is_exported(tmp_path: Path) -> None:
     assert found["difference"] < 1e-5
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", LABELLED)
 def test_first_answers_are_exported(name: str, tmp_path: Path) -> None:
     found = export_run(trained(name, tmp_path, "only"), format="pt2")
@@ -116,6 +119,7 @@ def padded(rows: list[torch.Tensor]) -> torch.Tensor:
     return made
 
 
+@pytest.mark.slow
 def test_a_step_is_for_language_models(tmp_path: Path) -> None:
     run = trained("classes of series", tmp_path, "none")
     result = CliRunner().invoke(app, ["export", str(run), "--format", "pt2", "--what", "step"])

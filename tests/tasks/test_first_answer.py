@@ -37,6 +37,7 @@ def test_tasks_of_rows_and_images_have_a_first_answer_and_others_say_that_they_h
     assert {case.task for case in CASES.values()} == set(TASKS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LABELLED)
 def test_a_first_answer_evaluates_predicts_and_reports_like_any_run(name: str, tmp_path: Path) -> None:
     run = train(recipe(name, tmp_path / "data", "training.first_answer=only"), tmp_path / "run", progress=False)

@@ -384,6 +384,7 @@ def loud_and_quiet(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_series_of_very_different_sizes_have_a_scale_each(tmp_path: Path) -> None:
     wanted = load_recipe("series", ["training.epochs=8", "training.first_answer=none", "task.stride=4"])
     wanted.data.source = str(loud_and_quiet(tmp_path / "waves.jsonl"))

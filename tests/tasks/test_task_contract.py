@@ -43,6 +43,7 @@ def test_every_task_has_a_case() -> None:
     assert {case.task for case in CASES.values()} == set(TASKS)
 
 
+@pytest.mark.sampled(2)
 @every_case
 def test_it_trains_and_logs_its_metric(name: str, runs: dict[str, Path]) -> None:
     task = make_task(load_recipe(str(runs[name] / "recipe.yaml")))

@@ -177,6 +177,7 @@ def test_padded_rows_of_several_lengths(tmp_path: Path, graphs: Graphs) -> None:
     assert 1 <= len(graphs) <= 3  # rows without padding have a graph of their own
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True, "average": 0.5, "clip": 0.1}], ids=str)
 def test_no_step_needs_what_the_next_overwrites(
     options: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_card: None

@@ -161,6 +161,7 @@ def test_words_of_the_classifier_of_texts_have_its_norm_or_their_own() -> None:
     assert norms == {"tnn": "none", "ski-tnn": "none", "mega": "layer"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("word", PRESETS)
 def test_an_image_model_by_preset(word: str) -> None:
     made = load_recipe("tnn-digits", [f"model={word}"])

@@ -86,6 +86,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damaged_checkpoints_are_refused_before_anything_runs(half: Path, kind: str) -> None:
     damage, message = DAMAGES[kind]

@@ -43,6 +43,7 @@ def sharded(recipe: Recipe) -> Recipe:
     return recipe
 
 
+@pytest.mark.slow
 def test_two_processes_share_weights_and_resume(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """With accumulation and clipping; resumed by two processes and by one."""
     sharded(tiny_recipe).training.accumulate = 2

@@ -43,6 +43,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     compare("forecasts", tmp_path, shard=False)
 
 
+@pytest.mark.slow
 def test_a_first_answer_is_compared_on_all_rows(tmp_path: Path) -> None:
     texts = [f"{word} film {i}" for i in range(20) for word in ("good", "bad", "seen")]
     rows = [f"{text},{'no' if i % 7 < 2 else 'yes'}\n" for i, text in enumerate(texts)]  # which none answers perfectly
