@@ -51,6 +51,7 @@ def make(kind: str = "series", **fields: Any) -> Any:
         model.wide.prepare(some_images(), 0)
     assert not model.wide.linear.weight.any()
     torch.nn.init.normal_(model.wide.linear.weight, std=0.1)
+    model.wide.dropout.p = 0.0  # which has a test of its own
     return model.eval()
 
 
@@ -101,6 +102,17 @@ def test_what_training_read_is_neither_saved_nor_copied(kind: str) -> None:
     assert wide._known
     assert len(pickle.dumps(wide)) == empty
     assert not copy.deepcopy(wide)._known
+
+
+@pytest.mark.parametrize("kind", ["series", "images"])
+def test_training_drops_features(kind: str) -> None:
+    wide: Any = make(kind).wide
+    wide.dropout.p = rate = type(wide)(make(kind).config).dropout.p
+    x = some_images(1) if kind == "images" else some_series(1)[0][None]
+    used = torch.autograd.grad(wide(x).sum(), wide.linear.weight)[0][0] != 0
+    kept = torch.autograd.grad(wide.train()(x).sum(), wide.linear.weight)[0][0, used] != 0
+    assert 0 < rate < 1
+    assert float(kept.float().mean()) == pytest.approx(1 - rate, abs=0.2)
 
 
 def test_training_in_bfloat16() -> None:

@@ -23,6 +23,7 @@ from lagwise.ops.bilinear import traced
 from lagwise.tables import check_integer
 
 _SCALE = 20.0  # of features of n-grams: at the learning rate of layers, weights of values so small would hardly move
+_DROPPED = {"ngrams": 0.5, "convolutions": 0.5, "patches": 0.2}  # rates in training (docs/log.md)
 _LEAST = 0.01  # added to deviations: of some features nearly all training rows have the same
 _SAMPLED = 2000  # rows by which features are standardised
 _MOST_KNOWN = 1 << 26  # features that are kept of rows that were read
@@ -41,8 +42,7 @@ class Wide(nn.Module):
     of texts, 0 at the first and 1 at the second; result ``(batch, labels)``.
 
     Args:
-        config: Its ``wide`` are the features' name and options, and ``classifier_dropout`` the rate at which training
-            drops them.
+        config: Its ``wide`` are the features' name and options.
 
     Source: a "wide" linear model and a deep one that are trained together: Cheng et al. 2016, "Wide & Deep Learning for
     Recommender Systems"; there the wide one has another optimizer.
@@ -54,7 +54,8 @@ class Wide(nn.Module):
     def __init__(self, config: LagwiseConfig):
         super().__init__()
         inputs = {} if isinstance(config.inputs, str) else config.inputs
-        self.features = made_features(config.input_name, inputs, config.vocab_size, config.wide or {})
+        options = config.wide or {}
+        self.features = made_features(config.input_name, inputs, config.vocab_size, options)
         self.stride: int = inputs.get("stride", 1)
         self.dense = isinstance(self.features, DenseFeatures)
         if self.dense:
@@ -62,7 +63,7 @@ class Wide(nn.Module):
             self.register_buffer("std", torch.ones(self.features.size))
         self.reads_types: bool = getattr(self.features, "pairs", False)
         self.linear = nn.Linear(self.features.size, check_integer("num_labels", config.num_labels))
-        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.dropout = nn.Dropout(_DROPPED[options["name"]])
         self._known: dict[bytes, Any] = {}  # by a row's values: training reads the same ones many times
         self._kept = 0
 
