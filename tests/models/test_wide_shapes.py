@@ -99,7 +99,7 @@ def test_what_training_read_is_neither_saved_nor_copied(kind: str) -> None:
     wide: Any = make(kind).wide.train()
     empty = len(pickle.dumps(wide))
     wide(*padded(some_series())) if kind == "series" else wide(some_images())
-    assert wide._known
+    assert {len(key) for key in wide._known} == {16}  # however long a row is
     assert len(pickle.dumps(wide)) == empty
     assert not copy.deepcopy(wide)._known
 
@@ -126,6 +126,17 @@ def test_padding_has_no_effect() -> None:
     x, mask = padded(rows)
     alone = torch.cat([model(input_values=row[None]).logits for row in rows])
     torch.testing.assert_close(model(input_values=x, attention_mask=mask).logits, alone)
+
+
+@pytest.mark.parametrize("short", [1, 2])
+def test_what_fills_the_last_step_is_no_sample(short: int) -> None:
+    """Of STRIDE samples, which a collator fills with zeros."""
+    wide, row = make().wide, some_series()[0] + 9
+    row[-short:] = 0
+    whole = Convolutions(2, dilations=[1, 3], thresholds=[2, 1], mean=INPUTS["mean"], std=INPUTS["std"])
+    whole.load_state_dict(wide.features.state_dict())
+    expected = wide.linear((whole(row[None, :-short]) - wide.mean) / (wide.std + 0.01))
+    torch.testing.assert_close(wide(row[None]), expected)
 
 
 @pytest.mark.cpu
@@ -204,6 +215,16 @@ def test_other_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
         model(input_values=x, seq_idx=documents)
     with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
+        model(input_values=x, seq_idx=torch.zeros(1, x.shape[1], dtype=torch.long))  # one document in each row
+    with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
         model(inputs_embeds=torch.randn(1, 5, 8))
     with pytest.raises(ValueError, match=r"rate 0\.5 is not for a model with a map of convolutions"):
         at_rate(model, 0.5)
+    with pytest.raises(ValueError, match="tokens with times of their own need a model without a map"):
+        model(input_values=x, token_time=torch.ones(x.shape[:2]))
+    with pytest.raises(ValueError, match=r"\(inputs.time\) go with no wide part"):
+        LagwiseConfig(inputs={"name": "values", "features": 2, "time": 1.0}, wide=WIDE)
+    with pytest.raises(ValueError, match="needs LagwiseForImageClassification"):
+        LagwiseForSequenceClassification(make("images").config)
+    with pytest.raises(ValueError, match="reads whole images, got an attention_mask with padding"):
+        make("images")(pixel_values=some_images(), attention_mask=torch.tensor([[1, 1, 0, 1]] * 6))

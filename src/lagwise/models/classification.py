@@ -42,6 +42,8 @@ class LagwiseForSequenceClassification(WideHead):
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
         self.reads_pairs = config.pooling in PAIRS
+        if self.wide is not None and config.input_name == "patches":
+            raise ValueError("a wide part of images needs LagwiseForImageClassification")
 
     def _texts(self, types: Tensor | None, mask: Tensor | None) -> Tensor:
         """The two texts of each row as the documents of a packed one."""
@@ -86,7 +88,8 @@ class LagwiseForSequenceClassification(WideHead):
         else:
             out = self.read(*inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens, position_ids=position_ids, **kwargs)
             pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
-        given = input_ids if input_values is None else input_values
+        packed = out.seq_idx is not None and not self.reads_pairs
+        given = None if packed else input_ids if input_values is None else input_values
         logits = self.answer(pooled, self.beside(given, pooled, attention_mask, token_type_ids))
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16

@@ -172,6 +172,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         if self.wide is not None and self.wide.get("name") != WIDE[self.input_name]:
             wanted = f"{WIDE[self.input_name]!r} for inputs {self.input_name!r}"
             raise ValueError(f"wide must be the features {wanted}, got {shown(self.wide.get('name'))}")
+        if self.wide is not None and isinstance(self.inputs, dict) and self.inputs.get("time"):
+            raise ValueError("samples with times of their own (inputs.time) go with no wide part, which counts samples")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
         for name in ("ngram_sizes", "match_sizes"):

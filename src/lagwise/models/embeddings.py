@@ -134,7 +134,7 @@ class ValueInput(nn.Linear):
     def _rows(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = self.values(x)
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        known = ~x.isnan() & _filled(x, mask, self.stride)[..., None]
+        known = ~x.isnan() & filled(x, mask, self.stride)[..., None]
         count = known.sum(1, keepdim=True).clamp(min=1)
         mean = x.masked_fill(~known, 0).sum(1, keepdim=True) / count
         centred = (x - mean).masked_fill(~known, 0)
@@ -225,7 +225,7 @@ def patch_side(config: Any) -> int:
 INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}
 
 
-def _filled(x: Tensor, mask: Tensor | None, stride: int) -> Tensor:
+def filled(x: Tensor, mask: Tensor | None, stride: int) -> Tensor:
     """Where samples x ``(batch, length, features)`` are neither padding nor zeros at the end of the last real step,
     which a collator fills with them: ``(batch, length)``. mask: ``(batch, steps)`` or None."""
     if mask is None:

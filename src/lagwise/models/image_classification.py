@@ -11,6 +11,7 @@ from transformers.utils.generic import can_return_tuple
 from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.pooling import pool
 from lagwise.models.wide import WideHead
+from lagwise.ops.bilinear import traced
 
 
 class LagwiseForImageClassification(WideHead):
@@ -22,7 +23,7 @@ class LagwiseForImageClassification(WideHead):
     pooling is the mean over patches unless ``config.pooling`` says otherwise.
 
     With ``config.wide`` a linear map of how much an image's patches are like those of others adds to the logits
-    (`Wide`, `WideHead.answer`).
+    (`Wide`, `WideHead.answer`). ValueError for padding.
 
     ValueError for a configuration whose inputs are not ``patches``, or whose pooling is for pairs of texts.
 
@@ -53,6 +54,8 @@ class LagwiseForImageClassification(WideHead):
     ) -> ImageClassifierOutput:
         out = self.read(pixel_values=pixel_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
+        if self.wide is not None and attention_mask is not None and not traced() and not attention_mask.all():
+            raise ValueError("a wide part reads whole images, got an attention_mask with padding")
         logits = self.answer(pooled, self.beside(pixel_values, pooled))
         loss = None
         if labels is not None:

@@ -28,11 +28,6 @@ def require_rate(what: str, model: Any, config: Any) -> None:
             f"{what} needs a model with a stride of 1: this one reads {stride} samples at once, by filters for the "
             "rate of training; resample its inputs"
         )
-    if config.wide is not None:
-        raise ValueError(
-            f"{what} is not for a model with a map of convolutions beside its layers, which count samples; leave it "
-            "out (task.wide=false)"
-        )
     _check_positions(what, config)
     for name, part in model.named_modules():
         if isinstance(part, ChunkedAttention) or (isinstance(part, Mixer | LagKernel) and not part.any_rate):
@@ -40,11 +35,18 @@ def require_rate(what: str, model: Any, config: Any) -> None:
                 f"{what} needs mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema, but "
                 f"{name} is a {type(part).__name__}, which counts samples; resample its inputs"
             )
+    if config.wide is not None:
+        raise ValueError(
+            f"{what} is not for a model with a map of convolutions beside its layers, which count samples; resample "
+            "its inputs, or train without the map (task.wide=false)"
+        )
 
 
 def require_times(model: Any, config: Any) -> None:
     """ValueError if a part of a backbone counts tokens, which then have no times of their own."""
     _check_positions("tokens with times of their own", config)
+    if config.wide is not None:
+        raise ValueError("tokens with times of their own need a model without a map of convolutions (task.wide=false)")
     for name, part in model.named_modules():
         if isinstance(part, ChunkedAttention):
             raise ValueError(

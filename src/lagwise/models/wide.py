@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import initialization as init
 
 from lagwise.models.configuration import LagwiseConfig
+from lagwise.models.embeddings import filled
 from lagwise.models.heads import Head
 from lagwise.models.linear.convolutions import ConvolutionState
 from lagwise.models.linear.features import made_features
@@ -94,7 +96,10 @@ class Wide(nn.Module):
         return {**self.__dict__, "_known": {}, "_kept": 0}  # not what was read
 
     def forward(self, x: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
-        real = None if mask is None else mask.bool().repeat_interleave(self.stride, 1)
+        if self.stride > 1:  # a collator fills the last step with zeros
+            real: Tensor | None = filled(x, mask, self.stride)
+        else:
+            real = None if mask is None else mask.bool()
         return self._answer(self._found(x, real, types))
 
     def start(self, batch: int) -> ConvolutionState:
@@ -121,7 +126,7 @@ class Wide(nn.Module):
             return self._read(x, mask, types)
         whole = x if types is None else torch.stack([x, types], 2)
         rows = [row if mask is None else row[mask[i]] for i, row in enumerate(whole)]
-        keys = [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]  # bfloat16 has no numpy
+        keys = [_digest(row) for row in rows]
         if self._kept > _MOST_KNOWN:
             self._forget()
         if new := [i for i, key in enumerate(keys) if key not in self._known]:
@@ -146,6 +151,11 @@ class Wide(nn.Module):
     def _forget(self) -> None:
         self._known.clear()
         self._kept = 0
+
+
+def _digest(row: Tensor) -> bytes:
+    values = row.contiguous().view(torch.uint8).numpy()  # bfloat16 has no numpy
+    return hashlib.blake2b(values.tobytes(), digest_size=16).digest()
 
 
 def _without_zeros(numbers: Tensor, values: Tensor) -> Sparse:
@@ -173,7 +183,8 @@ class WideHead(Head):
     def beside(
         self, x: Tensor | None, pooled: Tensor, mask: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor | None:
-        """The map's logits of inputs; None without a map. ValueError unless they have a row for each pooled one."""
+        """The map's logits of inputs; None without a map. x: None for packed rows, and without inputs. ValueError
+        unless they have a row for each pooled one."""
         if self.wide is None:
             return None
         if x is None or x.shape[0] != pooled.shape[0]:

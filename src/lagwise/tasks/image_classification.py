@@ -293,6 +293,11 @@ class LabelledImages(LabelledRows):
         height, width = self.reader.size
         patch, scale = patch_side(config), longer / max(height, width)
         size = round(height * scale), round(width * scale)
+        least = 1 if getattr(config, "wide", None) is None else config.wide["side"]
+        if min(size) < least:
+            raise ValueError(
+                f"`lengths` are longer sides of images in pixels; {longer} is less than a patch of {least}"
+            )
         if any(side % patch or not side for side in size):
             raise ValueError(
                 f"`lengths` are longer sides of images in pixels; {longer} gives {size[0]} x {size[1]}, which cannot "

@@ -210,7 +210,7 @@ class ModelledRows(TaskData):
 
     def hidden(self, row: Mapping[str, Tensor], random: np.random.Generator) -> dict[str, Tensor]:
         """A row of which parts are hidden, and what is to be predicted, ``labels``: tokens ``(length,)``, or scaled
-        values of steps ``(steps, stride * features)``; -100 for none."""
+        values of steps ``(steps, stride * features)``; -100 for none, and for missing ones."""
         row = {name: value for name, value in row.items() if name != "label"}
         if self.task.inputs == "tokens":
             if self.masking is None:
@@ -221,6 +221,7 @@ class ModelledRows(TaskData):
         steps, (mean, std) = self.task.rows.steps(len(values)), self._scale(values)
         scaled = np.full((steps * stride, len(self.mean)), IGNORED, dtype=np.float32)
         scaled[: len(values)] = (values - mean) / std
+        scaled[np.isnan(scaled)] = IGNORED  # missing samples
         labels = scaled.reshape(steps, -1)
         if self.task.objective == "next":
             nothing = np.full_like(labels[:1], IGNORED)
