@@ -154,7 +154,7 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
             "labelled texts",
             "recipe `classify`, which keeps its [first answer](first-answers.md), a linear model of n-grams, unless "
             "the trained model is better",
-            f"IMDb: first answer {100 * first['score']:.1f} % after {first['fitting'] / 60:.1f} minutes, TNN alone "
+            f"IMDb: first answer {100 * first['score']:.1f} % after {first['seconds'] / 60:.1f} minutes, TNN alone "
             f"{_accuracy(imdb['recipe']['test'])} after {imdb['recipe']['seconds'] / 60:.0f} minutes, TF-IDF of words "
             f"{_accuracy(imdb['tf-idf of 1 word(s)']['test'])}",
         ),

@@ -158,27 +158,31 @@ def compiled_training() -> str:
             row["recipe"],
             row["rows"],
             row["graphs"],
-            *(f"{seconds:.0f}" for seconds in row["compile_seconds"][:2]),
+            *(f"{spent['clock']:.0f} ({spent['cpu']:.0f})" for spent in row["compile_seconds"]),
             f"{row['loss']:.0e}",
             f"{row['gradients']:.0e}",
             f"{row['compiled']['median'] / row['eager']['median']:.2f}",
         ]
         for row in content["rows"]
     ]
-    columns = ["recipe", "rows", "graphs", "s, first length", "s, second", "loss", "gradients", "step over eager"]
-    lengths = ", ".join(map(str, content["lengths"]))
+    seconds = [f"s (CPU), {length} tokens" for length in content["lengths"]]
+    columns = ["recipe", "rows", "graphs", *seconds, "loss", "gradients", "step over eager"]
+    lengths, once = ", ".join(map(str, content["lengths"])), content["once"]
     return f"""## Training steps through torch.compile
 
 Models of {content["layers"]} layers with the recipe's width, {content["batch"]} rows of bytes, lengths {lengths}, as
 `training.compile=true` compiles them: layers share a graph for the first length, and one for all others. Packed rows
-have several, because how many texts of which lengths there are depends on values. Seconds are of the CPU, those of the
-C++ compiler and of two steps included, for the first length and for the second. Losses and gradients differ from the
-model's own by the given shares of their largest. The last column is the time of a step over that of the model itself,
-at the first length: on a CPU, there is little to gain.
+have several: how many texts of which lengths there are depends on values, so what is before, in and after a mixer has a
+graph each, and mixers then take any number of texts of any length. Seconds are by the clock, in brackets those of the
+CPUs; those of the C++ compiler and of two steps are included. Losses and gradients differ from the model's own by the
+given shares of their largest. The last column is the time of a step over that of the model itself, at the first length:
+on a CPU, there is little to gain.
 
-The C++ compiler runs once for each kernel and loads PyTorch's headers each time; what a model of more layers costs is
-its steps only. A length that is a symbol costs Python more than one that is a number, most of all where chunks of
-attention are cut.
+The C++ compiler runs once for each kernel, on all cores; loading PyTorch's headers and linking to its libraries are
+about two thirds of its time. Processors differ: on an older one everything took twice as long. What a model of more
+layers costs is its steps only. A length that is a symbol costs Python more than one that is a number, most of all
+where chunks of attention are cut. PyTorch prepares its headers and a check of vector instructions once a machine, which
+took {once["clock"]:.0f} seconds and is not in the table.
 
 {measured_table(name, columns, rows)}"""
 
