@@ -107,7 +107,8 @@ def test_what_training_read_is_neither_saved_nor_copied(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["series", "images"])
 def test_training_drops_features(kind: str) -> None:
     wide: Any = make(kind).wide
-    wide.dropout.p = rate = type(wide)(make(kind).config).dropout.p
+    assert type(wide)(make(kind).config).dropout.p == 0
+    wide.dropout.p = rate = type(wide)(make(kind, classifier_dropout=0.1).config).dropout.p
     x = some_images(1) if kind == "images" else some_series(1)[0][None]
     used = torch.autograd.grad(wide(x).sum(), wide.linear.weight)[0][0] != 0
     kept = torch.autograd.grad(wide.train()(x).sum(), wide.linear.weight)[0][0, used] != 0

@@ -63,7 +63,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     classifier_hidden_size: width of a layer before the classifier's output layer, with ReLU; with pairs a second one of
     half that width follows (Long Range Arena's classifiers). 0 for none.
     classifier_activation: ``relu``, or ``tanh`` as in the classifiers of transformers, of these layers.
-    classifier_dropout: dropout rate of the pooled values in training.
+    classifier_dropout: dropout rate of the pooled values in training; see `WideHead.answer` if there is a wide part.
     head_transform: layer between hidden states and a language model's output layer: ``none``; ``tanh`` of a linear
     layer (MEGA in transformers); ``gelu`` of one, then layer norm (BERT). By default none, and gelu for a masked
     language model.

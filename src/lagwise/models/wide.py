@@ -44,7 +44,7 @@ class Wide(nn.Module):
     of texts, 0 at the first and 1 at the second; result ``(batch, labels)``.
 
     Args:
-        config: Its ``wide`` are the features' name and options.
+        config: Its ``wide`` are the features' name and options. Nothing is dropped if ``classifier_dropout`` is 0.
 
     Source: a "wide" linear model and a deep one that are trained together: Cheng et al. 2016, "Wide & Deep Learning for
     Recommender Systems"; there the wide one has another optimizer.
@@ -65,7 +65,7 @@ class Wide(nn.Module):
             self.register_buffer("std", torch.ones(self.features.size))
         self.reads_types: bool = getattr(self.features, "pairs", False)
         self.linear = nn.Linear(self.features.size, check_integer("num_labels", config.num_labels))
-        self.dropout = nn.Dropout(_DROPPED[options["name"]])
+        self.dropout = nn.Dropout(_DROPPED[options["name"]] if config.classifier_dropout else 0.0)
         self._known: dict[bytes, Any] = {}  # by a row's values: training reads the same ones many times
         self._kept = 0
 
