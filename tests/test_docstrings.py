@@ -46,6 +46,7 @@ def test_the_list_of_names_without_an_example_is_complete(package: str) -> None:
     assert without == set(WITHOUT_EXAMPLE[package].split())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_run(name: str) -> None:
     if name == "lagwise.forecasting.sktime":

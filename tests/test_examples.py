@@ -70,6 +70,7 @@ def test_the_gallery_shows_every_example() -> None:
         assert path.name in gallery.page()
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_python_streams_without_torch(run: Path, expected: str) -> None:
     arguments = [str(EXAMPLES / "stream_onnx.py"), f"{run}-export", "--prompt", PROMPT, "--tokens", str(TOKENS)]

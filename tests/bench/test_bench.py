@@ -109,6 +109,7 @@ def test_a_run_with_a_peer(tmp_path: Path) -> None:
     assert saved["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_memory_of_a_step() -> None:
     """A step with an input of 16 MB needs at least its output and two gradients."""
     used = peak_memory(toeplitz.ours, channels=64, length=1024, batch=64, threads=1)

@@ -62,6 +62,7 @@ def test_positions_move_to_the_middle_of_their_complex(beats: ModuleType) -> Non
     assert abs(beats.refined(x, off, beats.REACH) - at)[narrow].max() <= 4
 
 
+@pytest.mark.slow
 def test_rhythm_and_shape_of_other_records_are_learned(beats: ModuleType) -> None:
     made = {str(seed): record(seed) for seed in range(6)}
     x = {name: beats.features(samples, at) for name, (samples, at, _) in made.items()}

@@ -24,6 +24,7 @@ def test_every_kernel_is_converted(script: ModuleType) -> None:
     assert kernels == set(KERNELS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mixer", "key"),
     [

@@ -78,6 +78,7 @@ def test_steps_are_planned_for_what_evaluations_leave(tmp_path: Path, monkeypatc
         planned(jobs, 3, tmp_path / "costs.json", 18)
 
 
+@pytest.mark.slow
 def test_costs_are_measured_with_micro_batches() -> None:
     small = ["model.hidden_size=8", "model.num_hidden_layers=1", "training.batch_size=4"]
     found = costs([("tnn-digits", small), ("tnn-digits", [*small, "training.accumulate=2"])])

@@ -179,6 +179,7 @@ def test_options_are_checked_before_anything_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

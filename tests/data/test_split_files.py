@@ -126,6 +126,7 @@ def contents(task: Any) -> dict[str, list[Any]]:
     return {split: sorted(map(repr, zip(rows[split], labels[split], strict=True))) for split in rows}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "write", "written"),
     [

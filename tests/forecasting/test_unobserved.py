@@ -105,6 +105,7 @@ def forecaster_rows(x: np.ndarray) -> np.ndarray:
     return rows
 
 
+@pytest.mark.slow
 def test_candidates_are_compared_on_the_same_targets() -> None:
     """A gap excludes training windows of the short look-back but not of the long one."""
     x, _ = gappy(600)

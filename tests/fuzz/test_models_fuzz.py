@@ -26,6 +26,7 @@ PAD, END = 1, 2
 pytestmark = pytest.mark.filterwarnings("ignore:no SKI plan meets")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", campaign.seeds(QUICK))
 def test_model(seed: int) -> None:
     check(seed)

@@ -54,6 +54,7 @@ def kept(state: ChunkState) -> int:
     return state.key.size
 
 
+@pytest.mark.sampled(2)
 @every_kind
 @pytest.mark.parametrize("chunk", [1, 5, 12])
 @pytest.mark.parametrize("sizes", [[1], [2], [4, 1, 1], [6, 1, 3], [17, 1, 13, 2]], ids=str)

@@ -15,6 +15,7 @@ from lagwise import testing
 from lagwise.mixers import MIXERS, Mixer
 
 
+@pytest.mark.sampled(2)
 @every_direction
 def test_shape_and_dtype_at_all_lengths(name: str, options: dict, causal: bool) -> None:
     testing.check_shapes(factory(name, options), CHANNELS, causal)
@@ -25,6 +26,7 @@ def test_causality_of_values_and_gradients(name: str, options: dict) -> None:
     testing.check_causality(factory(name, options), CHANNELS)
 
 
+@pytest.mark.sampled(2)
 @every_direction
 def test_padding_has_no_effect(name: str, options: dict, causal: bool) -> None:
     testing.check_padding(factory(name, options), CHANNELS, causal)

@@ -135,6 +135,7 @@ COMPLEX = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "options"), COMPLEX)
 @torch.no_grad()
 def test_a_frozen_mixer_is_one_graph_without_complex_numbers(name: str, options: dict) -> None:

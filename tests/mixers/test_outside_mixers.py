@@ -272,6 +272,7 @@ def test_names_and_classes_of_registered_mixers_are_checked() -> None:
         register_mixer("other", nn.Linear)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_package_may_be_imported_before_its_entry_point_is_loaded(tmp_path: Path) -> None:
     """Its module imports lagwise, which must not ask for the module's class before the module is complete."""
     (tmp_path / "theirs.py").write_text(
@@ -286,6 +287,7 @@ def test_a_package_may_be_imported_before_its_entry_point_is_loaded(tmp_path: Pa
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
+@pytest.mark.slow
 def test_the_family_is_loaded_when_it_is_used_and_keeps_its_old_places() -> None:
     code = (
         "import sys, lagwise.models, lagwise.mixers as m; assert 'lagwise.family' not in sys.modules; "

@@ -91,6 +91,7 @@ def test_an_old_state_stays_valid(name: str, options: dict) -> None:
     testing.check_old_states(factory(name, options), CHANNELS)
 
 
+@pytest.mark.sampled(2)
 @every_stream
 def test_joined_states_continue_as_if_alone(name: str, options: dict) -> None:
     testing.check_joined_states(factory(name, options), CHANNELS)

@@ -83,6 +83,7 @@ def runs(model: LagwiseForCausalLM) -> int:
     return sum(step._loader.runs for step in model._steps.values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_streams_switch_between_eager_and_compiled_code(kind: str, eager: None) -> None:

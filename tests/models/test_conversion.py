@@ -50,6 +50,7 @@ def model(block: dict[str, Any] | None, **fields: Any) -> LagwiseForCausalLM:
     return LagwiseForCausalLM(config).double().eval()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_converted_model_has_close_logits_and_streams_exactly(name: str) -> None:
     original = model(BLOCKS[name])

@@ -36,6 +36,7 @@ def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: A
     return replay, results[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_streams_on_fixed_tensors_give_the_models_logits(

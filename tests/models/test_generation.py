@@ -61,6 +61,7 @@ def test_sampling_and_beams_equal_recomputation(recipe: str) -> None:
         assert torch.equal(*results), options
 
 
+@pytest.mark.sampled(2)
 @every_recipe
 def test_prompts_of_very_different_lengths(recipe: str) -> None:
     model, prompts = tiny(recipe, sharp=True), [prompt(1, 1), prompt(1, 60)]

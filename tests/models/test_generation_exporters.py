@@ -28,6 +28,7 @@ def model_of(kind: str, **fields: Any) -> LagwiseForCausalLM:
     return model.to_recurrent() if kind == "converted" else model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_static_cache_generates_the_same(kind: str) -> None:
     """For padded prompts in a batch, and for beam search, which reorders rows."""
@@ -110,6 +111,7 @@ def test_the_onnx_exporters_graphs_generate_the_models_tokens(kind: str) -> None
     streamed(exporters.OnnxExporter(), exporters.OnnxConfig(dynamic=kind != "ski-tnn-lm"), kind)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["tnn-lm", "mega-lm"])
 def test_other_caches_are_refused_with_advice(kind: str) -> None:
     ids = torch.randint(256, (1, 5))

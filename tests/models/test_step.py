@@ -44,6 +44,7 @@ KINDS += ("tnn-lm+family", "fd-tnn-lm+context")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
+@pytest.mark.sampled(2)
 @kinds
 @torch.no_grad()
 def test_the_step_equals_the_model(kind: str) -> None:

@@ -193,6 +193,7 @@ def test_a_saved_model_has_its_features(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(saved(**given).logits, model(**given).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_an_exported_model_of_images_has_the_same_logits(tmp_path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):

@@ -44,6 +44,7 @@ def test_engine_equals_the_dense_matrix(engine: str, causal: bool, length: int) 
             torch.testing.assert_close(value, exact, rtol=0, atol=1e-10 * math.sqrt(length) + 1e-12)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", FAST)
 @pytest.mark.parametrize("causal", [True, False])
 def test_one_graph_serves_every_length(engine: str, causal: bool) -> None:

@@ -183,6 +183,7 @@ def test_compiled_once(fresh_process: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in (fresh_process / "native").iterdir()} == made
 
 
+@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("kept", [0, 4096])
 def test_a_damaged_library_is_compiled_again(fresh_process: Path, kept: int) -> None:

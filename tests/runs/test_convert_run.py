@@ -54,6 +54,7 @@ def test_a_model_of_short_texts_is_converted(tiny_recipe: Recipe, tmp_path: Path
     assert not list((tmp_path / "out").glob("evaluation*"))
 
 
+@pytest.mark.slow
 def test_quality_is_compared_only_when_asked(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """It takes minutes. Whether the conversion pays is said before it starts."""
     run = train(tiny_recipe, tmp_path / "run", progress=False)

@@ -56,6 +56,7 @@ def test_a_step_is_exported(saved_model: Path, format: str) -> None:
     assert meta["eos_token_id"] == 256
 
 
+@pytest.mark.slow
 def test_exports_of_two_models_do_not_share_a_folder(saved_model: Path) -> None:
     out = saved_model.with_name("shared")
     export_run(saved_model, out, format="pt2", what="step")

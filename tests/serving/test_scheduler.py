@@ -45,6 +45,7 @@ def scheduler(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> 
     return Scheduler(model, tokenizer, rows=4, queue=4, max_tokens=200, prefill_chunk=8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", ["mega-lm", "megalodon-lm", "tcnca-lm", "tnn-lm", "ski-tnn-lm"])
 def test_texts_equal_generate_while_requests_come_and_go(recipe: str, tokenizer: PreTrainedTokenizerBase) -> None:
     model = make_model(recipe)

@@ -224,6 +224,7 @@ def malformed(source: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
     return method, source.choice([path] * 12 + ["/", "/v1/" + "x" * 2000, "/v1/models/../health"]), content, headers
 
 
+@pytest.mark.slow
 def test_a_thousand_malformed_requests_do_not_affect_others(served: Served) -> None:
     source, count = random.Random(1), 1000
     expected = served.client().completions.create(model="small", prompt=PROMPT, max_tokens=400, temperature=0)

@@ -88,6 +88,7 @@ def test_images_of_other_sizes_are_scored(tmp_path: Path) -> None:
         evaluate_run(run, [8, 9], progress=False)
 
 
+@pytest.mark.slow
 def test_a_training_shows_images_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["training.steps=2", "training.batch_size=4", "model.inputs.size=4", "model.hidden_size=8"]
     train(load_recipe("tnn-digits", options), tmp_path / "run")

@@ -145,6 +145,7 @@ def test_the_data_are_read_once(tmp_path: Path) -> None:
     assert again.folder.stat().st_mtime_ns == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_recipe_for_signals_learns_a_folder_of_sounds(tmp_path: Path, causal: bool) -> None:
     """Low and high tones. A model stores its sampling rate, and a causal one streams."""

@@ -55,6 +55,7 @@ def test_it_trains_and_logs_its_metric(name: str, runs: dict[str, Path]) -> None
     assert all(math.isfinite(line[f"eval_{headline}"]) and math.isfinite(line["eval_loss"]) for line in found)
 
 
+@pytest.mark.sampled(2)
 @every_case
 def test_it_resumes_to_the_same_losses(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
     half = tmp_path / "half"

@@ -108,6 +108,7 @@ def test_classes_keep_their_type_and_rare_ones_can_weigh_more() -> None:
     assert found[1] > 2 * found[0]
 
 
+@pytest.mark.slow
 def test_of_many_rows_some_are_held_out_and_then_fitted_too() -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(3000, 2))

@@ -21,6 +21,7 @@ def planned(recipe: Recipe, processes: int) -> dict[str, int]:
     return dict(plan)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["tnn-lm", "tcnca-lm"])
 def test_activations_are_those_of_a_training_step(name: str) -> None:
     recipe = load_recipe(name, ["model.hidden_size=32", "model.num_hidden_layers=3", "training.batch_size=1"])

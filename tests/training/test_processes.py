@@ -53,6 +53,7 @@ def stopped_in_one(recipe: Recipe, out: Path, number: signal.Signals) -> None:
         sys.exit(100 + stop.number)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.cpu  # two processes would need two GPUs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_process_stops_all_after_a_checkpoint(
@@ -96,6 +97,7 @@ def train_quietly(recipe: Recipe, out: Path) -> None:
     train(recipe, out, progress=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", ["language_modelling", "masked_language_modelling"])
 def test_validation_is_the_same_for_any_number_of_processes(tiny_recipe: Recipe, tmp_path: Path, name: str) -> None:

@@ -20,6 +20,7 @@ def train_shared(recipe: Recipe, out: Path, count: int) -> None:
     train(recipe, out, progress=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["language_modelling", "masked_language_modelling"])
 def test_two_processes_share_sequences(tiny_recipe: Recipe, tmp_path: Path, name: str) -> None:
     """With accumulation, clipping, and validation windows that do not fill the batches."""

@@ -77,6 +77,7 @@ def test_a_stopped_training_goes_on_exactly(streamed: Recipe, tmp_path: Path, ma
     assert_equal_runs(run, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
 def test_two_processes_share_a_stream(streamed: Recipe, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
