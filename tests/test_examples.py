@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib.util
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from browser import needs_chromium, opened, served
+from needs import needs_onnx
 from test_docs import script
 
 from lagwise.data import load_tokenizer
@@ -25,10 +25,6 @@ from lagwise.runs import export_run
 from lagwise.training.recipe import load_recipe
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="the extra 'export' is not installed",
-)
 # Where `npm install onnxruntime-web` has put it.
 ONNXRUNTIME_WEB = Path(os.environ.get("LAGWISE_ONNXRUNTIME_WEB", EXAMPLES / "vendor"))
 PROMPT, TOKENS = "the où ", 60

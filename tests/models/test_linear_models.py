@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from needs import needs_onnx
 from safetensors import safe_open
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
@@ -278,9 +279,8 @@ def test_wrong_options_are_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.cpu
+@needs_onnx
 def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name)
     import onnxruntime
 
     own, (ids, mask) = spellings(load_tokenizer("bytes")), byte_rows(TEXTS)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from needs import needs_onnx
 from torch import Tensor
 
 from lagwise.data import load_tokenizer, spellings
@@ -118,9 +119,8 @@ def test_a_saved_model_has_its_ngrams(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cpu
+@needs_onnx
 def test_an_exported_model_has_the_same_logits(tmp_path: Path) -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name)
     import onnxruntime
 
     model = make(batch(TEXTS))

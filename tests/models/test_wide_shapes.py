@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from needs import needs_onnx
 from torch import Tensor
 
 from lagwise.models import (
@@ -195,9 +196,8 @@ def test_a_saved_model_has_its_features(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cpu
+@needs_onnx
 def test_an_exported_model_of_images_has_the_same_logits(tmp_path: Path) -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name)
     import onnxruntime
 
     model, images = make("images"), some_images(3)

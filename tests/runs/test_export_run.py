@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from needs import needs_onnx
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
@@ -18,10 +19,6 @@ from lagwise.runs import export_run
 from lagwise.training import Recipe
 from lagwise.training.recipe import load_recipe
 
-needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="the extra 'export' is not installed",
-)
 FORMATS = [pytest.param("onnx", marks=needs_onnx), "pt2"]
 SLOWLY = [pytest.param("onnx", marks=[needs_onnx, pytest.mark.slow]), "pt2"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from every_task import CASES, recipe
+from needs import needs_onnx
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
@@ -25,10 +25,6 @@ from lagwise.models.export import export_forward, load_function
 from lagwise.runs import export_run
 from lagwise.training import train
 
-needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="the extra 'export' is not installed",
-)
 LABELLED = [name for name, case in CASES.items() if case.task in ("sequence_classification", "image_classification")]
 STREAMED = ("language_modelling", "associative_recall", "multi_query_recall")  # language models, exported elsewhere
 

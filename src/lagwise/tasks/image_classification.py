@@ -30,7 +30,7 @@ from lagwise.data.labelled_images import ImageData, images_key, prepare_images
 from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
-from lagwise.models.linear.patches import Patches
+from lagwise.models.linear.patches import IMAGES, Patches
 from lagwise.progress import progress_bar
 from lagwise.schema import Share, Weight
 from lagwise.tasks.base import Records, Table, finite
@@ -39,7 +39,6 @@ from lagwise.tasks.figures import Figures, Log, image_gallery
 from lagwise.tasks.labelled import Labelled, LabelledRows
 
 _BATCH = 64  # images of an evaluation at a time
-_SAMPLED = 2000  # images from which patches are drawn
 _MISTAKES, _SIDE = 24, 96  # a report's images, and their longer side in pixels
 
 
@@ -226,10 +225,9 @@ class LabelledImages(LabelledRows):
 
     def prepare(self, model: Any, seed: int) -> None:
         if self.task.wide:
-            rows = self.rows.splits["train"]
-            chosen = np.random.default_rng(seed).permutation(len(rows))[:_SAMPLED].tolist()
-            images = [ImageExamples(rows, self.reader)[i]["pixel_values"] for i in chosen]
-            model.wide.prepare(torch.stack(images), seed)
+            examples = ImageExamples(self.rows.splits["train"], self.reader)
+            chosen = np.random.default_rng(seed).permutation(len(examples))[:IMAGES].tolist()
+            model.wide.prepare(torch.stack([examples[i]["pixel_values"] for i in chosen]), seed)
 
     def linear_fields(self) -> dict[str, Any]:
         return {
