@@ -120,11 +120,35 @@ def test_a_moving_average_has_one_graph_with_and_without_a_rest() -> None:
     assert aot_graphs(average, map(inputs, (70, 90, 96, 64))) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_packed_rows_train_in_several_graphs(recipe: str) -> None:
-    """How many documents of which lengths there are depends on values, which no graph can hold."""
-    check(recipe, "packed", fullgraph=False)
+def packed_in(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Two rows of texts of these lengths, of which the second row has one more border."""
+    texts = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    seq_idx = torch.stack([texts, texts + (torch.arange(len(texts)) > 20).long()])
+    return {**batch(len(texts), "plain"), "seq_idx": seq_idx}
+
+
+PACKED = ([200], [150, 60], [3, 4, 5, 200, 7], [30] * 9, [1, 1, 1, 190], [128, 120], [9, 80, 33, 60, 17])
+
+
+@pytest.mark.parametrize("recipe", [pytest.param(r, marks=() if r in QUICK else pytest.mark.slow) for r in RECIPES])
+def test_one_graph_serves_texts_packed_in_any_way(recipe: str) -> None:
+    """Layers get texts in as many groups whatever a row holds, and none of a size that graphs take for a constant."""
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    model, compiled = small(recipe), small(recipe)
+    for layer in compiled.model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    for lengths in PACKED:
+        found, expected = step(compiled, packed_in(lengths)), step(model, packed_in(lengths))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6 + 1e-5 * float(b.abs().max()))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+@pytest.mark.parametrize("recipe", [pytest.param(r, marks=pytest.mark.slow) for r in RECIPES])
+def test_whole_models_have_few_graphs_of_packed_rows(recipe: str) -> None:
+    """How many texts of which lengths there are depends on values, so that a new graph begins before the layers."""
+    assert check(recipe, "packed", fullgraph=False) <= 8
 
 
 def test_gradients_have_the_precision_of_their_operations() -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.kernels.remembered import remembered
 from lagwise.mixers.base import Mixer, check_heads, padded_prefill
@@ -24,7 +25,6 @@ from lagwise.ops.bilinear import traced
 from lagwise.ops.packing import per_document
 from lagwise.ops.pieces import Pieces, Span
 from lagwise.ops.ring import ring_tokens
-from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, common, extended, latest, recent
 from lagwise.tables import check_integer, known
 
@@ -128,7 +128,7 @@ class ChunkedAttention(Derived):
             if mask is not None:
                 number = number - first_real(mask)[:, None]
             query, key = self._rotated(query, key, number, chunk)
-        reach = self.chunks * chunk if symbolic(length) or length > chunk else length
+        reach = self.chunks * chunk if not has_static_value(length) or length > chunk else length
         bias = self._lag_bias(reach)
         return self._in_chunks(query, key, value, chunk, bias, mask)
 

@@ -37,6 +37,7 @@ from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
+from lagwise.ops.operators import in_graph
 from lagwise.ops.pieces import Pieces
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
@@ -351,6 +352,8 @@ class LagwiseModel(LagwisePreTrainedModel):
         if merges and not self._layers_are_compiled() and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
+        if layout.seq_idx is not None and layout.pieces is None and (in_graph() or self._layers_are_compiled()):
+            layout.group_for_graphs()
         states = []
         for i, layer in enumerate(self.layers):
             if every:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -16,6 +17,10 @@ from lagwise.ops.constants import moved
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
 _COMPACT_BELOW = 0.8
+_GROUPS = 4  # of documents of similar lengths: about as much padding as with a group for every power of two
+_GROUPS_OF_GRAPHS = 3  # which are compiled for each
+_COST_OF_A_GROUP = 100  # in tokens, of calls
+_FILLED = 4  # tokens of documents that fill a group in a graph: so that even one less is not 1
 # Copies on the CPU of tensors on another device that nothing changes.
 _known = WeakTensorKeyDictionary()
 
@@ -145,14 +150,29 @@ class Layout:
         return moved[0], moved[1], int(lengths.max())  # type: ignore[return-value]
 
     @_once
-    @torch.compiler.disable  # shapes depend on values: compilers begin a new graph here
     def buckets(self) -> tuple[Bucket, ...]:
-        """The documents of packed rows, grouped by similar length, without documents that are only padding.
+        """The documents of packed rows, in at most four groups of similar lengths, without documents that are only
+        padding. In a graph there are three, whatever the rows hold, and none of their sizes is 0 or 1, which compilers
+        take for constants."""
+        return self._for_graphs() if torch.compiler.is_compiling() else self._grouped(graph=False)
 
-        Padding at most doubles the tokens of a bucket.
-        """
+    def group_for_graphs(self) -> None:
+        """Find `buckets` before graphs need them: those of a graph, which cannot find them, as they depend on
+        values."""
+        self._found["buckets"] = self._for_graphs()
+
+    @torch.compiler.disable  # compilers begin a new graph here
+    def _for_graphs(self) -> tuple[Bucket, ...]:
+        found = self._grouped(graph=True)
+        for bucket in found:
+            for each in (*bucket[:3], bucket.layout.mask):
+                assert each is not None
+                torch._dynamo.maybe_mark_dynamic(each, tuple(range(each.dim())))
+        return found
+
+    def _grouped(self, graph: bool) -> tuple[Bucket, ...]:
         if self.host is not self:
-            there = self.host.buckets
+            there = self.host._grouped(graph)
             masks = [bucket.layout.mask for bucket in there]
             moved = self._moved(*(t for bucket in there for t in bucket[:3]), *masks)
             rows, masks = moved[: 3 * len(there)], moved[3 * len(there) :]
@@ -165,20 +185,30 @@ class Layout:
         first = starts.nonzero()[:, 0]
         lengths = torch.diff(first, append=first.new_tensor([starts.numel()]))
         real = None if self.mask is None else self.mask.flatten()
-        # the exponent of the next power of two, in integers: not every device has float64
-        power = torch.bucketize(lengths, 2 ** torch.arange(62, device=lengths.device))
         if real is not None:
             document = starts.cumsum(0) - 1
-            power = torch.where(torch.zeros_like(lengths).index_add(0, document, real.long()) > 0, power, -1)
+            kept = torch.zeros_like(lengths).index_add(0, document, real.long()) > 0
+            first, lengths = first[kept], lengths[kept]
+        most = _GROUPS_OF_GRAPHS if graph else _GROUPS
+        groups = similar_lengths(lengths, most, least=2 if graph else 1)
+        if graph:
+            groups += [first.new_zeros(0)] * (most - len(groups))
         found = []
-        for each in power[power >= 0].unique().tolist():
-            begin, count = first[power == each], lengths[power == each]
-            offset = torch.arange(int(count.max()), device=first.device)
+        for each in groups:
+            begin, count = first[each], lengths[each]
+            longest = max(count.tolist(), default=0)
+            if graph:  # documents of nothing, which go where `per_document` cuts them off
+                longest, missing = max(longest, _FILLED), max(2 - len(each), 0)
+                begin, count = F.pad(begin, (0, missing)), F.pad(count, (0, missing), value=_FILLED)
+            offset = torch.arange(longest, device=first.device)
             inside = offset < count[:, None]
             source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
-            mask = inside if real is None else inside & real[source]
+            mask, place = inside if real is None else inside & real[source], source
+            if graph:
+                fills = torch.arange(len(begin), device=first.device)[:, None] >= len(each)
+                mask, place = mask | (inside & fills), source.masked_fill(fills, starts.numel())
             where = inside.flatten().nonzero()[:, 0]
-            found.append(self._bucket(source, source[inside], where, _unless_full(mask)))
+            found.append(self._bucket(source, place[inside], where, mask if graph else _unless_full(mask)))
         return tuple(found)
 
     def _bucket(
@@ -231,7 +261,7 @@ class Layout:
         if self.seq_idx is not None:  # a new number wherever the row or document changes
             numbers = self.seq_idx.flatten()[kept]
             changed = (document.diff() != 0) | (numbers.diff() != 0)
-            document = torch.nn.functional.pad(changed.cumsum(0), (1, 0))
+            document = F.pad(changed.cumsum(0), (1, 0))
         own = _unless_full(mask.flatten()[kept][None])
         return kept, Layout(own, document[None], token_time=self._kept_time(kept))
 
@@ -271,7 +301,8 @@ class Bucket(NamedTuple):
     Attributes:
         source: the position in the flattened batch of every position of the padded one, ``(documents, longest)``; at
             padding that of any token.
-        tokens: the positions of the tokens alone, ``(n,)``.
+        tokens: the positions of the tokens alone, ``(n,)``; one past the last of the flattened batch for those of
+            documents that only fill a group of a graph.
         where: their positions in the flattened padded batch, ``(n,)``.
         layout: the layout of the padded batch.
     """
@@ -309,12 +340,42 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
             padded = padded.masked_fill(~bucket.layout.mask[..., None], 0)
         mixed = mix(padded, bucket.layout).flatten(0, 1)
         if result is None:
-            result = mixed.new_zeros(len(flat), mixed.shape[1])
+            result = mixed.new_zeros(len(flat) + 1, mixed.shape[1])
         result = result.index_copy(0, bucket.tokens, mixed.index_select(0, bucket.where).to(result.dtype))
     if result is None:  # only padding: any token tells the channels
         mixed = mix(x.new_zeros(1, 1, x.shape[2]), Layout())
         result = mixed.new_zeros(len(flat), mixed.shape[2])
-    return result.unflatten(0, x.shape[:2])
+    return result[: len(flat)].unflatten(0, x.shape[:2])
+
+
+def similar_lengths(lengths: Tensor, most: int, *, least: int = 1) -> list[Tensor]:
+    """Groups of documents of similar lengths: those that pad the fewest tokens, where a group of k documents is padded
+    to ``max(k, least)`` times its longest, and costs a hundred tokens.
+
+    Shapes: lengths ``(documents,)``. Returns the numbers of each group's documents, at most ``most`` groups from the
+    shortest to the longest.
+
+    >>> [group.tolist() for group in similar_lengths(torch.tensor([900, 4, 1000, 5]), 4)]
+    [[1, 3], [0, 2]]
+    """
+    if not len(lengths):
+        return []
+    sizes, size, counts = lengths.unique(return_inverse=True, return_counts=True)
+    before = F.pad(counts.cumsum(0), (1, 0))
+    # of a group from one size to another; there are few sizes, as their sum is at most the number of tokens
+    cost = (before[1:] - before[:-1, None]).clamp(min=least) * sizes + _COST_OF_A_GROUP
+    cost = cost.masked_fill(torch.ones_like(cost, dtype=torch.bool).tril(-1), torch.iinfo(cost.dtype).max // 4)
+    totals, starts = [cost[0]], []  # of the sizes up to each, in so many groups; where the last of these starts
+    for _ in range(min(most, len(sizes)) - 1):
+        total, start = (totals[-1][:-1, None] + cost[1:]).min(0)
+        totals.append(total)
+        starts.append(start + 1)
+    groups, end = [], len(sizes)
+    for number in range(int(torch.stack(totals)[:, -1].argmin()), -1, -1):
+        start = int(starts[number - 1][end - 1]) if number else 0
+        groups.append(((size >= start) & (size < end)).nonzero()[:, 0])
+        end = start
+    return groups[::-1]
 
 
 def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,15 @@ import math
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
+from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.plans import ski_toeplitz_product
 from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import block_product, centre, toeplitz_matrix
-from lagwise.ops.toeplitz.direct import direct_product, few_lags
-from lagwise.ops.toeplitz.spectral import fft_product
+from lagwise.ops.toeplitz.direct import direct_gradients, direct_product, direct_values, few_lags
+from lagwise.ops.toeplitz.spectral import fft_gradients, fft_product, fft_values
 from lagwise.ops.toeplitz.subquadratic import subquadratic_product, subquadratic_serves
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct", "subquadratic")
@@ -89,6 +91,8 @@ def toeplitz_product(
         if not causal:
             raise ValueError("engine 'ski' takes causal taps; two-sided kernels have `ski_product`")
         return ski_toeplitz_product(x, taps, 1e-3 if tolerance is None else tolerance)
+    if engine == "auto" and in_graph() and not has_static_value(taps.shape[1]):
+        return _auto_operator(x, taps, origin)
     if engine == "auto" and few_lags(x, taps):
         engine = "direct"
     if engine == "dense":
@@ -102,6 +106,23 @@ def toeplitz_product(
             return subquadratic_product(x, taps, origin)
         engine = "fft"
     return fft_product(x, taps, origin, engine)
+
+
+# A graph for all lengths would be compiled anew where they cross the number of lags that are few.
+_auto_operator = graph_operator(
+    "auto_product",
+    lambda x, taps, origin: (
+        direct_values(x, taps, origin) if few_lags(x, taps) else fft_values(x, taps, origin, "auto").contiguous()
+    ),
+    lambda grad, x, taps, origin: (
+        direct_gradients(grad, x, taps, origin)
+        if few_lags(x, taps)
+        else fft_gradients(grad, x, taps, origin, "auto", (True, True))
+    ),
+    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+    tensors="x taps",
+    numbers="SymInt origin",
+)
 
 
 def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tensor:
@@ -169,7 +190,7 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int
 def reachable_taps(taps: Tensor, length: int, causal: bool) -> tuple[Tensor, int]:
     """The taps of lags within a signal of this length, and the index of lag 0."""
     if causal:
-        return taps[:, :length], 0
+        return taps[:, : torch.sym_min(length, taps.shape[1])], 0
     middle = centre(taps)
     reach = min(middle, length - 1)
     return taps[:, middle - reach : middle + reach + 1], reach

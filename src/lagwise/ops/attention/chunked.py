@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.bilinear import transformed
 from lagwise.ops.operators import graph_operator, in_graph, kept_apart
@@ -227,7 +229,8 @@ def rotary_factors(
         raise ValueError(f"rotary positions need an even number of channels, got {size}")
     dtype = torch.promote_types(dtype, torch.float32)
     rates = _BASE ** (-torch.arange(0, size, 2, dtype=dtype, device=positions.device) / size)
-    table = limit is not None and (symbolic(positions.shape[-1]) or limit < positions.numel())
+    count = positions.numel()
+    table = limit is not None and (not has_static_value(count) or limit < count)
     places = torch.arange(limit, device=positions.device) if table else positions
     angles = places.to(dtype)[..., None] * rates
     cos, sin = angles.cos(), angles.sin()
@@ -307,7 +310,7 @@ def _in_chunks(
         query, key, value = (x[:, :, :end] for x in (query, key, value))
         real = None if real is None else real[:, :end]
         return torch.cat([_in_chunks(query, key, value, chunk, causal, function, bias, real), last], 2)
-    whole = pieces(length, chunk) if symbolic(length) else -(-length // chunk)
+    whole = _number_of_chunks(length, chunk)
     one = heads == 1 and not graph  # the chunks take the axis of heads, which is a view at any length
 
     def fold(x: Tensor) -> Tensor:
@@ -327,11 +330,19 @@ def _in_chunks(
     return torch.cat([y[:, :, : length - 1], y[:, :, length - 1 : length]], 2)
 
 
+def _number_of_chunks(length: int, chunk: int) -> int:
+    """Those that hold a length: at least two, where it is a symbol of a graph, which would be another for one."""
+    if symbolic(length):
+        return pieces(length, chunk)
+    whole = -(-length // chunk)
+    return whole if has_static_value(length) else cast("int", torch.sym_max(whole, 2))
+
+
 def _filled(x: Tensor, chunk: int, whole: int) -> Tensor:
     """Tokens up to a whole number of chunks, zeros at the end: no padding, which graphs keep apart from some."""
     if symbolic(x.shape[2]):
         return F.pad(x, (0, 0, 0, whole * chunk - x.shape[2]))
-    return torch.cat([x, x.new_zeros(*x.shape[:2], chunk, x.shape[3])], 2)[:, :, : whole * chunk]
+    return torch.cat([x, x.new_zeros(*x.shape[:2], 2 * chunk, x.shape[3])], 2)[:, :, : whole * chunk]
 
 
 def _in_sliding_chunks(
@@ -348,7 +359,7 @@ def _in_sliding_chunks(
     graph = symbolic(length) or in_graph()
     if not graph and length <= chunk:
         return _in_chunks(query, key, value, chunk, True, function, bias, real)
-    whole = pieces(length, chunk) if symbolic(length) else -(-length // chunk)
+    whole = _number_of_chunks(length, chunk)
     rest, first, kept = whole * chunk - length, None, None
 
     def fold(x: Tensor, late: int = 0) -> Tensor:  # (batch, chunks, heads, chunk, size)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, traced, transformed
 from lagwise.ops.constants import remembered_tables
@@ -191,14 +192,23 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
-    if in_graph():
+    if in_graph():  # which would be another where there is no rest
         ramp, spread = _split_tables(coarse.detach(), *plan)
+        factors = F.pad(ramp, (0, 1), value=1)
+        coarse = coarse * factors[torch.arange(coarse.shape[1], device=ramp.device).clamp(max=len(ramp))]
+        head = _first(coarse, len(ramp))
     else:
         ramp, spread = remembered_tables(_split_constants, plan, like=coarse)
-    head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
-    head = head * ramp
+        head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
+        head = head * ramp
+        coarse = torch.cat([head, rest], dim=1)
     with torch.autocast(coarse.device.type, enabled=False):
-        return short - head @ spread, torch.cat([head, rest], dim=1)
+        return short - head @ spread, coarse
+
+
+def _first(x: Tensor, count: int) -> Tensor:
+    """``x[:, :count]``, contiguous whether or not that is all: graphs keep both apart."""
+    return x.index_select(1, torch.arange(torch.sym_min(count, x.shape[1]), device=x.device))
 
 
 def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
@@ -217,9 +227,9 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
         return _symbolic_ski(x, short, coarse, plan)
     grid = plan.grid(x.shape[1])
     dtype = compute_dtype(x, short)
-    if grid.nodes <= plan.first_node_lag:  # no node is far enough from another
+    if has_static_value(grid.nodes) and grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
-    coarse = coarse[:, : grid.nodes].to(dtype)
+    coarse = (_first(coarse, grid.nodes) if in_graph() else coarse[:, : grid.nodes]).to(dtype)
     return _sparse_plus_smooth(x, short, coarse, _Form(0, 0, grid), spacing=plan.spacing).to(x.dtype)
 
 

@@ -86,15 +86,23 @@ def _form(x: Tensor, taps: Tensor, origin: int, dilation: int) -> _DirectForm:
     return _DirectForm(taps.shape[1], origin, min(dilation, x.shape[1]))
 
 
-def _whole(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
+def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
+    """`direct_product` without a gradient."""
     return convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype).contiguous()
+
+
+def direct_gradients(
+    grad: Tensor, x: Tensor, taps: Tensor, origin: int, dilation: int = 1
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of `direct_product` with respect to the signal and the taps."""
+    return _form(x, taps, origin, dilation).gradients(grad, x, taps, (True, True))
 
 
 # The shapes of images and padding would be compiled anew for every length of the signal.
 _operator = graph_operator(
     "direct_product",
-    _whole,
-    lambda grad, x, taps, *shape: _form(x, taps, *shape).gradients(grad, x, taps, (True, True)),
+    direct_values,
+    direct_gradients,
     lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
     tensors="x taps",
     numbers="SymInt origin, SymInt dilation",

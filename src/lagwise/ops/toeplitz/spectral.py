@@ -78,6 +78,11 @@ def planned_product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     return bilinear_product(x, kernel, _SpectralForm(plan, kernel.shape[-1], kernel.dim() == 3))
 
 
+def fft_values(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
+    """`fft_product` without a gradient."""
+    return _product(x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine))
+
+
 def fft_gradients(
     grad: Tensor, x: Tensor, taps: Tensor, origin: int, engine: str, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -88,7 +93,7 @@ def fft_gradients(
 # Lengths of FFTs and numbers of frames would be compiled anew for every length of the signal.
 _fft_operator = graph_operator(
     "fft_product",
-    lambda x, taps, origin, engine: _product(x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine)),
+    fft_values,
     lambda grad, x, taps, origin, engine: fft_gradients(grad, x, taps, origin, engine, (True, True)),
     lambda x, *_: torch.empty_like(x),
     tensors="x taps",
