@@ -8,8 +8,9 @@ pixels and, with scikit-image, on histograms of gradients; logistic regression o
 TF-IDF of 2 to 5 characters, and on the mean spectrum of sounds. Seconds are those of the processor, on one thread if
 OMP_NUM_THREADS=1.
 
-With --trained the recipe is also trained as it is, with --alone its model alone, and with --pretrained its model alone
-after 600 steps without labels. Results that FILE has are kept.
+With --trained the recipe is also trained as it is; with --alone its model, in which most recipes have a first answer's
+map beside the layers, is kept whether or not it is better than a first answer; with --layers it has no map; and with
+--pretrained it is also trained for 600 steps without labels before. Results that FILE has are kept.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NUMBERS = ("Covid3Month", "Tecator")
 TEXTS = ("fortunes", "sections", "languages", "spam")
 IMAGES = ("icons", "stamps")
 GLUE = ("sst2", "cola", "stsb", "mrpc", "rte")
-_SEEDED = ("recipe", "trained alone", "pretrained alone")  # whatever the data
+_SEEDED = ("recipe", "trained alone", "layers alone", "pretrained alone")  # whatever the data
 _SHORTEST = 9  # samples that MiniRocket needs
 
 
@@ -253,7 +254,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="names of sets, separated by semicolons")
     parser.add_argument("--trained", action="store_true", help="also train the recipes as they are")
-    parser.add_argument("--alone", action="store_true", help="also train their models without a first answer")
+    parser.add_argument("--alone", action="store_true", help="also train their models and compare them with nothing")
+    parser.add_argument("--layers", action="store_true", help="also train their layers without a first answer's map")
     parser.add_argument("--pretrained", action="store_true", help="also train their models without labels before")
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
@@ -263,6 +265,8 @@ def main() -> None:
         asked["recipe"] = []
     if options.alone:
         asked["trained alone"] = ["training.first_answer=none"]
+    if options.layers:
+        asked["layers alone"] = ["training.first_answer=none", "task.wide=false"]
     if options.pretrained:
         asked["pretrained alone"] = ["training.first_answer=none", "training.pretrain=600"]
     only = None if options.only is None else options.only.split(";")

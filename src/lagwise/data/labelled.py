@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,21 +74,6 @@ class LabelledData:
     @property
     def features(self) -> int | None:
         return self.encoder.features
-
-    def joined(self) -> LabelledData:
-        """These data with the rows of valid in train, after its own, and without valid."""
-        from datasets import concatenate_datasets
-
-        train, valid = self.splits["train"], self.splits["valid"]
-        own, held, cut = self.counts.get("train", {}), self.counts.get("valid", {}), dict(self.cut)
-        cut["train"] += cut.pop("valid")
-        return replace(
-            self,
-            splits={"train": concatenate_datasets([train, valid]), "test": self.splits["test"]},
-            cut=cut,
-            counts={**self.counts, "train": {name: count + held.get(name, 0) for name, count in own.items()}},
-            notes=(*self.notes, f"{counted(len(valid), 'row')} of valid, which chooses nothing, in train too"),
-        )
 
     def encode(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
         """Inputs of rows that need no labels, in order; an empty text is a single end of text (see `RowEncoder`)."""

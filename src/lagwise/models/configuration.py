@@ -58,12 +58,11 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     token_type_ids tell apart and which are processed separately, with their product and their difference; the
     difference is without its sign in ``pair``.
     wide: name and options of the features of `Wide`, a linear map that adds to a classifier's logits: ``ngrams`` of
-    texts, ``convolutions`` of series, ``patches`` of images, whose options training finds in the data (``task.wide``).
-    None for none.
+    texts, ``convolutions`` of series, ``patches`` of images, which training fits (``task.wide``). None for none.
     classifier_hidden_size: width of a layer before the classifier's output layer, with ReLU; with pairs a second one of
     half that width follows (Long Range Arena's classifiers). 0 for none.
     classifier_activation: ``relu``, or ``tanh`` as in the classifiers of transformers, of these layers.
-    classifier_dropout: dropout rate of the pooled values in training; see `WideHead.answer` if there is a wide part.
+    classifier_dropout: dropout rate of the pooled values in training.
     head_transform: layer between hidden states and a language model's output layer: ``none``; ``tanh`` of a linear
     layer (MEGA in transformers); ``gelu`` of one, then layer norm (BERT). By default none, and gelu for a masked
     language model.

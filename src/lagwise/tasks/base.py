@@ -98,6 +98,9 @@ class Task:
         if data.format is not None:
             known(data.format, self.formats, "data.format for this task")
 
+    #: whether the model has a first answer's map beside its layers
+    wide: bool = False
+
     @property
     def model_class(self) -> type[PreTrainedModel]:
         """The head that is trained."""
@@ -312,8 +315,6 @@ class TaskData:
         """Number of labels, tokens or values over which the loss of a validation batch is the mean."""
         return (batch["labels"] != IGNORED).sum()
 
-    #: whether validation data are held out of training
-    holds_out: bool = True
     #: whether a trained model's configuration is set by held-out rows (`calibrated`)
     calibrates: ClassVar[bool] = False
 

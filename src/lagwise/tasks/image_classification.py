@@ -30,7 +30,6 @@ from lagwise.data.labelled_images import ImageData, images_key, prepare_images
 from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
-from lagwise.models.linear.patches import IMAGES, Patches
 from lagwise.progress import progress_bar
 from lagwise.schema import Share, Weight
 from lagwise.tasks.base import Records, Table, finite
@@ -59,8 +58,9 @@ class ImageClassification(Labelled):
         mixup, cutmix: parameters of the Beta distributions by which images of a batch are mixed; 0 for none.
         label_smoothing: share of the true class's probability that is spread over all classes.
         mean, std: of the pixels of each channel, between 0 and 1; a run keeps those of its training images.
-        wide: whether the model has a linear map of how much patches are like those of training images beside its layers
-            (`Wide`).
+        wide: whether the model has a first answer's map of how much patches are like those of training images beside
+            its layers (`Wide`): fitted before they are trained, and joined with them in the end, with a share of the
+            logits that held-out images choose.
 
     Metrics: accuracy, the headline, and macro F1.
     """
@@ -217,21 +217,11 @@ class LabelledImages(LabelledRows):
         self.reader = task.reader(images)
 
     def fields(self) -> dict[str, Any]:
-        wide = {"wide": {"name": "patches", **Patches.plan(*self.rows.size)}} if self.task.wide else {}
-        return {**self._plain_fields(), **wide}
-
-    def _plain_fields(self) -> dict[str, Any]:
         return {**class_fields(self.rows.label_names), "problem_type": "single_label_classification"}
-
-    def prepare(self, model: Any, seed: int) -> None:
-        if self.task.wide:
-            examples = ImageExamples(self.rows.splits["train"], self.reader)
-            chosen = np.random.default_rng(seed).permutation(len(examples))[:IMAGES].tolist()
-            model.wide.prepare(torch.stack([examples[i]["pixel_values"] for i in chosen]), seed)
 
     def linear_fields(self) -> dict[str, Any]:
         return {
-            **self._plain_fields(),
+            **self.fields(),
             "inputs": {"name": "patches", "size": 1, "channels": self.task.channels, "image": [*self.rows.size]},
         }
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.data.options import DataOptions
-from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.tables import counted
 from lagwise.tasks.base import Metric, Table, Task, TaskData, require_none
 from lagwise.tasks.classes import class_counts
@@ -34,7 +33,6 @@ class Labelled(Task):
     metric: str | None = None  #: the headline, where it was chosen
     threshold: float | None = None  #: the probability above which a row has one of several labels
     stride: int = 1  #: samples of a series for each step of the model
-    all_rows: bool = False  #: whether the rows of valid are trained on too, where they choose nothing
 
     def __init__(self, data: DataOptions, label_smoothing: float = 0.0):
         super().__init__(data)
@@ -83,7 +81,6 @@ class LabelledRows(TaskData):
 
     Attributes:
         rows: the rows of the run's own data, in splits; None for other data.
-        apart: the same, with a split valid also where its rows are trained on too.
         label_names: names of the classes, by id; None for numbers.
         several: whether a row may have several labels.
         scored: rows to evaluate on and their labels, by split.
@@ -101,14 +98,10 @@ class LabelledRows(TaskData):
 
     def __init__(self, task: Labelled, tokenizer: Any, rows: Any):
         super().__init__(task, tokenizer)
-        self.apart = rows
-        if task.all_rows and rows is not None and rows.kind != MULTI_LABEL:  # whose threshold is chosen by valid
-            rows, self.holds_out = rows.joined(), False
         self.rows = rows
         if rows is not None:
             self.label_names, splits = rows.label_names, rows.splits
-            held_out = ("valid", "test") if self.holds_out else ("test",)
-            self.scored = {split: (splits[split], splits[split]["label"][:]) for split in held_out}
+            self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
 
     def logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
         """Logits ``(rows, labels)`` in the order of the rows."""
@@ -167,7 +160,8 @@ class LabelledRows(TaskData):
     ) -> dict[str, Any]:
         """Scores of the valid and test rows, with mistakes; of classes also the confusion matrix and scores by class.
 
-        A first answer was fitted to the validation rows too, once its penalty was chosen, so they are left out.
+        A first answer, alone or in a model, was fitted to the validation rows too, once its penalty was chosen, so they
+        are left out.
         """
         given = {"lengths": lengths, "max_tokens": max_tokens}
         require_none(type(self.task).__name__, **{name: given[name] for name in self.unused})
@@ -175,7 +169,7 @@ class LabelledRows(TaskData):
         threshold = threshold_of(model.config)
         result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
         for split, (rows, labels) in self.scored.items():
-            if split == "valid" and model.config.model_type == "lagwise-linear":
+            if split == "valid" and (model.config.model_type == "lagwise-linear" or model.config.wide is not None):
                 continue
             logits = self.logits(model, rows, progress)
             scores, details = self._scores(logits, np.asarray(labels), threshold)

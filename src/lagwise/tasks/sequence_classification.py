@@ -44,7 +44,6 @@ from lagwise.data.options import DataOptions
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
-from lagwise.models.linear.convolutions import Convolutions
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import by_rate
 from lagwise.models.rates import require_rate
@@ -71,7 +70,6 @@ if TYPE_CHECKING:
 
 TOKENS_A_BATCH = 16384  # with padding, in an evaluation
 _SHOWN = 120  # characters of a text in a report
-_THRESHOLDS = 12  # of each kernel beside the layers
 _STEPS = 256  # of the model in the longest series, at least, where samples have to share steps
 
 
@@ -96,8 +94,9 @@ class SequenceClassification(Labelled):
             each by its own mean and deviation, where the deviations of training series differ a hundredfold.
         stride: samples of a series per step of the model; without one (null), found in the data: as many, up to 16, as
             leave the longest training series 256 steps.
-        wide: whether the model has a linear map of n-grams of texts, or of random convolutions of series, beside its
-            layers (`Wide`); not if rows are packed, or samples have times.
+        wide: whether the model has a first answer's map of n-grams of texts, or of random convolutions of series,
+            beside its layers (`Wide`): fitted before they are trained, and joined with them in the end, with a share of
+            the logits that held-out rows choose. Not if rows are packed, or samples have times.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
         lines: whether each line of .csv and .tsv files is a series, not a sample; by default where they have labels.
         rate: sampling rate of sound files in Hz for which the parameters of kernels are: that of the first file. Other
@@ -113,8 +112,6 @@ class SequenceClassification(Labelled):
             strand; needs a tokenizer of letters, such as ``dna``.
         unlabelled: a file or folder of further rows, without labels, that ``training.pretrain`` also reads.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
-        all_rows: train on the held-out rows (valid) too, unless something is chosen by them: the first answer or the
-            model (``training.first_answer``, ``training.select``), when to stop, or a threshold. They have no scores.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy,
     Pearson's correlation, and micro F1.
@@ -137,7 +134,6 @@ class SequenceClassification(Labelled):
         metric: str | None = None,
         inputs: str = "tokens",
         stride: Count | None = 1,
-        all_rows: bool = False,
         wide: bool = False,
         features: list[str] | None = None,
         lines: bool | None = None,
@@ -159,7 +155,7 @@ class SequenceClassification(Labelled):
         self.text, self.label, self.threshold = text, label, threshold
         if isinstance(label, list) and len(label) < 2:
             raise ValueError(f"task.label must be a column, or two or more columns of 0 and 1, got {label!r}")
-        self.separate, self.packing, self.all_rows = separate, packing, all_rows
+        self.separate, self.packing = separate, packing
         if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
             raise ValueError("task.reverse_complement is for sequences in one column of text")
         self.reverse_complement = reverse_complement
@@ -360,16 +356,6 @@ class ClassifiedRows(LabelledRows):
         return headline_of(self.task.metric or default_metric(kind))
 
     def fields(self) -> dict[str, Any]:
-        fields = self._plain_fields()
-        if self.task.wide and self.task.inputs == "tokens":
-            fields["wide"] = {"name": "ngrams", **self.ngrams[0]}
-        elif self.task.wide:
-            plan = Convolutions.plan(self.rows.splits["train"]["length"][:], total=_THRESHOLDS)
-            fields["wide"] = {"name": "convolutions", **plan}
-        return fields
-
-    def _plain_fields(self) -> dict[str, Any]:
-        """The fields without those of features beside the layers."""
         names = self.rows.label_names
         fields = super().fields()
         if self.rows.features is not None:
@@ -401,13 +387,13 @@ class ClassifiedRows(LabelledRows):
 
     @cached_property
     def ngrams(self) -> tuple[dict[str, Any], Ngrams]:
-        """Those of the training texts, for a first answer and for `task.wide`."""
+        """Those of the training texts, for a first answer."""
         assert self.tokenizer is not None
         pairs = len(self.task.columns()) == 2
         return Ngrams.chosen(spellings(self.tokenizer), self.linear_batches("train"), pairs=pairs)
 
     def linear_fields(self) -> dict[str, Any]:
-        fields = self._plain_fields()
+        fields = self.fields()
         if self.task.inputs == "values":
             fields["inputs"] = {**fields["inputs"], "stride": 1}
             fields["inputs"].pop("time", None)  # one more feature
@@ -422,10 +408,6 @@ class ClassifiedRows(LabelledRows):
                 require_rate("a rate for each row", model.base_model, model.config)
             except ValueError as error:
                 raise ValueError(f"sounds have sampling rates of {_hertz(self.rows.rates)}; {error}") from error
-        if self.task.wide and self.task.inputs == "tokens":
-            model.wide.take(self.ngrams[1])
-        elif self.task.wide:
-            model.wide.prepare([torch.from_numpy(each) for each in series(self.rows.splits["train"])], seed)
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         if self.rows.rates:
@@ -433,7 +415,7 @@ class ClassifiedRows(LabelledRows):
                 f"a first answer counts samples, but sounds have sampling rates of {_hertz(self.rows.rates)}; resample "
                 "them, or leave it out with training.first_answer=none"
             )
-        rows = by_length(self.apart.splits[split])[0]  # a first answer is fitted to both splits in the end
+        rows = by_length(self.rows.splits[split])[0]
         examples = EncodedExamples(rows)
         for places in like_lengths(rows["length"][:], TOKENS_A_BATCH):
             yield self.task.padded(self.tokenizer, [examples[i] for i in places], stride=1)

@@ -19,6 +19,7 @@ from lagwise.models.loading import load_model, quiet
 from lagwise.tables import counted
 from lagwise.tasks import Task, TaskData
 from lagwise.training.linear_fits import LinearRows, fit_linear_model, labels_of
+from lagwise.training.recipe import Recipe
 
 FOLDER = "first"  # a run's folder for the model of the first answer
 FILE = "first.json"
@@ -35,7 +36,7 @@ class FirstAnswer(NamedTuple):
         model: the model in evaluation mode, fitted to training and held-out rows.
         about: its ``scores`` on held-out rows when fitted to the others alone, the ``seconds`` that all took, its
             ``features`` and ``penalty``.
-        held_out: which rows these scores are of (`TaskData.reduce`).
+        held_out: what the model says of these rows, fitted to the others alone (`TaskData.reduce`).
     """
 
     model: Any
@@ -53,6 +54,11 @@ def require_linear(task: Task) -> Any:
     return task.linear_class
 
 
+def needs_first_answer(recipe: Recipe, task: Task) -> bool:
+    """Whether a training begins with a first answer."""
+    return recipe.training.first_answer != "none" or task.wide
+
+
 def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
     """The first answer of a task's data. ValueError for a task without one."""
     began = time.monotonic()
@@ -67,10 +73,10 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
     )
     model, fit = fit_linear_model(linear_class, _FEATURES[data.task.inputs], rows, seed)
     labels = labels_of(valid)
-    logits = data.calibrated(model, fit.held_out, labels)
-    kept = data.reduce(torch.from_numpy(logits).float(), torch.from_numpy(labels))
+    kept = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
     assert kept is not None
-    predicted, true = (each.numpy() for each in kept)
+    logits, true = (each.numpy() for each in kept)
+    predicted = data.calibrated(model, logits, true)
     about = {
         "features": f"{model.config.features['name']}, {model.features.size:,}",
         "penalty": fit.penalty,
@@ -79,7 +85,7 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
         "metric": data.headline.name,
         "scores": data.metrics(float("nan"), predicted, true),
     }
-    return FirstAnswer(model, about, predicted)
+    return FirstAnswer(model, about, logits)
 
 
 def held_out(data: TaskData, model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +130,7 @@ def save_first_answer(first: FirstAnswer, data: TaskData, run: Path) -> None:
 
 
 def held_out_of(run: Path) -> np.ndarray:
-    """The held-out predictions of a run's first answer."""
+    """What a run's first answer says of the held-out rows, fitted to the others alone."""
     return load_file(run / FOLDER / _HELD_OUT)["held_out"]
 
 
@@ -162,6 +168,13 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
 def choice_sentence(about: Mapping[str, Any], label: str) -> str:
     """Which model a run ends with, and why."""
     first, trained = (about[name][about["metric"]] for name in ("scores", "trained"))
+    on = f"on {counted(about['rows'], 'held-out row')}"
+    if "share" in about:
+        kept = "first answer alone" if about["kept"] else "first answer and the trained layers"
+        before, after = about["losses"]
+        return (
+            f"kept the {kept}: {on} both, with {about['share']:.2f} of the layers' logits, have a loss of {after:.3f} "
+            f"({label} {trained:.3f}), the first answer {before:.3f} ({first:.3f})"
+        )
     kept, than = ("first answer", "is not clearly better") if about["kept"] else ("trained model", "is better")
-    scores = f"{label} {trained:.3f}, first answer {first:.3f}"
-    return f"kept the {kept}: on {counted(about['rows'], 'held-out row')} the trained model {than} ({scores})"
+    return f"kept the {kept}: {on} the trained model {than} ({label} {trained:.3f}, first answer {first:.3f})"

@@ -29,10 +29,8 @@ def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 def make_task(recipe: Recipe) -> Task:
     """The recipe's task, before its data are read. ValueError for unknown names and options out of range."""
-    data, own, options = replace(recipe.data), recipe.task, recipe.training  # the task fills in its default source
-    if own.get("all_rows") and (options.first_answer != "none" or options.select != "last" or options.patience):
-        own = {**own, "all_rows": False}  # held-out rows choose something
-    return build(TASKS, own, data, what="task", prefix="task.")
+    data = replace(recipe.data)  # the task fills in its default source
+    return build(TASKS, recipe.task, data, what="task", prefix="task.")
 
 
 def final_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:

@@ -32,7 +32,7 @@ def check_pretraining(recipe: Recipe, task: Task) -> None:
 def pretraining(recipe: Recipe) -> Recipe:
     """The recipe of the steps before the labels."""
     options = recipe.training
-    rows = {name: value for name, value in recipe.task.items() if name not in ("name", "all_rows")}
+    rows = {name: value for name, value in recipe.task.items() if name != "name"}
     before = make_task(recipe).before
     task = {
         "name": before,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import IntervalStrategy, TrainingArguments
+from transformers import TrainingArguments
 
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.data.tokens import copy_tokenizer
@@ -32,6 +32,7 @@ from lagwise.training.compilation import check_compiled, compile_model, could_be
 from lagwise.training.first_answer import (
     FILE,
     fit_first_answer,
+    needs_first_answer,
     read_first_answer,
     require_linear,
 )
@@ -47,7 +48,7 @@ from lagwise.training.folder import (
 )
 from lagwise.training.hardware import bfloat16_is_fast, check_precision, check_tf32, describe, of_first_process
 from lagwise.training.interruption import saved_when_stopped
-from lagwise.training.kept_answer import is_kept, keep_first_answer, needs_no_training, take_first
+from lagwise.training.kept_answer import keep_first_answer, kept_model, needs_no_training, take_first
 from lagwise.training.launchers import check_restarts, check_sharing
 from lagwise.training.model import build_model, check_model, config_for_data, with_start, without_start
 from lagwise.training.new_folder import check_unused
@@ -96,7 +97,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
         first = None
         if state.is_main_process:
             check_unused(out)  # another process may have trained there in the meantime
-            if kind != "none":
+            if needs_first_answer(recipe, data.task):
                 first = fit_first_answer(data, recipe.training.seed)
             model: Any = trainer.model_wrapped if trainer is not None else first.model  # type: ignore[missing-attribute]
             identity = {
@@ -115,12 +116,12 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                 (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
             if first is not None:
                 keep_first_answer(first, data, out, kind, progress=progress)
-        if trainer is None or needs_no_training(out):
+        if trainer is None or needs_no_training(out, kind):
             return _finish_with_first(out)
         trainer = _pretrained(recipe, data, arguments, trainer, progress)
         with quiet(), saved_when_stopped(trainer):
             trainer.train()
-        return _finish(trainer, data, out, progress)
+        return _finish(trainer, data, out, kind, progress)
 
 
 def resume(out: Path | str, *, progress: bool = True) -> Path:
@@ -152,10 +153,11 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             )
         data = _opened(make_task(recipe), progress)
         kind = recipe.training.first_answer
-        if kind != "none" and arguments.process_index == 0 and read_first_answer(out) is None:
+        wanted = needs_first_answer(recipe, data.task) and arguments.process_index == 0
+        if wanted and read_first_answer(out) is None:
             first = fit_first_answer(data, recipe.training.seed)
             keep_first_answer(first, data, out, kind, progress=progress)
-        if kind == "only" or needs_no_training(out):
+        if kind == "only" or needs_no_training(out, kind):
             return _finish_with_first(out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
         checkpoint = newest_whole_checkpoint(
@@ -166,14 +168,14 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
                 load_weights(trainer.model_wrapped, checkpoint)
             else:
                 load_model_weights(trainer.model, checkpoint)
-            return _finish(trainer, data, out, progress)
+            return _finish(trainer, data, out, kind, progress)
         if checkpoint is None:
             trainer = _pretrained(recipe, data, arguments, trainer, progress)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         with quiet(), saved_when_stopped(trainer):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        return _finish(trainer, data, out, progress)
+        return _finish(trainer, data, out, kind, progress)
 
 
 def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -235,7 +237,7 @@ def check_recipe(recipe: Recipe) -> Task:
     check_streaming(recipe.data, recipe.training)
     check_carried(task, recipe.training)
     check_pretraining(recipe, task)
-    if kind != "none":
+    if needs_first_answer(recipe, task):
         require_linear(task)
     if kind != "only":
         check_shared(task, recipe.training.sequence_parallel)
@@ -368,9 +370,7 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
     tokens_per_step = options.batch_size * data.tokens_per_example()
     streamed = streamed_text(recipe, data, arguments)
     training = _training_examples(data, options) if streamed is None else streamed.loader.stream
-    if not data.holds_out:
-        arguments.eval_strategy = IntervalStrategy.NO
-    validation: Any = data.validation_examples(options.evaluate_tokens) if data.holds_out else None
+    validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
         sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
@@ -425,7 +425,7 @@ def _training_examples(data: TaskData, options: TrainingOptions) -> Any:
     return data.training_examples(*size)
 
 
-def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) -> Path:
+def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, kind: str, progress: bool) -> Path:
     """Write the final model to the top of the run folder, config.json last: it marks the folder as a model."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     model.split_sequences(None)
@@ -440,8 +440,11 @@ def _finish(trainer: LagwiseTrainer, data: TaskData, out: Path, progress: bool) 
                     model = data.task.model_class.from_pretrained(partial).to(model.device)
                 else:
                     load_model_weights(model, partial)
-                if not is_kept(model, trainer, data, out, progress):
+                kept = kept_model(model, trainer, data, out, compare=kind == "compare", progress=progress)
+                if kept is None:
                     take_first(out, partial)
+                elif kept is not model:
+                    kept.save_pretrained(partial)
                 elif data.calibrates:
                     model.config.save_pretrained(partial)
             data.save_preprocessing(partial, model.length_limit)
