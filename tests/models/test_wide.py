@@ -1,9 +1,7 @@
-"""A linear map of the n-grams of a text, trained beside the layers of its classifier."""
+"""Classifiers in which a first answer's map of fixed features adds to the layers' logits."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,30 @@ from needs import needs_onnx
 from torch import Tensor
 
 from lagwise.data import load_tokenizer, spellings
-from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification
+from lagwise.models import (
+    LagwiseConfig,
+    LagwiseForImageClassification,
+    LagwiseForSequenceClassification,
+    LagwiseLinearForImageClassification,
+    LagwiseLinearForSequenceClassification,
+)
 from lagwise.models.export import export_forward
+from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.ngrams import Ngrams
+from lagwise.models.loading import at_rate
+from lagwise.models.wide import joined
 
-TEXTS = ["The Cat  sat, the\ncat", "so so good", "x", "МОСКВА is good", "a good cat"]
+KINDS = ("texts", "pairs", "series", "images")
+TEXTS = ["The Cat  sat, the\ncat", "so so good", "x and so", "МОСКВА is good", "a good cat"]
 BYTES = spellings(load_tokenizer("bytes"))
+WIDE = {"name": "convolutions", "dilations": [1, 3], "thresholds": [2, 1]}
+PATCHES = {"name": "patches", "side": 3, "filters": 5, "regions": 2}
+STRIDE = 3
+INPUTS = {"name": "values", "features": 2, "stride": STRIDE, "mean": [0.5, -2.0], "std": [2.0, 0.5]}
+SHARE = 0.4
 
 
-def batch(texts: list[str], *, pairs: bool = False) -> dict[str, Tensor]:
+def texts_as_tokens(texts: list[str], *, pairs: bool = False) -> dict[str, Tensor]:
     rows = [torch.tensor(list(text.encode())) for text in texts]
     ids = torch.full((len(rows), max(map(len, rows))), 65)
     mask = torch.zeros_like(ids)
@@ -32,114 +45,181 @@ def batch(texts: list[str], *, pairs: bool = False) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, **types}
 
 
-def make(rows: Mapping[str, Tensor], *, pairs: bool = False, **fields: Any) -> LagwiseForSequenceClassification:
-    options, features = Ngrams.chosen(BYTES, [rows], pairs=pairs)
-    own = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "wide": {"name": "ngrams", **options},
-        "num_labels": 3,
-        "causal": False,
-    }
+def some_series() -> list[Tensor]:
+    return [STRIDE * torch.randn(STRIDE * (10 + i), 2).cumsum(0) for i in range(8)]
+
+
+def padded(rows: list[Tensor]) -> dict[str, Tensor]:
+    longest = max(map(len, rows))
+    x, mask = torch.full((len(rows), longest, 2), 7.0), torch.zeros(len(rows), longest // STRIDE, dtype=torch.long)
+    for i, row in enumerate(rows):
+        x[i, : len(row)], mask[i, : len(row) // STRIDE] = row, 1
+    return {"input_values": x, "attention_mask": mask}
+
+
+def rows_of(kind: str) -> dict[str, Tensor]:
+    if kind == "series":
+        return padded(some_series())
+    if kind == "images":
+        return {"pixel_values": torch.randn(6, 3, 8, 8)}
+    return texts_as_tokens(TEXTS, pairs=kind == "pairs")
+
+
+def of_samples(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs of a first answer, which reads every sample."""
+    mask = given.get("attention_mask")
+    if "input_values" not in given or mask is None:
+        return given
+    return {**given, "attention_mask": mask.repeat_interleave(STRIDE, 1)}
+
+
+def models(kind: str, **fields: Any) -> tuple[Any, Any]:
+    """A model of layers and a first answer, with random weights."""
     torch.manual_seed(0)
-    model = LagwiseForSequenceClassification(LagwiseConfig(**{"vocab_size": 260, **own, **fields}))
-    wide: Any = model.wide
-    wide.take(features)
-    assert not wide.linear.weight.any()
-    torch.nn.init.normal_(wide.linear.weight, std=0.02)
-    wide.dropout.p = 0.0  # which has a test of its own
-    return model.eval()
+    own: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_labels": 3, "causal": False}
+    first: dict[str, Any] = {"num_labels": fields.get("num_labels", 3)}
+    classes: tuple[Any, Any] = LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
+    features: Any = None
+    if kind == "series":
+        own["inputs"], first["inputs"], first["features"] = INPUTS, {**INPUTS, "stride": 1}, WIDE
+    elif kind == "images":
+        classes = LagwiseForImageClassification, LagwiseLinearForImageClassification
+        own["inputs"] = {"name": "patches", "channels": 3, "size": 4}
+        first["inputs"] = {"name": "patches", "size": 1, "channels": 3, "image": [8, 8]}
+        first["features"] = PATCHES
+    else:
+        options, features = Ngrams.chosen(BYTES, [rows_of(kind)], pairs=kind == "pairs")
+        own |= {"vocab_size": 300, "type_vocab_size": 2 * (kind == "pairs")}
+        first |= {"vocab_size": len(BYTES), "inputs": {"name": "tokens"}, "features": {"name": "ngrams", **options}}
+    model = classes[0](LagwiseConfig(**{**own, **fields}))
+    linear = classes[1](LagwiseLinearConfig(**first))
+    if features is None:
+        linear.features.prepare(some_series() if kind == "series" else torch.randn(6, 3, 8, 8), 0)
+    else:
+        linear.features.load_state_dict(features.state_dict())
+    torch.nn.init.normal_(linear.classifier.weight, std=0.1)
+    torch.nn.init.normal_(linear.classifier.bias)
+    return model.eval(), linear.eval()
 
 
-def dense(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
-    found = model.wide.features(rows["input_ids"], rows["attention_mask"].bool(), rows.get("token_type_ids"))
-    values = torch.zeros(len(found.values), model.wide.features.size)
-    return values.scatter_add(1, found.numbers, found.values)
+def make(kind: str = "series", **fields: Any) -> Any:
+    return joined(*models(kind, **fields), SHARE)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_logits_are_those_of_the_layers_and_a_linear_map_of_ngrams(pairs: bool) -> None:
-    rows = batch([f"{text} and" for text in TEXTS], pairs=pairs)
-    model: Any = make(rows, pairs=pairs, type_vocab_size=2, classifier_dropout=0.25)
-    features = dense(model, rows)
-    assert (features != 0).any(1).all()
-    weight = model.wide.linear.weight.detach().clone().requires_grad_()
-    hidden = model.model(**rows).last_hidden_state * rows["attention_mask"][..., None]
-    pooled = hidden.sum(1) / rows["attention_mask"].sum(1, keepdim=True)
-    expected = 0.75 * model.classifier(pooled) + 20 * features @ weight.t() + model.wide.linear.bias
-    found = model(**rows).logits
-    torch.testing.assert_close(found, expected)
-    (gradient,) = torch.autograd.grad(found.square().sum(), model.wide.linear.weight)
-    (theirs,) = torch.autograd.grad(expected.square().sum(), weight)
-    torch.testing.assert_close(gradient, theirs, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_first_answer_and_a_share_of_the_layers(kind: str) -> None:
+    (model, linear), rows = models(kind), rows_of(kind)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    layers, first = model(**rows).logits, linear(**of_samples(rows)).logits
+    assert layers.std() > 1e-3
+    assert first.std() > 1e-3
+    torch.testing.assert_close(joined(model, linear, SHARE)(**rows).logits, first + SHARE * layers)
+    assert model.config.wide is None
+    for name, values in model.state_dict().items():
+        assert torch.equal(values, before[name])
 
 
-@pytest.mark.cpu
-def test_training_reads_a_text_once_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = batch(TEXTS, pairs=True)
-    model: Any = make(batch([f"{text} and" for text in TEXTS], pairs=True), pairs=True, type_vocab_size=2)
-    wide, given = model.wide, (rows["input_ids"], rows["attention_mask"], rows["token_type_ids"])
-    expected, calls = wide(*given), []
-    wide.features.register_forward_hook(lambda *_: calls.append(1))
-    wide.train()
-    for _ in range(2):
-        torch.testing.assert_close(wide(*given), expected)
-        torch.testing.assert_close(wide(*(each[2:3, :1] for each in given)), expected[2:3])  # the same without padding
-    assert len(calls) == 1
-    other = given[2].roll(2, 1)
-    assert not torch.allclose(wide(given[0], given[1], other), expected)  # the same tokens, as other pairs
-    monkeypatch.setattr("lagwise.models.wide._MOST_KNOWN", 10)
-    for i in range(len(TEXTS)):
-        torch.testing.assert_close(wide(*(each[i : i + 1] for each in given)), expected[i : i + 1])
-        assert len(wide._known) <= 2
-    assert not copy.deepcopy(wide)._known
-    wide.load_state_dict(wide.state_dict())
-    assert not wide._known
+def test_numbers_are_a_mean_of_both() -> None:
+    model, linear = models("series", num_labels=1, problem_type="regression", label_mean=300.0, label_std=20.0)
+    rows = rows_of("series")
+    expected = 0.6 * linear(**of_samples(rows)).logits + 0.4 * model(**rows).logits
+    torch.testing.assert_close(joined(model, linear, SHARE)(**rows).logits, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_training_answers_a_share_of_the_rows_by_ngrams_alone() -> None:
-    rows = batch(TEXTS * 20)
-    model: Any = make(rows, classifier_dropout=0.5)
-    model.dropout.p = 0.0
-    wide = model.wide(rows["input_ids"], rows["attention_mask"])
-    layers = 2 * (model(**rows).logits - wide)
-    rest = (model.train()(**rows).logits - wide) / layers
-    dropped = rest.abs().amax(1) < 1e-3
-    torch.testing.assert_close(rest[~dropped], torch.full_like(rest[~dropped], 2), rtol=1e-2, atol=0)
-    assert 30 < int(dropped.sum()) < 70
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_joined_model_keeps_its_dtype(kind: str) -> None:
+    model, linear = models(kind)
+    rows = {name: v.bfloat16() if v.is_floating_point() else v for name, v in rows_of(kind).items()}
+    made = joined(model.bfloat16(), linear, SHARE)
+    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
+    found = made(**rows)
+    assert found.logits.dtype == torch.bfloat16
+    assert found.logits.isfinite().all()
 
 
-def test_a_saved_model_has_its_ngrams(tmp_path: Path) -> None:
-    rows = batch(TEXTS)
-    model = make(rows)
+def test_padding_has_no_effect() -> None:
+    model, rows = make(), some_series()
+    alone = torch.cat([model(input_values=row[None]).logits for row in rows])
+    torch.testing.assert_close(model(**padded(rows)).logits, alone)
+
+
+@pytest.mark.parametrize("short", [1, 2])
+def test_what_fills_the_last_step_is_no_sample(short: int) -> None:
+    """Of STRIDE samples, which a collator fills with zeros."""
+    (model, linear), row = models("series"), some_series()[0] + 9
+    row[-short:] = 0
+    expected = linear(input_values=row[None, :-short]).logits
+    torch.testing.assert_close(joined(model, linear, SHARE).wide(row[None]), expected)
+
+
+def test_gradients_reach_the_layers_and_the_map() -> None:
+    model, x = make(), some_series()[0][None].requires_grad_()
+    model.train()(input_values=x, labels=torch.tensor([1])).loss.backward()
+    assert model.classifier.weight.grad is not None
+    assert model.wide.linear.weight.grad is not None
+    assert x.grad is not None  # by the hidden states
+    assert not list(model.wide.features.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_has_its_features(kind: str, tmp_path: Path) -> None:
+    model, rows = make(kind), rows_of(kind)
     model.save_pretrained(tmp_path)
-    again = LagwiseForSequenceClassification.from_pretrained(tmp_path)
-    torch.testing.assert_close(again(**rows).logits, model(**rows).logits)
+    saved = type(model).from_pretrained(tmp_path).to(model.device)
+    torch.testing.assert_close(saved(**rows).logits, model(**rows).logits)
 
 
 @pytest.mark.slow
 @pytest.mark.cpu
 @needs_onnx
-def test_an_exported_model_has_the_same_logits(tmp_path: Path) -> None:
+def test_an_exported_model_of_images_has_the_same_logits(tmp_path: Path) -> None:
     import onnxruntime
 
-    model = make(batch(TEXTS))
+    model, rows = make("images"), rows_of("images")
+    with torch.no_grad():
+        export_forward(model, tmp_path / "images.onnx", sides=(8, 8))
+        expected = model(**rows).logits.numpy()
+    given = {"pixel_values": rows["pixel_values"].numpy()}
+    found = onnxruntime.InferenceSession(tmp_path / "images.onnx").run(None, given)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+@needs_onnx
+def test_an_exported_model_of_texts_has_the_same_logits(tmp_path: Path) -> None:
+    import onnxruntime
+
+    model = make("texts")
     with torch.no_grad():
         export_forward(model, tmp_path / "texts.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "texts.onnx")
     for text in (*TEXTS, "the  cat\nsat; unseen words"):
-        row = batch([text])
+        row = texts_as_tokens([text])
         found = session.run(None, {name: values.numpy() for name, values in row.items()})[0]
         with torch.no_grad():
             np.testing.assert_allclose(found, model(**row).logits.numpy(), atol=1e-4)
 
 
 def test_other_inputs_are_refused() -> None:
-    rows = batch(TEXTS)
-    model = make(rows)
-    with pytest.raises(ValueError, match="wide must be the features 'convolutions' for inputs 'values', got 'ngrams'"):
-        LagwiseConfig(wide=model.config.wide, inputs="values")
+    with pytest.raises(ValueError, match="wide must be the features 'ngrams' for inputs 'tokens', got 'convolutions'"):
+        LagwiseConfig(wide=WIDE)
+    model = make(inputs={**INPUTS, "stride": 1}, block={"name": "prenorm", "token_mixer": {"name": "ema"}}, causal=True)
+    x = some_series()[0][None]
+    documents = torch.arange(x.shape[1])[None] // 7
     with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
-        model(rows["input_ids"][:1], seq_idx=torch.arange(rows["input_ids"].shape[1])[None] // 7)
+        model(input_values=x, seq_idx=documents)
+    with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
+        model(input_values=x, seq_idx=torch.zeros(1, x.shape[1], dtype=torch.long))  # one document in each row
     with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
         model(inputs_embeds=torch.randn(1, 5, 8))
+    with pytest.raises(ValueError, match=r"rate 0\.5 is not for a model with a map of convolutions"):
+        at_rate(model, 0.5)
+    with pytest.raises(ValueError, match="tokens with times of their own need a model without a map"):
+        model(input_values=x, token_time=torch.ones(x.shape[:2]))
+    with pytest.raises(ValueError, match=r"\(inputs.time\) go with no wide part"):
+        LagwiseConfig(inputs={"name": "values", "features": 2, "time": 1.0}, wide=WIDE)
+    with pytest.raises(ValueError, match="needs LagwiseForImageClassification"):
+        LagwiseForSequenceClassification(make("images").config)
+    with pytest.raises(ValueError, match="reads whole images, got an attention_mask with padding"):
+        make("images")(**rows_of("images"), attention_mask=torch.tensor([[1, 1, 0, 1]] * 6))

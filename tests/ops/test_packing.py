@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
 from lagwise.ops import Layout
-from lagwise.ops.packing import move_rows, per_document, row_extents, seq_idx_from_cu_seqlens
+from lagwise.ops.packing import move_rows, per_document, row_extents, seq_idx_from_cu_seqlens, similar_lengths
 
 
 def running_sum(x: Tensor, layout: Layout) -> Tensor:
@@ -38,6 +40,54 @@ def test_gradients_reach_each_token_once() -> None:
     x = torch.randn(1, 9, 2, dtype=torch.float64, requires_grad=True)
     layout = Layout(seq_idx=torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2]]))
     assert torch.autograd.gradcheck(lambda a: per_document(running_sum, a, layout), x)
+
+
+def tokens_of(groups: list[list[int]], least: int) -> int:
+    """With padding, and the cost of each group."""
+    return sum(max(len(group), least) * max(group) + 100 for group in groups)
+
+
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("longest", [6, 60, 900, 9000])
+def test_groups_pad_the_fewest_tokens(longest: int, least: int) -> None:
+    lengths = torch.randint(1, longest, (9,))
+    ordered, ways = sorted(lengths.tolist()), []
+    for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, 9), n) for n in range(4)):
+        ways.append([ordered[a:b] for a, b in itertools.pairwise([0, *cuts, 9])])
+    found = similar_lengths(lengths, 4, least=least)
+    assert sorted(torch.cat(found).tolist()) == list(range(9))
+    groups = [lengths[group].tolist() for group in found]
+    assert [max(group) for group in groups] == sorted(max(group) for group in groups)
+    # those of equal lengths are never apart
+    best = min(
+        tokens_of(way, least) for way in ways if len({x for g in way for x in set(g)}) == sum(map(len, map(set, way)))
+    )
+    assert tokens_of(groups, least) == best
+
+
+@pytest.mark.parametrize(
+    "seq_idx",
+    [
+        [[0] * 12],
+        [list(range(12))],
+        [[0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 3]],
+        [[0] * 6 + [-1] * 6, [5] * 3 + [6] * 5 + [-1] * 4],
+        [[-1] * 12, [-1] * 12],
+    ],
+)
+def test_groups_of_graphs_are_three_without_a_size_of_one(seq_idx: list[list[int]]) -> None:
+    documents = torch.tensor(seq_idx)
+    x = torch.randn(*documents.shape, 2, dtype=torch.float64, requires_grad=True)
+    mask = documents >= 0
+    for layouts in ([Layout(mask, documents) for _ in "ab"], [Layout(None, documents) for _ in "ab"]):
+        expected, grouped = layouts
+        grouped.group_for_graphs()
+        assert len(grouped.buckets) == 3
+        sizes = [each.shape for bucket in grouped.buckets for each in bucket[:3]]
+        assert min(itertools.chain(*sizes)) >= 2
+        y = per_document(running_sum, x, grouped)
+        torch.testing.assert_close(y, per_document(running_sum, x, expected))
+        assert torch.autograd.gradcheck(lambda a, layout=grouped: per_document(running_sum, a, layout), x)
 
 
 def test_compact_keeps_everything_between_the_first_and_last_token() -> None:

@@ -338,40 +338,6 @@ def test_classes_of_dna_from_fasta(tmp_path: Path) -> None:
         words.open(progress=False)
 
 
-def test_held_out_rows_are_trained_on_where_they_choose_nothing(tmp_path: Path) -> None:
-    """Values against a file in which the same rows are all in train."""
-    name, own = "classes of series", ("task.all_rows=true", "task.class_weights=balanced")
-    apart, joined = opened(tmp_path, name=name), opened(tmp_path, *own, name=name)
-    train_rows, held, test = (apart.rows.splits[split] for split in ("train", "valid", "test"))
-    assert joined.rows.splits["train"]["input_values"] == [*train_rows["input_values"], *held["input_values"]]
-    assert joined.rows.splits["test"]["label"] == test["label"]
-    assert [*joined.scored] == ["test"]
-    assert any("rows: train 54, test 6" in note for note in joined.notes())
-    assert "6 rows of valid, which chooses nothing, in train too" in joined.notes()
-    assert joined.steps_per_epoch(1) == len(train_rows) + len(held)
-    both = np.concatenate([np.concatenate(rows["input_values"]) for rows in (train_rows, held)])
-    np.testing.assert_allclose(joined.fields()["inputs"]["mean"], both.mean(0), atol=1e-5)
-    labels = np.asarray([*train_rows["label"], *held["label"]])
-    assert joined.weights is not None
-    np.testing.assert_allclose(joined.weights, len(labels) / 2 / np.bincount(labels), rtol=1e-5)
-
-    run = train(recipe(name, tmp_path, *own), tmp_path / "run", progress=False)
-    assert not any("eval_loss" in line for line in read_metrics(run))
-    scores = evaluate_run(run, baseline=True, progress=False)
-    assert "valid" not in scores
-    assert {"accuracy", "rows"} <= {*scores["test"]}
-
-
-@pytest.mark.parametrize("choice", ["training.first_answer=compare", "training.select=best", "training.patience=1"])
-def test_rows_that_choose_are_held_out(choice: str, tmp_path: Path) -> None:
-    own = ("task.all_rows=true", choice)
-    assert [*opened(tmp_path, *own, name="classes of series").scored] == ["valid", "test"]
-
-
-def test_rows_that_choose_a_threshold_are_held_out(tmp_path: Path) -> None:
-    assert [*opened(tmp_path, "task.all_rows=true", name="several labels of text").scored] == ["valid", "test"]
-
-
 def loud_and_quiet(path: Path) -> Path:
     """Slow and fast waves whose amplitudes differ by six orders of magnitude, of several lengths."""
     random = np.random.default_rng(0)

@@ -195,7 +195,9 @@ def test_no_step_needs_what_the_next_overwrites(
 @pytest.mark.slow
 @pytest.mark.real_device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("mixer", [{"kernel": "rpe"}, {"kernel": "warped", "engine": "ski"}], ids=str)
+@pytest.mark.parametrize(
+    "mixer", [{"kernel": {"name": "rpe"}}, {"kernel": {"name": "warped"}, "engine": "ski"}], ids=str
+)
 def test_cuda_graphs(mixer: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path) -> None:
     """Also where an operator remembers tables, which may not be part of a graph's memory."""
     torch.compiler.reset()

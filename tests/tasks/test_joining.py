@@ -1,0 +1,90 @@
+"""How much trained layers count beside a first answer, by held-out rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_task import recipe
+
+from lagwise.models import load_model
+from lagwise.runs import evaluate_run
+from lagwise.training import read_metrics, train
+from lagwise.training.first_answer import FOLDER, read_first_answer
+from lagwise.training.joining import best_share, mixed, surprise_of
+
+RANDOM = np.random.default_rng(0)
+CLASSES = SimpleNamespace(label_names=("a", "b", "c"), several=False, weights=None)
+SEVERAL = SimpleNamespace(label_names=("a", "b", "c"), several=True, weights=None)
+NUMBERS = SimpleNamespace(label_names=None, several=False, weights=None)
+
+
+def rows_of(data: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Labels, what a fair first answer says of them, what as good and independent layers say, and noise."""
+    if data is NUMBERS:
+        labels = RANDOM.normal(size=count) * 50 + 1000
+        first, layers = (labels[:, None] + 20 * RANDOM.normal(size=(count, 1)) for _ in "ab")
+        return labels, first, layers, 1000 + 50 * RANDOM.normal(size=(count, 1))
+    if data is SEVERAL:
+        labels = RANDOM.integers(0, 2, (count, 3))
+        true = 2.0 * labels - 1
+    else:
+        labels = RANDOM.integers(0, 3, count)
+        true = 2.0 * np.eye(3)[labels]
+    first, layers = (true + 1.5 * RANDOM.normal(size=true.shape) for _ in "ab")
+    return labels, first, layers, 3 * RANDOM.normal(size=true.shape)
+
+
+@pytest.mark.parametrize("data", [CLASSES, SEVERAL, NUMBERS])
+def test_layers_count_as_much_as_they_help(data: Any) -> None:
+    labels, first, layers, noise = rows_of(data, 2000)
+    fair, none = best_share(data, first, layers, labels), best_share(data, first, noise, labels)
+    assert fair > 0.35
+    assert none < 0.1
+    shares = np.linspace(0, 1.5, 151)
+    losses = [surprise_of(data, mixed(data, first, layers, share), labels) for share in shares]
+    assert abs(fair - shares[np.argmin(losses)]) < 0.03  # many rows
+
+
+@pytest.mark.parametrize("data", [CLASSES, SEVERAL, NUMBERS])
+def test_a_few_rows_change_the_share_little(data: Any) -> None:
+    labels, first, layers, noise = rows_of(data, 3)
+    for other in (layers, noise):
+        assert 0 <= best_share(data, first, other, labels) < 0.9
+    assert best_share(data, first, first.copy() if data is NUMBERS else 0 * first, labels) == pytest.approx(
+        0.3, abs=1e-3
+    )
+
+
+def test_rare_classes_weigh_more_where_the_training_says_so() -> None:
+    labels, first, layers, _ = rows_of(CLASSES, 500)
+    layers[labels == 0] *= -1  # they help with two classes
+    weighted = SimpleNamespace(**{**vars(CLASSES), "weights": torch.tensor([8.0, 0.5, 0.5])})
+    assert best_share(weighted, first, layers, labels) < best_share(CLASSES, first, layers, labels) - 0.05
+
+
+@pytest.mark.parametrize("name", ["classes of text", "numbers of pairs", "classes of series", "classes of images"])
+def test_a_run_ends_with_the_first_answer_and_a_share_of_its_layers(name: str, tmp_path: Path) -> None:
+    own = ("task.wide=true", "training.first_answer=none", "training.select=last")
+    apart, both = tmp_path / "layers", tmp_path / "both"
+    train(
+        recipe(name, tmp_path, "training.first_answer=none", "training.select=last", "task.wide=false"),
+        apart,
+        progress=False,
+    )
+    train(recipe(name, tmp_path, *own), both, progress=False)
+    about = read_first_answer(both)
+    assert about is not None
+    assert about["kept"] is False
+    (layers, _), (first, _), (model, _) = (load_model(each) for each in (apart, both / FOLDER, both))
+    assert model.config.wide == first.config.features
+    share = float((model.classifier.weight / layers.classifier.weight).detach().median())
+    assert share == pytest.approx(about["share"], abs=1e-3)
+    scores = evaluate_run(both, progress=False)
+    assert "valid" not in scores  # the first answer was fitted to them
+    assert scores["test"]
+    assert any("first_answer" in line for line in read_metrics(both))
