@@ -5,12 +5,12 @@
 
 Models have the recipe's width, four layers and a vocabulary of bytes, and no dropout. Each trains on plain, padded and
 packed rows of three lengths, as with ``training.compile=true``: layers share a graph for the first length, and one for
-all; packed ones have several. Differences are the largest of the loss, relative, and of a gradient, of the largest
-gradient of the same weight. Nothing is read from a cache of compiled code. Compilation is in seconds by the clock and
-of the CPU, those of the C++ compiler included, which PyTorch runs on all cores; step and all, one number for each
-length. What PyTorch prepares once a machine, its headers and a check of vector instructions, is left out and measured
-alone, with a function of one operation. Steps are timed in turn, at the first length. The file is written after each
-row; rows that it has already are kept.
+all. Differences are the largest of the loss, relative, and of a gradient, of the largest gradient of the same weight.
+Nothing is read from a cache of compiled code. Compilation is in seconds by the clock and of the CPU, those of the C++
+compiler included, which PyTorch runs on all cores; step and all, one number for each length. What PyTorch prepares once
+a machine, its headers and a check of vector instructions, is left out and measured alone, with a function of one
+operation. Steps are timed in turn, at the first length. The file is written after each row; rows that it has already
+are kept.
 """
 
 from __future__ import annotations
@@ -65,12 +65,14 @@ def recipe_model(name: str, layers: int) -> nn.Module:
 
 
 def inputs(kind: str, batch: int, length: int) -> dict[str, Tensor]:
-    """Random tokens; padded rows end with up to a third of padding, packed ones have texts of 100 tokens."""
+    """Random tokens; padded rows end with up to a third of padding, packed ones have texts of 50 tokens on average, of
+    all lengths."""
     ids = torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(length))
     if kind == "plain":
         return {"input_ids": ids, "labels": ids}
     if kind == "packed":
-        return {"input_ids": ids, "labels": ids, "seq_idx": (torch.arange(length) // 100).expand(batch, -1).clone()}
+        starts = torch.rand(batch, length, generator=torch.Generator().manual_seed(length)) < 0.02
+        return {"input_ids": ids, "labels": ids, "seq_idx": starts.cumsum(1)}
     ends = length - torch.arange(batch) * length // (3 * batch)
     mask = (torch.arange(length) < ends[:, None]).long()
     return {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100), "attention_mask": mask}
