@@ -122,6 +122,7 @@ def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(tmp_path: Path
     (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{text} <b>,{text[0]}\n" for text in texts))
     few = [
         "training.first_answer=none",
+        "task.wide=false",
         "training.steps=1",
         "model.hidden_size=8",
         "model.num_hidden_layers=1",

@@ -77,7 +77,8 @@ def test_generated_data_have_no_epochs(tmp_path: Path) -> None:
 
 def test_the_run_ends_with_its_best_model(tmp_path: Path) -> None:
     """A learning rate that later ruins the model: the final weights are those of the best evaluation."""
-    made = recipe("classes of text", tmp_path / "data", "training.select=best", "training.learning_rate=0.05")
+    own = ("task.wide=false", "training.select=best", "training.learning_rate=0.05")
+    made = recipe("classes of text", tmp_path / "data", *own)
     made.training.steps, made.training.evaluate_every, made.training.save_every = 40, 5, 20
     run = train(made, tmp_path / "run", progress=False)
     best = max(value for _, value in accuracies(run))

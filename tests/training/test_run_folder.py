@@ -25,7 +25,7 @@ from lagwise.training.checkpoints import checkpoints
 def half(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was killed after the first of two checkpoints."""
     out = tmp_path / "half"
-    monkeypatch.setattr(run_module, "_finish", lambda trainer, data, out, progress: out)
+    monkeypatch.setattr(run_module, "_finish", lambda trainer, data, out, kind, progress: out)
     train(tiny_recipe, out, progress=False)
     monkeypatch.undo()
     shutil.rmtree(out / "checkpoint-6")
