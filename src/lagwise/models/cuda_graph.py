@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.in_place import InPlace, InPlaceStep, Run
 from lagwise.models.step import StreamingStep
-from lagwise.ops.packing import host_knows
+from lagwise.ops.host import host_knows
 
 _WARMUP = 2  # runs before a capture: kernels are compiled, libraries get workspaces, and tables are made in the first
 _CAPTURE = 4  # tokens in whose time a graph is captured

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from lagwise.models.cache import StreamingCache, real_positions
 from lagwise.ops.bilinear import traced
-from lagwise.ops.packing import document_starts, known_on_host, on_device, on_host, seq_idx_from_cu_seqlens
+from lagwise.ops.host import known_on_host, on_device, on_host
+from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
 # Arguments of a language model that do not change what a streaming step computes, whatever their values.
 _OF_A_STEP = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from lagwise.ops.bilinear import transformed
-from lagwise.ops.constants import moved
+from lagwise.ops.host import known_on_host, on_device, on_host
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
@@ -21,8 +20,6 @@ _GROUPS = 4  # of documents of similar lengths: about as much padding as with a 
 _GROUPS_OF_GRAPHS = 3  # which are compiled for each
 _COST_OF_A_GROUP = 100  # in tokens, of calls
 _FILLED = 4  # tokens of documents that fill a group in a graph: so that even one less is not 1
-# Copies on the CPU of tensors on another device that nothing changes.
-_known = WeakTensorKeyDictionary()
 
 
 def _once(compute: Callable[[Any], Any]) -> Any:
@@ -466,57 +463,6 @@ def seq_idx_from_cu_seqlens(cu_seqlens: Tensor, length: int) -> Tensor:
     here = torch.searchsorted(cu_seqlens, torch.arange(length, device="cpu"), right=True)[None] - 1
     (there,) = on_device([here], device)
     return here if there is None else known_on_host(there, here)
-
-
-def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Booleans and integers on the CPU, by one copy of those whose values the host does not know."""
-    given = [t for t in tensors if t is not None]
-    new = [t for t in given if t.device.type != "cpu" and t not in _known]
-    flat = torch.cat([t.flatten().long() for t in new]).cpu() if new else None
-    copies = iter(() if flat is None else flat.split([t.numel() for t in new]))
-    found: list[Tensor | None] = []
-    for t in tensors:
-        if t is None or t.device.type == "cpu":
-            found.append(t)
-        else:
-            found.append(_known[t] if t in _known else next(copies).view(t.shape).to(t.dtype))
-    return found
-
-
-def on_device(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    """Booleans and integers of the CPU on a device, by one copy, for which the host does not wait."""
-    given = [t for t in tensors if t is not None]
-    if not given or device.type == "cpu":
-        return list(tensors)
-    flat = torch.cat([t.flatten().long() for t in given])
-    parts = iter(moved(flat, device).split([t.numel() for t in given]))
-    return [None if t is None else next(parts).view(t.shape).to(t.dtype) for t in tensors]
-
-
-def known_counts(counts: Tensor) -> list[int]:
-    """Numbers of tokens ``(batch,)``, which nothing will change: the host reads them once."""
-    (here,) = on_host(counts)
-    assert here is not None
-    known_on_host(counts, here)
-    return here.tolist()
-
-
-def host_knows(tensor: Tensor) -> bool:
-    """Whether `known_on_host` or `known_counts` has noted the values of a tensor on a device."""
-    return tensor in _known
-
-
-def added(counts: Tensor, tokens: int) -> Tensor:
-    """``counts + tokens``, which the host knows if it knows the counts."""
-    after = counts + tokens
-    return known_on_host(after, _known[counts] + tokens) if counts in _known else after
-
-
-def known_on_host(there: Tensor, here: Tensor) -> Tensor:
-    """Note that nothing will change a tensor on a device, and its copy on the CPU. Returns the tensor."""
-    if there is not here:
-        _known[there] = here
-    return there
 
 
 def _mask(layout: Layout) -> Tensor:

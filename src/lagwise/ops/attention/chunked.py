@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.bilinear import transformed
+from lagwise.ops.host import on_host
 from lagwise.ops.operators import graph_operator, in_graph, kept_apart
-from lagwise.ops.packing import on_host
 from lagwise.ops.symbolic import pieces, symbolic
 from lagwise.tables import known
 

@@ -21,8 +21,8 @@ from lagwise.ops.bilinear import differentiable, differentiable_gradients, trace
 from lagwise.ops.constants import remembered_tables
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
+from lagwise.ops.host import on_host
 from lagwise.ops.operators import graph_operator, in_graph
-from lagwise.ops.packing import on_host
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
     BlockWeights,
