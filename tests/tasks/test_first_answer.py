@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lagwise.analysis.recorded import recorded_run
 from lagwise.analysis.report import plot_run
 from lagwise.cli.main import app
-from lagwise.models import load_model
+from lagwise.models import LagwiseForSequenceClassification, load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import TASKS, Metric
 from lagwise.training import LagClassifier, load_recipe, make_task, read_metrics, resume, train
@@ -68,7 +68,7 @@ def words(tmp_path: Path, *overrides: str, wrong: bool = True) -> Path:
 
 
 def test_the_better_model_is_kept_and_a_sentence_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = words(tmp_path, "training.first_answer=compare")
+    run = words(tmp_path, "training.first_answer=compare", "task.wide=false")
     said = capsys.readouterr().err
     assert "first answer (ngrams" in said
     assert "kept the first answer: on 6 held-out rows the trained model is not clearly better" in said
@@ -84,6 +84,16 @@ def test_the_better_model_is_kept_and_a_sentence_says_so(tmp_path: Path, capsys:
     assert recorded_run(run).facts()["model"] == "the first answer"
 
 
+def test_layers_are_joined_where_the_loss_is_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = words(tmp_path, "training.first_answer=compare", "task.wide=true")
+    about = json.loads((run / FILE).read_text())
+    (first, joined), said = about["losses"], capsys.readouterr().err
+    assert about["kept"] == (joined >= first)
+    what = "the first answer alone" if about["kept"] else "the first answer and the trained layers"
+    assert f"kept {what}: on 6 held-out rows both, with {about['share']:.2f} of the layers' logits" in said
+    assert isinstance(load_model(run)[0], LagwiseForSequenceClassification) != about["kept"]
+
+
 def test_nothing_is_trained_that_could_not_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = words(tmp_path, "training.first_answer=compare", "training.pretrain=5", wrong=False)
     assert "no trained model can be better on these rows, so none is trained" in capsys.readouterr().err
@@ -95,8 +105,9 @@ def test_nothing_is_trained_that_could_not_be_kept(tmp_path: Path, capsys: pytes
     assert "first answer" in plot_run(run)[-1].read_text()
 
 
-def test_a_resumed_run_keeps_its_first_answer_and_decides_the_same(tmp_path: Path) -> None:
-    run = words(tmp_path, "training.first_answer=compare")
+@pytest.mark.parametrize("own", ["task.wide=false", "training.first_answer=none"])
+def test_a_resumed_run_keeps_its_first_answer_and_decides_the_same(tmp_path: Path, own: str) -> None:
+    run = words(tmp_path, "training.first_answer=compare", own)
     before = (run / "model.safetensors").read_bytes()
     (run / "config.json").unlink()
     first = (run / "first" / "model.safetensors").stat().st_mtime_ns
