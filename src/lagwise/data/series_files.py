@@ -21,7 +21,7 @@ from lagwise.data.reading import inner_suffix, read_whole
 from lagwise.data.sample_times import read_times, with_times
 from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
 from lagwise.data.text_tables import TextTable, read_head
-from lagwise.tables import known
+from lagwise.tables import counted, known
 
 SERIES = "input_values"
 FOLDER_LABEL = "label"  # the column of the names of folders
@@ -102,7 +102,15 @@ def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Tabl
 
 def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: Sequence[str] | None) -> pa.Table:
     """The lines of a .csv or .tsv file as series of one feature: their numbers in the columns ``features``, in this
-    order. Other columns stay as they are; only those ``wanted`` are returned, or all. Errors as `recording_table`."""
+    order. Other columns stay as they are; only those ``wanted`` are returned, or all. Errors as `recording_table`, and
+    for a file that has only some of the features."""
+    missing = [name for name in features if name not in table.names]
+    if 0 < len(missing) < len(features):
+        raise ValueError(
+            f"{table.path} lacks {counted(len(missing), 'column')} of {len(features)}, first {missing[0]!r}: a line is a "
+            "series, and its samples are in these columns. Write series of other lengths as lists of numbers, a .jsonl "
+            f"with {SERIES} in each line"
+        )
     values = _samples(table, label, features)
     others = [name for name in table.names if name not in (*features, SERIES)]
     kept: dict[str, Any] = {name: pa.array(table.cells(name), pa.string()) for name in others}
