@@ -172,11 +172,10 @@ def compiled_training() -> str:
 
 Models of {content["layers"]} layers with the recipe's width, {content["batch"]} rows of bytes, lengths {lengths}, as
 `training.compile=true` compiles them: layers share a graph for the first length, and one for all others. Packed rows
-have several: how many texts of which lengths there are depends on values, so what is before, in and after a mixer has a
-graph each, and mixers then take any number of texts of any length. Seconds are by the clock, in brackets those of the
-CPUs; those of the C++ compiler and of two steps are included. Losses and gradients differ from the model's own by the
-given shares of their largest. The last column is the time of a step over that of the model itself, at the first length:
-on a CPU, there is little to gain.
+have texts of 50 tokens on average, cut anew for each length: every mixer takes them in three groups, which are compiled
+each. Seconds are by the clock, in brackets those of the CPUs; those of the C++ compiler and of two steps are included.
+Losses and gradients differ from the model's own by the given shares of their largest. The last column is the time of a
+step over that of the model itself, at the first length: on a CPU, there is little to gain.
 
 The C++ compiler runs once for each kernel, on all cores; loading PyTorch's headers and linking to its libraries are
 about two thirds of its time. Processors differ: on an older one everything took twice as long. What a model of more

@@ -9,7 +9,12 @@ from typing import Any
 from tables import has_results, measured_table, results
 
 _FILE = "first-answers-cpu.json"
-_MODELS = {"first answer": "first answer", "recipe": "recipe as it is", "trained alone": "model alone"}
+_MODELS = {
+    "first answer": "first answer",
+    "recipe": "recipe as it is",
+    "trained alone": "trained model",
+    "layers alone": "layers alone",
+}
 
 
 def first_answers() -> str:
@@ -26,10 +31,11 @@ def first_answers() -> str:
     columns = ["rows", "metric", *models.values(), "simple answers of libraries"]
     return f"""## Rows with labels
 
-[First answers](first-answers.md) and the recipes' models alone (`--alone`), with the simple answers of other libraries
-on the same rows; a recipe as it is ends with the better of the two on held-out rows. Test scores of
-three seeds, with the smallest and the largest, or of one; in brackets CPU seconds of one thread. Those of GLUE, of SMS
-spam and of libraries are of an older machine, which takes about 2.5 times as long.
+[First answers](first-answers.md); the recipes as they are, which end with the better model on held-out rows; their
+trained models, in which most have a first answer's map beside the layers, compared with nothing (`--alone`); the layers
+without a map (`--layers`); and the simple answers of other libraries on the same rows. Test scores of three seeds, with
+the smallest and the largest, or of one; in brackets CPU seconds of one thread, those of fitting the first answer
+included. Those of GLUE, of SMS spam and of libraries are of an older machine, which takes about 2.5 times as long.
 
 {measured_table(_FILE, columns, rows)}"""
 
