@@ -192,16 +192,18 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     Shapes: short ``(channels, width)``, k at lags 0, 1, ...; coarse ``(channels, n)``, k at lags 0, h, 2 h, ..., at
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
-    if in_graph():  # which would be another where there is no rest
+    if in_graph():
         ramp, spread = _split_tables(coarse.detach(), *plan)
-        factors = F.pad(ramp, (0, 1), value=1)
-        coarse = coarse * factors[torch.arange(coarse.shape[1], device=ramp.device).clamp(max=len(ramp))]
-        head = _first(coarse, len(ramp))
     else:
         ramp, spread = remembered_tables(_split_constants, plan, like=coarse)
+    if has_static_value(coarse.shape[1]):
         head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
         head = head * ramp
         coarse = torch.cat([head, rest], dim=1)
+    else:  # a graph would be another where there is no rest
+        factors = F.pad(ramp, (0, 1), value=1)
+        coarse = coarse * factors[torch.arange(coarse.shape[1], device=ramp.device).clamp(max=len(ramp))]
+        head = _first(coarse, len(ramp))
     with torch.autocast(coarse.device.type, enabled=False):
         return short - head @ spread, coarse
 
@@ -229,7 +231,7 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
     dtype = compute_dtype(x, short)
     if has_static_value(grid.nodes) and grid.nodes <= plan.first_node_lag:  # no node is far enough from another
         return direct_product(x, short, 0)
-    coarse = (_first(coarse, grid.nodes) if in_graph() else coarse[:, : grid.nodes]).to(dtype)
+    coarse = (coarse[:, : grid.nodes] if has_static_value(grid.nodes) else _first(coarse, grid.nodes)).to(dtype)
     return _sparse_plus_smooth(x, short, coarse, _Form(0, 0, grid), spacing=plan.spacing).to(x.dtype)
 
 
