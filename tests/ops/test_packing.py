@@ -73,6 +73,8 @@ def test_groups_pad_the_fewest_tokens(longest: int, least: int) -> None:
         [[0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 3]],
         [[0] * 6 + [-1] * 6, [5] * 3 + [6] * 5 + [-1] * 4],
         [[-1] * 12, [-1] * 12],
+        [[0]],
+        [[0, 1]],
     ],
 )
 def test_groups_of_graphs_are_three_without_a_size_of_one(seq_idx: list[list[int]]) -> None:
@@ -88,6 +90,15 @@ def test_groups_of_graphs_are_three_without_a_size_of_one(seq_idx: list[list[int
         y = per_document(running_sum, x, grouped)
         torch.testing.assert_close(y, per_document(running_sum, x, expected))
         assert torch.autograd.gradcheck(lambda a, layout=grouped: per_document(running_sum, a, layout), x)
+
+
+def test_what_fills_groups_of_graphs_reads_no_padding() -> None:
+    x, weight = torch.full((1, 9, 2), torch.nan), torch.randn(2, 2, requires_grad=True)
+    x[:, 3:] = torch.randn(1, 6, 2)
+    layout = Layout(torch.arange(9)[None] >= 3, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]]))
+    layout.group_for_graphs()
+    per_document(lambda x, _: x @ weight, x, layout).sum().backward()
+    torch.testing.assert_close(weight.grad, x[0, 3:].sum(0)[:, None].expand(2, 2))
 
 
 def test_compact_keeps_everything_between_the_first_and_last_token() -> None:

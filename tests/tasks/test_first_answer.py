@@ -90,8 +90,19 @@ def test_layers_are_joined_where_the_loss_is_smaller(tmp_path: Path, capsys: pyt
     (first, joined), said = about["losses"], capsys.readouterr().err
     assert about["kept"] == (joined >= first)
     what = "the first answer alone" if about["kept"] else "the first answer and the trained layers"
-    assert f"kept {what}: on 6 held-out rows both, with {about['share']:.2f} of the layers' logits" in said
+    assert f"kept {what}: on 6 held-out rows both, with a share of {about['share']:.2f} for the layers" in said
     assert isinstance(load_model(run)[0], LagwiseForSequenceClassification) != about["kept"]
+
+
+def test_reports_name_a_model_of_both_and_its_score(tmp_path: Path) -> None:
+    run = words(tmp_path, "training.first_answer=none", "task.wide=true")
+    about = json.loads((run / FILE).read_text())
+    score = f"{about['trained']['accuracy']:.4f}"
+    reported = CliRunner().invoke(app, ["train", "--resume", str(run)], catch_exceptions=False).output
+    assert f"with the first answer and the trained layers: validation accuracy {score}" in reported
+    facts = recorded_run(run).facts()
+    assert facts["validation accuracy of both"] == score
+    assert facts["model"] == f"the first answer and the layers, with a share of {about['share']:.2f}"
 
 
 def test_nothing_is_trained_that_could_not_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

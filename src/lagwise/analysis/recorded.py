@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from lagwise.files import one_line, read_json
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Metric, Table, Task
-from lagwise.training import Recipe, final_model, kept_first_answer, read_metrics
+from lagwise.training import Recipe, final_model, joined_answer, kept_first_answer, read_metrics
 
 T = TypeVar("T")
 
@@ -52,8 +52,13 @@ class RecordedRun:
             step, best = (max if greater_is_better else min)(scores, key=lambda point: point[1])
             facts[f"best validation {label}"] = f"{best:.4f} at step {step:,}"
             facts[f"last validation {label}"] = f"{scores[-1][1]:.4f}"
+        about = joined_answer(self.folder)
+        if about:
+            facts[f"validation {label} of both"] = f"{about['trained'][about['metric']]:.4f}"
         if kept_first_answer(self.folder):
             facts["model"] = "the first answer"
+        elif about:
+            facts["model"] = f"the first answer and the layers, with a share of {about['share']:.2f}"
         elif kept := final_model(self.recipe, self.task, self.metrics):
             facts["model"] = f"of step {kept[0]:,}, the {self.recipe.training.select} one"
         return facts

@@ -183,6 +183,9 @@ def _report_training(folder: Path, done: bool) -> None:
     label = task.logged_headline(metrics).label
     if answer := training.kept_first_answer(folder):
         trained += f", with the first answer: validation {label} {answer['scores'][answer['metric']]:.4f}"
+    elif answer := training.joined_answer(folder):
+        score = answer["trained"][answer["metric"]]
+        trained += f", with the first answer and the trained layers: validation {label} {score:.4f}"
     elif kept := training.final_model(recipe, task, metrics):
         step, score = kept
         last = max(int(line["step"]) for line in metrics)

@@ -107,9 +107,9 @@ def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: S
     missing = [name for name in features if name not in table.names]
     if 0 < len(missing) < len(features):
         raise ValueError(
-            f"{table.path} lacks {counted(len(missing), 'column')} of {len(features)}, first {missing[0]!r}: a line is a "
-            "series, and its samples are in these columns. Write series of other lengths as lists of numbers, a .jsonl "
-            f"with {SERIES} in each line"
+            f"{table.path} lacks {counted(len(missing), 'column')} of {len(features)}, first {missing[0]!r}: a line is "
+            "a series, and its samples are in these columns. Write series of other lengths as lists of numbers, a "
+            f".jsonl with {SERIES} in each line"
         )
     values = _samples(table, label, features)
     others = [name for name in table.names if name not in (*features, SERIES)]

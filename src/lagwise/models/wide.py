@@ -106,7 +106,7 @@ def joined(model: M, first: LinearModel, share: float) -> M:
 
     Formula: ``first(x) + share * model(x)`` of logits; of numbers ``(1 - share) * first(x) + share * model(x)``.
 
-    Both models must be of the same task and data. Their features keep their dtype.
+    Both models must be of the same task and data.
     """
     config = copy.deepcopy(model.config)
     config.wide = dict(first.config.features)

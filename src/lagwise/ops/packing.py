@@ -16,7 +16,7 @@ from lagwise.ops.host import known_on_host, on_device, on_host
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
 _COMPACT_BELOW = 0.8
-_GROUPS = 4  # of documents of similar lengths: about as much padding as with a group for every power of two
+_GROUPS = 6  # of documents of similar lengths, at most: more would hardly save padding (docs/log.md)
 _GROUPS_OF_GRAPHS = 3  # which are compiled for each
 _COST_OF_A_GROUP = 100  # in tokens, of calls
 _FILLED = 4  # tokens of documents that fill a group in a graph: so that even one less is not 1
@@ -148,7 +148,7 @@ class Layout:
 
     @_once
     def buckets(self) -> tuple[Bucket, ...]:
-        """The documents of packed rows, in at most four groups of similar lengths, without documents that are only
+        """The documents of packed rows, in at most six groups of similar lengths, without documents that are only
         padding. In a graph there are three, whatever the rows hold, and none of their sizes is 0 or 1, which compilers
         take for constants."""
         return self._for_graphs() if torch.compiler.is_compiling() else self._grouped(graph=False)
@@ -200,10 +200,13 @@ class Layout:
             offset = torch.arange(longest, device=first.device)
             inside = offset < count[:, None]
             source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
+            source = source.clamp(max=starts.numel() - 1)  # a row may be shorter than what fills a group
             mask, place = inside if real is None else inside & real[source], source
             if graph:
                 fills = torch.arange(len(begin), device=first.device)[:, None] >= len(each)
+                token = 0 if real is None else int(real.int().argmax())  # of finite values, if there is any
                 mask, place = mask | (inside & fills), source.masked_fill(fills, starts.numel())
+                source = source.masked_fill(fills, token)
             where = inside.flatten().nonzero()[:, 0]
             found.append(self._bucket(source, place[inside], where, mask if graph else _unless_full(mask)))
         return tuple(found)

@@ -231,8 +231,8 @@ class TaskData:
         """The task's options, completed from the data and saved with a run, so that it predicts without its data."""
         return {}
 
-    def prepare(self, model: Any, seed: int) -> None:
-        """Set what a new model takes from the training data. ValueError for one that cannot learn from them."""
+    def check_model(self, model: Any) -> None:
+        """ValueError for a new model that cannot learn from the training data."""
 
     def linear_fields(self) -> dict[str, Any]:
         """Fields of `LagwiseLinearConfig` that depend on the data."""

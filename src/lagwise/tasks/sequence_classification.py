@@ -402,7 +402,7 @@ class ClassifiedRows(LabelledRows):
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
         return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
 
-    def prepare(self, model: Any, seed: int) -> None:
+    def check_model(self, model: Any) -> None:
         if self.rows.rates:
             try:
                 require_rate("a rate for each row", model.base_model, model.config)
@@ -413,7 +413,7 @@ class ClassifiedRows(LabelledRows):
         if self.rows.rates:
             raise ValueError(
                 f"a first answer counts samples, but sounds have sampling rates of {_hertz(self.rows.rates)}; resample "
-                "them, or leave it out with training.first_answer=none"
+                "them, or leave it out with training.first_answer=none and task.wide=false"
             )
         rows = by_length(self.rows.splits[split])[0]
         examples = EncodedExamples(rows)

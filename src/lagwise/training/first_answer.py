@@ -145,6 +145,12 @@ def kept_first_answer(run: Path) -> dict[str, Any] | None:
     return about if about and about.get("kept") else None
 
 
+def joined_answer(run: Path) -> dict[str, Any] | None:
+    """What is known of the first answer that is part of a finished run's model; None if it is not."""
+    about = read_first_answer(run)
+    return about if about and "share" in about and not about["kept"] else None
+
+
 def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, Any]]:
     """What to compare a run with, by name, as models: the answer that is the same for all rows (the most common class,
     or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without one."""
@@ -173,8 +179,8 @@ def choice_sentence(about: Mapping[str, Any], label: str) -> str:
         kept = "first answer alone" if about["kept"] else "first answer and the trained layers"
         before, after = about["losses"]
         return (
-            f"kept the {kept}: {on} both, with {about['share']:.2f} of the layers' logits, have a loss of {after:.3f} "
-            f"({label} {trained:.3f}), the first answer {before:.3f} ({first:.3f})"
+            f"kept the {kept}: {on} both, with a share of {about['share']:.2f} for the layers, have a loss of "
+            f"{after:.3f} ({label} {trained:.3f}), the first answer {before:.3f} ({first:.3f})"
         )
     kept, than = ("first answer", "is not clearly better") if about["kept"] else ("trained model", "is better")
     return f"kept the {kept}: {on} the trained model {than} ({label} {trained:.3f}, first answer {first:.3f})"

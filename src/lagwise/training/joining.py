@@ -21,7 +21,7 @@ def best_share(data: Any, first: np.ndarray, layers: np.ndarray, labels: np.ndar
     from scipy.optimize import minimize_scalar
 
     def surprise(share: float) -> float:
-        return surprise_of(data, mixed(data, first, layers, share), labels) + ((share / _LIKELY - 1) ** 2) / 2
+        return _surprise(data, first, mixed(data, first, layers, share), labels) + ((share / _LIKELY - 1) ** 2) / 2
 
     return float(minimize_scalar(surprise, bounds=(0, _MOST), method="bounded").x)
 
@@ -31,12 +31,13 @@ def mixed(data: Any, first: np.ndarray, layers: np.ndarray, share: float) -> np.
     return (1 - share) * first + share * layers if data.label_names is None else first + share * layers
 
 
-def surprise_of(data: Any, logits: np.ndarray, labels: np.ndarray) -> float:
-    """Minus the logarithm of the likelihood of labels, with the weights of classes; of numbers with errors of a normal
-    distribution of any width."""
-    given, true = torch.from_numpy(logits).double(), torch.from_numpy(labels)
+def _surprise(data: Any, first: np.ndarray, found: np.ndarray, labels: np.ndarray) -> float:
+    """Minus the logarithm of the likelihood of labels, with the weights of classes; of numbers with errors that are as
+    large as those of the first answer."""
+    given, true = torch.from_numpy(found).double(), torch.from_numpy(labels)
     if data.label_names is None:
-        return len(true) / 2 * float((given[:, 0] - true).square().mean().clamp(min=1e-12).log())
+        scale = np.square(first[:, 0] - labels).mean() + 1e-12 * data.label_variance
+        return float((given[:, 0] - true).square().sum()) / (2 * scale)
     if data.several:
         return float(F.binary_cross_entropy_with_logits(given, true.double(), reduction="none").mean(1).sum())
     weight = None if data.weights is None else data.weights.double()

@@ -58,7 +58,7 @@ def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
     data.task.check_config(config)
     set_seed(recipe.training.seed)
     model = data.task.model_class(config)
-    data.prepare(model, recipe.training.seed)
+    data.check_model(model)
     if _START in recipe.model:
         _take_backbone(model, Path(recipe.model[_START]))
     return model
