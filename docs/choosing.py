@@ -89,7 +89,8 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
     """What to take, and the figures behind it."""
     best, encoders, recall = (results(f"{n}-cpu.json")["results"] for n in ("best-lm", "encoders", "recall"))
     images, imdb = (results(f"{n}-cpu.json")["results"] for n in ("pictures", "imdb"))
-    first = results("first-answers-cpu.json")["results"]["IMDb"]["first answer"][0]
+    imdb_first = results("first-answers-cpu.json")["results"]["IMDb"]
+    first, joined = (imdb_first[kind][0] for kind in ("first answer", "trained alone"))
     recalled = {name: _accuracy(scores) for name, scores in recall["1024/20"].items()}
     tests = {name: _accuracy(run["scores"]["test"]) for name, run in images.items()}
     converted = next(
@@ -152,10 +153,10 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
         ),
         (
             "labelled texts",
-            "recipe `classify`, which keeps its [first answer](first-answers.md), a linear model of n-grams, unless "
-            "the trained model is better",
-            f"IMDb: first answer {100 * first['score']:.1f} % after {first['seconds'] / 60:.1f} minutes, TNN alone "
-            f"{_accuracy(imdb['recipe']['test'])} after {imdb['recipe']['seconds'] / 60:.0f} minutes, TF-IDF of words "
+            "recipe `classify`, which ends with its [first answer](first-answers.md), a linear model of n-grams, or "
+            "with both it and a trained TNN, whichever is better",
+            f"IMDb: first answer {100 * first['score']:.1f} % after {first['seconds'] / 60:.1f} minutes, both "
+            f"{100 * joined['score']:.1f} % after {joined['seconds'] / 60:.0f} minutes, TF-IDF of words "
             f"{_accuracy(imdb['tf-idf of 1 word(s)']['test'])}",
         ),
         (
