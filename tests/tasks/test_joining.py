@@ -14,14 +14,26 @@ from every_task import recipe
 
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run
+from lagwise.tasks.labelled import LabelledRows
 from lagwise.training import read_metrics, train
 from lagwise.training.first_answer import FOLDER, read_first_answer
 from lagwise.training.joining import best_share, mixed
 
 RANDOM = np.random.default_rng(0)
-CLASSES = SimpleNamespace(label_names=("a", "b", "c"), several=False, weights=None)
-SEVERAL = SimpleNamespace(label_names=("a", "b", "c"), several=True, weights=None)
-NUMBERS = SimpleNamespace(label_names=None, several=False, weights=None, label_variance=2500.0)
+
+
+class Rows:
+    """Labelled rows with the loss of a training."""
+
+    loss = LabelledRows.loss
+    task = SimpleNamespace(label_smoothing=0.0)
+    label_variance = 2500.0
+
+    def __init__(self, label_names: tuple[str, ...] | None, *, several: bool = False, weights: Any = None):
+        self.label_names, self.several, self.weights = label_names, several, weights
+
+
+CLASSES, SEVERAL, NUMBERS = Rows(("a", "b", "c")), Rows(("a", "b", "c"), several=True), Rows(None)
 
 
 def rows_of(data: Any, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -78,7 +90,7 @@ def test_a_few_rows_change_the_share_little(data: Any) -> None:
 def test_rare_classes_weigh_more_where_the_training_says_so() -> None:
     labels, first, layers, _ = rows_of(CLASSES, 500)
     layers[labels == 0] *= -1  # they help with two classes
-    weighted = SimpleNamespace(**{**vars(CLASSES), "weights": torch.tensor([8.0, 0.5, 0.5])})
+    weighted = Rows(CLASSES.label_names, weights=torch.tensor([8.0, 0.5, 0.5]))
     assert best_share(weighted, first, layers, labels) < best_share(CLASSES, first, layers, labels) - 0.05
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("masked", "next")
 _ROWS = "sequence_classification"
-_OF_LABELS = ("num_labels", "id2label", "label2id", "problem_type", "label_mean", "label_std", "wide")
+_OF_LABELS = ("num_labels", "id2label", "label2id", "problem_type", "label_mean", "label_std")
 _METRICS = {
     "tokens": Metric("perplexity", "perplexity", greater_is_better=False),
     "values": Metric("mean_squared_error", "mean squared error", greater_is_better=False),

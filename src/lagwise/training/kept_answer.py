@@ -6,11 +6,8 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
 from accelerate import PartialState
 from torch.utils.data import DataLoader
 
@@ -33,7 +30,7 @@ from lagwise.training.first_answer import (
 )
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.hardware import of_first_process
-from lagwise.training.joining import best_share, mixed
+from lagwise.training.joining import best_share, loss_of, mixed
 from lagwise.training.trainer import LagwiseTrainer
 
 
@@ -85,7 +82,7 @@ def kept_model(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, *
         about["share"] = round(share, 3)
     trained = data.calibrated(model, logits, labels)
     if data.task.wide:  # by the loss, as the share
-        losses = [_loss(data, each, labels) for each in (before, logits)]
+        losses = [loss_of(data, each, labels) for each in (before, logits)]
         about["losses"], better = [round(each, 4) for each in losses], losses[1] < losses[0]
     else:
         better = is_better(data, trained, data.calibrated(first, before, labels), labels)
@@ -95,11 +92,6 @@ def kept_model(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, *
     if progress:
         print(choice_sentence(about, data.headline.label), file=sys.stderr)
     return None if kept else model
-
-
-def _loss(data: TaskData, logits: np.ndarray, labels: np.ndarray) -> float:
-    """That of the training."""
-    return float(data.loss(SimpleNamespace(logits=torch.from_numpy(logits)), torch.from_numpy(labels)))
 
 
 def take_first(out: Path, partial: Path) -> None:

@@ -13,13 +13,14 @@ from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.convolutions import LEVELS, THRESHOLDS, Convolutions
 from lagwise.models.linear.ngrams import Ngrams, Sparse, inputs_of
-from lagwise.models.linear.patches import IMAGES, Patches
+from lagwise.models.linear.patches import Patches
 from lagwise.training.closed_form import Fit, fit_linear
 
 Batches = Sequence[Mapping[str, Tensor]]  # rows with labels, as the model reads them
 
 _MANY_SERIES = 5000  # for which half of the features do
 _MOST_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
+_IMAGES = 2000  # from which patches are drawn
 _GAIN = 0.95  # levels are kept where they make the error so much smaller
 
 
@@ -105,7 +106,7 @@ def _with_levels_if_better(
 def _images(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
     batches = data.train
     sample = torch.cat([batch["pixel_values"] for batch in batches])
-    sample = sample[torch.from_numpy(np.random.default_rng(seed).permutation(len(sample))[:IMAGES])]
+    sample = sample[torch.from_numpy(np.random.default_rng(seed).permutation(len(sample))[:_IMAGES])]
     options = Patches.plan(*sample.shape[2:])
     features = Patches(sample.shape[1], **options)
     features.prepare(sample, seed)

@@ -12,7 +12,6 @@ from lagwise.models.linear.scaling import DenseFeatures
 from lagwise.ops.bilinear import traced
 from lagwise.tables import check_integer
 
-IMAGES = 2000  # from which patches are drawn
 _SAMPLED = 20_000  # patches from which whitening is computed
 _CONTRAST = 0.1  # added to the variance of a patch, so that flat ones stay flat; pixels have a variance near 1
 _WHITENING = 0.1  # added to the variances of whitened directions
