@@ -8,9 +8,9 @@ pixels and, with scikit-image, on histograms of gradients; logistic regression o
 TF-IDF of 2 to 5 characters, and on the mean spectrum of sounds. Seconds are those of the processor, on one thread if
 OMP_NUM_THREADS=1.
 
-With --trained the recipe is also trained as it is; with --alone its model, in which most recipes have a first answer's
-map beside the layers, is kept whether or not it is better than a first answer; with --layers it has no map; and with
---pretrained it is also trained for 600 steps without labels before. Results that FILE has are kept.
+With --trained the recipe is also trained as it is; with --alone its model, which most recipes join with a first answer,
+is kept whether or not it is better than that; with --layers it is not joined, and for IMDb it has embeddings of pairs
+of tokens; and with --pretrained it is also trained for 600 steps without labels before. Results that FILE has are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,19 +50,21 @@ NUMBERS = ("Covid3Month", "Tecator")
 TEXTS = ("fortunes", "sections", "languages", "spam")
 IMAGES = ("icons", "stamps")
 GLUE = ("sst2", "cola", "stsb", "mrpc", "rte")
+PAIRS = ("model.ngram_sizes=[2]", "model.ngram_buckets=262144")  # embeddings of pairs of tokens
 _SEEDED = ("recipe", "trained alone", "layers alone", "pretrained alone")  # whatever the data
 _SHORTEST = 9  # samples that MiniRocket needs
 
 
 class Case(NamedTuple):
     """A recipe, its data, and the scores of simple answers for a seed; seeds: whether they matter; prepare: what is
-    not timed, such as the compilation of a simple answer."""
+    not timed, such as the compilation of a simple answer; layers: settings of the layers alone."""
 
     recipe: str
     data: str
     simple: Mapping[str, Callable[[int], float]]
     seeds: bool = True
     prepare: Callable[[], object] = lambda: None
+    layers: Sequence[str] = ()
 
 
 def series_case(name: str, folder: Path) -> Case:
@@ -196,7 +198,7 @@ def cases(options: argparse.Namespace) -> dict[str, Callable[[], Case]]:
     found["MNIST, 5,000"] = partial(mnist_case, data / "mnist.npz")
     if options.texts:
         found["IMDb, 5,000"] = partial(some_texts_case, options.texts, data / "imdb-5000")
-        found["IMDb"] = partial(text_case, "classify", str(options.texts))
+        found["IMDb"] = lambda: text_case("classify", str(options.texts))._replace(layers=PAIRS)
     for name in GLUE if options.glue else ():
         found[name] = partial(text_case, f"glue-{name}", str(options.glue / name))
     if sets:
@@ -266,8 +268,6 @@ def main() -> None:
         asked["recipe"] = []
     if options.alone:
         asked["trained alone"] = ["training.first_answer=none"]
-    if options.layers:
-        asked["layers alone"] = ["training.first_answer=none", "task.wide=false"]
     if options.pretrained:
         asked["pretrained alone"] = ["training.first_answer=none", "training.pretrain=600"]
     only = None if options.only is None else options.only.split(";")
@@ -275,6 +275,8 @@ def main() -> None:
         if only is not None and name not in only:
             continue
         case = make_case()
+        if options.layers:
+            asked["layers alone"] = ["training.first_answer=none", "task.wide=false", *case.layers]
         found, place = results.setdefault(name, {}), options.runs / name.replace(", ", "-")
         kinds: dict[str, Callable[[int], dict[str, Any]]] = {
             kind: partial(measure, case, place / kind.replace(" ", "-"), overrides) for kind, overrides in asked.items()

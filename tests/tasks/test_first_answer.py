@@ -187,15 +187,20 @@ def test_ridge_predicts_classes_and_numbers(rows: int) -> None:
     assert np.corrcoef(x @ fit.weights[0] + fit.biases[0], numbers)[0, 1] > 0.8
 
 
-def test_left_out_rows_are_predicted_as_by_fitting_without_them() -> None:
-    """The scale of logits and the choice of features rest on what scikit-learn keeps of its cross-validation."""
+@pytest.mark.parametrize("nearly_constant", ["label", "noise"])
+def test_left_out_rows_are_predicted_as_by_fitting_without_them(nearly_constant: str) -> None:
+    """The scale of logits and the choice of features rest on what scikit-learn keeps of its cross-validation. Features
+    are divided by their own deviations where one that is nearly constant tells the classes, and by one number where
+    those are noise."""
     from sklearn.linear_model import Ridge
 
     random = np.random.default_rng(0)
     x, labels = random.normal(size=(30, 50)), np.arange(30) % 2
     x[:, 0] += 2 * labels
+    x[:, slice(1) if nearly_constant == "label" else slice(1, None)] /= 1000
     fit = fit_linear(x, labels, (x[:5], labels[:5]), np.array([1.0, 3.0]))
-    alpha, scaled, targets = float(fit.penalty.removeprefix("alpha=")), x / x.std(0), np.eye(2)[labels] * 2 - 1
+    scale = x.std(0) if nearly_constant == "label" else np.sqrt(x.var(0).mean())
+    alpha, scaled, targets = float(fit.penalty.removeprefix("alpha=")), x / scale, np.eye(2)[labels] * 2 - 1
     weights = np.array([1.0, 3.0])[labels]
     losses = []
     for i in range(30):

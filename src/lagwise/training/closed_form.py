@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,9 +35,10 @@ def fit_linear(
     numbers; or y ``(rows, labels)``, 0 and 1 of several labels per row: a logit of each. The penalty is chosen by the
     training rows, and by the held-out ones where there are enough; then all rows are fitted with it.
 
-    Dense features are divided by their deviations. Their map is a ridge regression, of classes to 1 and -1, whose
-    penalty is the best for rows left out one by one (generalised cross-validation), or, of many rows with many
-    features, for the held-out rows; its values are scaled to likely logits of these. Sparse features have logistic
+    The map of dense features is a ridge regression, of classes to 1 and -1, whose penalty is the best for rows left out
+    one by one (generalised cross-validation), or, of many rows with many features, for the held-out rows; its values
+    are scaled to likely logits of these. Features are divided by their deviations; or all by one number, where that is
+    better for rows left out: of few rows, features that are nearly constant are noise. Sparse features have logistic
     regression or a ridge regression, by held-out rows, or by five folds where these are few; and so have classes of
     the few features of ``columns``, by which a ridge regression cannot tell a class between two others.
 
@@ -53,20 +54,16 @@ def fit_linear(
     numbers = y.dtype.kind == "f"
     if columns and not numbers:
         scale = _deviations(x)
-        fit = _likeliest(x / scale, y, (held_out[0] / scale, held_out[1]), weights, _LOGISTIC_COLUMNS)
+        fit = _likeliest(x / scale, y, (held_out[0] / scale, held_out[1]), weights, columns=True)
         return fit._replace(weights=fit.weights / scale)
     if issparse(x):
-        return _likeliest(x, y, held_out, None if numbers else weights, _LOGISTIC)
+        return _likeliest(x, y, held_out, None if numbers else weights)
     return _dense(x, y, held_out, None if numbers else weights)
 
 
 def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray], weights: np.ndarray | None) -> Fit:
-    from sklearn import linear_model
+    from sklearn.linear_model import Ridge
 
-    ridge_cv: Any = linear_model.RidgeCV
-    ridge: Any = linear_model.Ridge
-    scale = _deviations(x)
-    x, other = x / scale, held_out[0] / scale
     shift, unit = 0.0, 1.0
     if y.dtype.kind == "f":
         shift, unit = float(y.mean()), float(y.std()) or 1.0
@@ -75,26 +72,57 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
         targets, true = (2.0 * each - 1 for each in (y, held_out[1].reshape(-1, y.shape[1])))
     else:
         targets, true = (_signs(each, int(y.max()) + 1) for each in (y, held_out[1]))
-    own = None if weights is None else weights[y]
-    if min(x.shape) <= _EXACT:
-        fitted = ridge_cv(_RIDGE, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, own)
-        alpha = float(fitted.alpha_)
-        best = int(np.flatnonzero(fitted.alpha_ == _RIDGE)[0])
-        outside, left_out = fitted.cv_results_.reshape(*targets.shape, len(_RIDGE))[..., best], targets
-        predicted = (other @ np.atleast_2d(fitted.coef_).T + fitted.intercept_).reshape(true.shape)
-    else:
-        tried = [ridge(alpha, solver="cholesky").fit(x, targets, own) for alpha in _RIDGE[6::2]]
-        found = [each.predict(other).reshape(true.shape) for each in tried]
-        best = int(np.argmin([np.square(each - true).mean() for each in found]))
-        alpha, outside, left_out, predicted = float(tried[best].alpha), found[best], true, found[best]
+    other, own = held_out[0], None if weights is None else weights[y]
+    exact = min(x.shape) <= _EXACT
+    found = [_ridge(x, targets, (other, true), own, scaling) for scaling in (_SCALINGS if exact else _SCALINGS[:1])]
+    best = min(found, key=lambda each: each.loss)
     if y.dtype.kind != "f":
-        unit = _likely_scale(outside, left_out > 0, several=y.ndim == 2)
+        unit = _likely_scale(best.outside, (targets if exact else true) > 0, several=y.ndim == 2)
     both = None if weights is None else weights[np.concatenate([y, held_out[1]])]
-    final = ridge(alpha, solver="cholesky")
-    final.fit(np.concatenate([x, other]), np.concatenate([targets, true]), both)
+    rows: Any = np.concatenate([x, other])
+    scale, final = best.scaling(rows), Ridge(best.alpha, solver="cholesky")
+    final.fit(rows / scale, np.concatenate([targets, true]), both)
     coefficients, biases = np.atleast_2d(final.coef_) / scale, np.atleast_1d(final.intercept_)
-    loss = float(np.square(outside - left_out).mean())
-    return Fit(coefficients * unit, biases * unit + shift, f"alpha={alpha:.3g}", predicted * unit + shift, loss)
+    predicted = best.predicted * unit + shift
+    return Fit(coefficients * unit, biases * unit + shift, f"alpha={best.alpha:.3g}", predicted, best.loss)
+
+
+class _Ridge(NamedTuple):
+    """A ridge regression of scaled features: its penalty; its values of rows that were left out in turn, or held out
+    if all are too many; their error; and its values of the held-out rows."""
+
+    scaling: Callable[[np.ndarray], np.ndarray]
+    alpha: float
+    outside: np.ndarray
+    loss: float
+    predicted: np.ndarray
+
+
+def _ridge(
+    x: np.ndarray,
+    targets: np.ndarray,
+    held_out: tuple[np.ndarray, np.ndarray],
+    weights: np.ndarray | None,
+    scaling: Any,
+) -> _Ridge:
+    """The ridge regression with the best penalty. weights: of rows; scaling: by what features are divided."""
+    from sklearn import linear_model
+
+    ridge_cv: Any = linear_model.RidgeCV
+    ridge: Any = linear_model.Ridge
+    scale, (other, true) = scaling(x), held_out
+    x, other = x / scale, other / scale
+    if min(x.shape) <= _EXACT:
+        fitted = ridge_cv(_RIDGE, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, weights)
+        best = int(np.flatnonzero(fitted.alpha_ == _RIDGE)[0])
+        outside = fitted.cv_results_.reshape(*targets.shape, len(_RIDGE))[..., best]
+        predicted = (other @ np.atleast_2d(fitted.coef_).T + fitted.intercept_).reshape(true.shape)
+        return _Ridge(scaling, float(fitted.alpha_), outside, float(np.square(outside - targets).mean()), predicted)
+    tried = [ridge(alpha, solver="cholesky").fit(x, targets, weights) for alpha in _RIDGE[6::2]]
+    found = [each.predict(other).reshape(true.shape) for each in tried]
+    losses = [float(np.square(each - true).mean()) for each in found]
+    best = int(np.argmin(losses))
+    return _Ridge(scaling, float(tried[best].alpha), found[best], losses[best], found[best])
 
 
 def _deviations(x: np.ndarray) -> np.ndarray:
@@ -103,75 +131,92 @@ def _deviations(x: np.ndarray) -> np.ndarray:
     return np.where(scale == 0, 1, scale)
 
 
+def _one_deviation(x: np.ndarray) -> np.ndarray:
+    """Of all columns around their means, for each."""
+    return np.full(x.shape[1], np.sqrt(x.var(0, dtype=np.float64).mean()) or 1.0)
+
+
+_SCALINGS = (_deviations, _one_deviation)
+
+
 def _signs(y: np.ndarray, classes: int) -> np.ndarray:
     return np.where(np.arange(classes) == y[:, None], 1.0, -1.0)
 
 
-def _likely_scale(values: np.ndarray, true: np.ndarray, *, several: bool) -> float:
+def _likely_scale(values: np.ndarray, true: np.ndarray, *, several: bool = False, most: float = 4.0) -> float:
     """The factor that makes values ``(rows, classes)`` the likeliest logits of the true classes ``(rows, classes)``, of
-    which a row has one or ``several``."""
+    which a row has one or ``several``; at most e to the power of ``most``."""
     from scipy.optimize import minimize_scalar
-    from scipy.special import log_expit, log_softmax
 
-    def loss(scale: float) -> float:
-        logits = np.exp(scale) * values
-        if several:
-            return -float(log_expit(np.where(true, logits, -logits)).mean())
-        return -float(log_softmax(logits, 1)[true].mean())
+    labels = true.astype(np.int64) if several else true.argmax(1)
 
-    return float(np.exp(minimize_scalar(loss, bounds=(-3, 4), method="bounded").x))
+    def loss(power: float) -> float:
+        return _surprise(np.exp(power) * values, labels)
+
+    return float(np.exp(minimize_scalar(loss, bounds=(-min(3.0, most), most), method="bounded").x))
 
 
 def _likeliest(
-    x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None, inverse: Sequence[float]
+    x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None, *, columns: bool = False
 ) -> Fit:
-    """Logistic regression, with one of the ``inverse`` penalties, or a ridge regression of numbers."""
+    """Logistic regression, or a ridge regression of numbers, with the penalty of the smallest loss on held-out rows,
+    or, if these are few, over folds.
+
+    Several classes of sparse features have a regression each, which takes a fifth of the time of one of them all, and
+    one scale, by which their values are likely logits. The classes of ``columns`` share one: a class between two others
+    has no regression of its own.
+    """
     from scipy.sparse import issparse, vstack
-    from scipy.special import log_expit, log_softmax
     from sklearn.linear_model import LogisticRegression, Ridge
 
+    numbers, own = y.dtype.kind == "f", None if weights is None else weights[y]
+    apart = y.ndim == 2 or not (numbers or columns or y.max() < 2)
+
     def logistic(penalty: float) -> Any:
-        model = LogisticRegression(C=penalty, max_iter=1000)
-        return _OfSeveral(model) if y.ndim == 2 else model
+        model = LogisticRegression(C=penalty, max_iter=1000, solver="lbfgs" if columns else "liblinear")
+        return _Apart(model) if apart else model
 
-    def loss(model: Any, x: Any, y: np.ndarray) -> float:
-        if y.dtype.kind == "f":
-            return float(np.square(model.predict(x) - y).mean())
-        if y.ndim == 2:
-            return -float(log_expit(np.where(y > 0, 1, -1) * model.decision_function(x)).mean())
-        of_classes, biases = _logits(model)
-        return -float(log_softmax(x @ of_classes.T + biases, 1)[np.arange(len(y)), y].mean())
-
-    numbers = y.dtype.kind == "f"
-    make, penalties, name = (Ridge, _SPARSE_RIDGE, "alpha") if numbers else (logistic, inverse, "C")
-    own = None if weights is None else weights[y]
-    model, penalty, least = _best(make, penalties, loss, x, y, held_out, own)
+    make, penalties, name = (Ridge, _SPARSE_RIDGE, "alpha") if numbers else (logistic, _LOGISTIC, "C")
+    if columns:
+        penalties = _LOGISTIC_COLUMNS
+    enough = len(held_out[1]) >= _ENOUGH
+    parts = [(x, y, own, *held_out)]
+    if not enough:
+        parts = [(x[a], y[a], None if own is None else own[a], x[b], y[b]) for a, b in _folds(y)]
+    true, least, penalty, scale, model = np.concatenate([part[-1] for part in parts]), np.inf, penalties[0], 1.0, None
+    for tried in penalties:
+        models = [make(tried).fit(*rows, sample_weight=of_rows) for *rows, of_rows, _, _ in parts]
+        values = np.concatenate([_values(each, part[-2]) for each, part in zip(models, parts, strict=True)])
+        likely = _likely_scale(values, _signs(true, values.shape[1]) > 0, most=1.0) if apart and y.ndim == 1 else 1.0
+        loss = _surprise(values * likely, true)
+        if loss < least:
+            least, penalty, scale, model = loss, tried, likely, models[0]
+    if not enough:
+        model = make(penalty).fit(x, y, sample_weight=own)
     labels, both = np.concatenate([y, held_out[1]]), [x, held_out[0]]
     rows: Any = vstack(both).tocsr() if issparse(x) else np.concatenate(both)
-    final = make(penalty).fit(rows, labels, None if weights is None else weights[labels])
-    of_train, of_all = _logits(model), _logits(final)
-    return Fit(*of_all, f"{name}={penalty:g}", held_out[0] @ of_train[0].T + of_train[1], least)
+    final = make(penalty).fit(rows, labels, sample_weight=None if weights is None else weights[labels])
+    of_classes, biases = (each * scale for each in _logits(final))
+    return Fit(of_classes, biases, f"{name}={penalty:g}", _values(model, held_out[0]) * scale, least)
 
 
-class _OfSeveral:
-    """A logistic regression for each of several labels ``(rows, labels)``, or a constant where all rows have one of
-    them, or none."""
+class _Apart:
+    """A logistic regression for each class of ``(rows,)``, or for each of several labels ``(rows, labels)``; or a
+    constant where all rows have one of them, or none."""
 
     def __init__(self, model: Any):
         self.model = model
 
-    def fit(self, x: Any, y: np.ndarray, sample_weight: np.ndarray | None = None) -> _OfSeveral:
-        self.coef_, self.intercept_ = np.zeros((y.shape[1], x.shape[1])), np.zeros(y.shape[1])
-        for i, own in enumerate(y.T):
+    def fit(self, x: Any, y: np.ndarray, sample_weight: np.ndarray | None = None) -> _Apart:
+        labels = y if y.ndim == 2 else (np.arange(y.max() + 1) == y[:, None]).astype(np.int64)
+        self.coef_, self.intercept_ = np.zeros((labels.shape[1], x.shape[1])), np.zeros(labels.shape[1])
+        for i, own in enumerate(labels.T):
             if own.min() < own.max():
                 self.model.fit(x, own, sample_weight=sample_weight)
                 self.coef_[i], self.intercept_[i] = self.model.coef_[0], self.model.intercept_[0]
             else:
                 self.intercept_[i] = np.log((own.sum() + 0.5) / (len(own) - own.sum() + 0.5))
         return self
-
-    def decision_function(self, x: Any) -> np.ndarray:
-        return x @ self.coef_.T + self.intercept_
 
 
 def _logits(model: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -182,29 +227,20 @@ def _logits(model: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([-coefficients, coefficients]) / 2, np.concatenate([-biases, biases]) / 2
 
 
-def _best(
-    make: Callable[[float], Any],
-    penalties: Sequence[float],
-    loss: Callable[[Any, Any, np.ndarray], float],
-    x: Any,
-    y: np.ndarray,
-    held_out: tuple[Any, np.ndarray],
-    weights: np.ndarray | None,
-) -> tuple[Any, float, float]:
-    """The model with the penalty of the smallest loss on held-out rows, or, if these are few, over folds; fitted to all
-    rows x and y; the penalty and the loss. weights: of rows."""
-    if len(held_out[1]) >= _ENOUGH:
-        tried = [make(penalty).fit(x, y, sample_weight=weights) for penalty in penalties]
-        losses = [loss(model, *held_out) for model in tried]
-        best = int(np.argmin(losses))
-        return tried[best], penalties[best], losses[best]
-    losses = [0.0] * len(penalties)
-    for train, test in _folds(y):
-        own = None if weights is None else weights[train]
-        for i, penalty in enumerate(penalties):
-            losses[i] += loss(make(penalty).fit(x[train], y[train], sample_weight=own), x[test], y[test]) * len(test)
-    best = int(np.argmin(losses))
-    return make(penalties[best]).fit(x, y, sample_weight=weights), penalties[best], losses[best] / len(y)
+def _values(model: Any, x: Any) -> np.ndarray:
+    weights, biases = _logits(model)
+    return x @ weights.T + biases
+
+
+def _surprise(values: np.ndarray, y: np.ndarray) -> float:
+    """The mean loss of values ``(rows, outputs)``: of numbers, of several labels, or of classes."""
+    from scipy.special import log_expit, log_softmax
+
+    if y.dtype.kind == "f":
+        return float(np.square(values[:, 0] - y).mean())
+    if y.ndim == 2:
+        return -float(log_expit(np.where(y > 0, values, -values)).mean())
+    return -float(log_softmax(values, 1)[np.arange(len(y)), y].mean())
 
 
 def _folds(y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -43,7 +43,11 @@ class LinearRows(NamedTuple):
 
 
 def fit_linear_model(linear_class: Any, features: str, rows: LinearRows, seed: int) -> tuple[Any, Fit]:
-    """A linear model of a class of heads, in evaluation mode, and its fit. features: `FITTED` names them."""
+    """A linear model of a class of heads, in evaluation mode, and its fit. features: `FITTED` names them.
+
+    What dense features take from rows without their labels, such as thresholds, is taken from the held-out rows too:
+    the map is fitted to all rows in the end.
+    """
     with torch.inference_mode():
         options, prepared, fit = FITTED[features](rows, seed)
     inputs = {name: value for name, value in rows.fields["inputs"].items() if name != "pairs"}
@@ -69,7 +73,7 @@ def _texts(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
 
 
 def _series(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
-    inputs, batches = data.fields["inputs"], data.train
+    inputs, batches = data.fields["inputs"], [*data.train, *data.valid]
     series = [row[: len(row) if real is None else int(real.sum())] for b in batches for row, real in _rows(b)]
     total = THRESHOLDS if len(series) <= _MANY_SERIES else -(-THRESHOLDS // 2)
     options: dict[str, Any] = {**Convolutions.plan([len(row) for row in series], total=total), "levels": LEVELS}
@@ -83,7 +87,7 @@ def _table(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
     inputs = data.fields["inputs"]
     options = Columns.plan(inputs["features"])
     features = Columns(inputs["features"], **options, mean=inputs.get("mean"), std=inputs.get("std"))
-    features.prepare(torch.cat([batch["input_values"].flatten(0, 1) for batch in data.train]))
+    features.prepare(torch.cat([batch["input_values"].flatten(0, 1) for batch in [*data.train, *data.valid]]))
 
     return _with_levels_if_better(options, features, data, seed, columns=True)
 
@@ -104,8 +108,7 @@ def _with_levels_if_better(
 
 
 def _images(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
-    batches = data.train
-    sample = torch.cat([batch["pixel_values"] for batch in batches])
+    sample = torch.cat([batch["pixel_values"] for batch in [*data.train, *data.valid]])
     sample = sample[torch.from_numpy(np.random.default_rng(seed).permutation(len(sample))[:_IMAGES])]
     options = Patches.plan(*sample.shape[2:])
     features = Patches(sample.shape[1], **options)

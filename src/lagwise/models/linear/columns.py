@@ -37,7 +37,7 @@ class Columns(DenseFeatures):
         mean: Of each column, by which it is standardised.
         std: Likewise.
 
-    Source: an additive model with steps (Hastie and Tibshirani 1986) at quantiles of the training rows.
+    Source: an additive model with steps (Hastie and Tibshirani 1986) at quantiles of the rows.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Columns(DenseFeatures):
 
     @torch.no_grad()
     def prepare(self, x: Tensor) -> None:
-        """Take thresholds from training rows ``(rows, channels)``: quantiles of each column."""
+        """Take thresholds from rows ``(rows, channels)``: quantiles of each column."""
         ordered = self._scaled(x).sort(0).values
         shares = torch.arange(1, self.levels + 1, dtype=torch.float64, device=x.device) / (self.levels + 1)
         self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())

@@ -100,7 +100,7 @@ class Convolutions(DenseFeatures):
 
     @torch.no_grad()
     def prepare(self, series: Sequence[Tensor], seed: int) -> None:
-        """Draw the channels of kernels, and thresholds from training series ``(length, channels)``: quantiles of the
+        """Draw the channels of kernels, and thresholds from series ``(length, channels)``: quantiles of the
         convolutions of a random one for each kernel, and of the levels of random samples."""
         random = np.random.default_rng(seed)
         self.chosen.copy_(torch.from_numpy(self._drawn_channels(random)))
