@@ -50,7 +50,7 @@ NUMBERS = ("Covid3Month", "Tecator")
 TEXTS = ("fortunes", "sections", "languages", "spam")
 IMAGES = ("icons", "stamps")
 GLUE = ("sst2", "cola", "stsb", "mrpc", "rte")
-PAIRS = ("model.ngram_sizes=[2]", "model.ngram_buckets=262144")  # embeddings of pairs of tokens
+PAIRS = ("model.ngram_sizes=[2]", "model.ngram_buckets=262144", "training.epochs=2")  # embeddings of pairs of tokens
 _SEEDED = ("recipe", "trained alone", "layers alone", "pretrained alone")  # whatever the data
 _SHORTEST = 9  # samples that MiniRocket needs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ THRESHOLDS = 119  # per kernel, over all dilations: 9,996 features
 _MOST_DILATIONS = 32
 LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
 _SAMPLED = 4096  # samples whose quantiles are thresholds of levels
+_COMPARISONS = 1 << 17  # at once
 _GOLDEN = (5**0.5 + 1) / 2
 
 
@@ -111,10 +112,10 @@ class Convolutions(DenseFeatures):
             own = slice(start, start := start + count)
             picked = random.integers(0, len(series), KERNELS)
             for number in np.unique(picked):
-                kernels = torch.from_numpy(np.flatnonzero(picked == number))
-                values = self._convolved(self._scaled(series[number][None]), index)[0, kernels]
-                for kernel, row in zip(kernels.tolist(), values, strict=True):
-                    self.biases[kernel, own] = torch.quantile(row[: 1 << 24], shares[kernel, own])
+                lagged = self._lagged(self._scaled(series[number][None]), index).unbind(2)
+                for kernel in np.flatnonzero(picked == number).tolist():
+                    values = _convolution(lagged[kernel % len(lagged)].unbind(), kernel)[0, : 1 << 24]
+                    self.biases[kernel, own] = torch.quantile(values, shares[kernel, own])
         if self.levels:
             summed, signs = self._drawn_channels(random)[0], np.zeros((self.channels + 1, KERNELS), dtype=np.float32)
             np.put_along_axis(signs, summed.T, random.choice([-1.0, 1.0], summed.T.shape), axis=0)
@@ -175,11 +176,10 @@ class Convolutions(DenseFeatures):
         found = self._shares(totals.flatten(0, 1), (place + 1).flatten())
         return found.unflatten(0, place.shape), later
 
-    def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
-        """``(batch, kernels, length)``: the convolutions with a dilation of samples after the first ``past``, before
-        which there are zeros."""
+    def _lagged(self, z: Tensor, index: int, past: int = 0) -> Tensor:
+        """What the taps of kernels with a dilation see, and the sum of it, ``(taps + 1, batch, kernels or 1, length)``,
+        at samples after the first ``past``, before which there are zeros."""
         dilation, length = self.dilations[index], z.shape[1] - past
-        # A kernel's taps are -1, but 2 at three places: y = 3 (z_a + z_b + z_c) - sum z.
         summed = self._sums_of_channels(z, index)
         missing = (_TAPS - 1) * dilation - past
         padded = F.pad(summed, (max(0, missing), 0))[..., max(0, -missing) :]
@@ -187,17 +187,14 @@ class Convolutions(DenseFeatures):
         total = lagged[0]
         for each in lagged[1:]:
             total = total + each
-        if summed.shape[1] == 1 and not traced():  # the same for all kernels
-            result = z.new_empty(z.shape[0], KERNELS, length)
-            total, of_tap = total[:, 0], [each[:, 0] for each in lagged]
-            for kernel, (a, b, c) in enumerate(_TRIPLES):
-                result[:, kernel] = 3 * (of_tap[a] + of_tap[b] + of_tap[c]) - total
-            return result
-        triples = torch.tensor(_TRIPLES, device=z.device)
-        own = torch.arange(KERNELS, device=z.device)
-        parts = torch.stack(lagged).expand(-1, -1, KERNELS, -1)  # (taps, batch, kernels, length)
-        three = parts[triples[:, 0], :, own] + parts[triples[:, 1], :, own] + parts[triples[:, 2], :, own]
-        return 3 * three.transpose(0, 1) - total
+        return torch.stack([*lagged, total])
+
+    def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
+        """``(batch, kernels, length)``: `_convolution` by all kernels at once."""
+        lagged = self._lagged(z, index, past).expand(-1, -1, KERNELS, -1)
+        taps, own = torch.tensor(_TRIPLES, device=z.device).t(), torch.arange(KERNELS, device=z.device)
+        first, second, third = (lagged[places, :, own] for places in taps)  # (kernels, batch, length)
+        return 3 * (first + second + third).transpose(0, 1) - lagged[-1]
 
     def _sums_of_channels(self, z: Tensor, index: int) -> Tensor:
         """``(batch, kernels or 1, length)``: the channel or the sum of channels that each kernel sees."""
@@ -220,15 +217,27 @@ class Convolutions(DenseFeatures):
             place: the place of each of the last samples in its series, -1 at padding.
         """
         past, found, start = z.shape[1] - place.shape[1], [], 0
-        kernel, place = torch.arange(KERNELS, device=z.device), place[:, None]
+        at_once = each or traced()  # few operations, with all values in memory
+        kernel = torch.arange(KERNELS, device=z.device)
+        padding = None if at_once or bool((place >= 0).all()) else place < 0
         for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
-            first = torch.where((kernel + index) % 2 == 1, (_TAPS - 1) * dilation, 0)
-            y = self._convolved(z, index, past).masked_fill_(place < first[:, None], -torch.inf)
-            found.append(_exceeded(y, self.biases[:, start : start + count], each))
+            first, biases = (_TAPS - 1) * dilation, self.biases[:, start : start + count]
+            if at_once:
+                missed = torch.where((kernel + index) % 2 == 1, first, 0)
+                y = self._convolved(z, index, past).masked_fill(place[:, None] < missed[:, None], -torch.inf)
+                found.append(_exceeded(y, biases, each))
+            else:
+                seen_by = [lagged.unbind() for lagged in self._lagged(z, index, past).unbind(2)]
+                unseen = padding, place < first
+                convolved = (
+                    _hidden(_convolution(seen_by[number % len(seen_by)], number), unseen[(number + index) % 2])
+                    for number in range(KERNELS)
+                )
+                found.append(_counted(convolved, biases))
             start += count
         if self.levels:
-            y = (z[:, past:] @ self.signs).transpose(1, 2).masked_fill(place < 0, -torch.inf)
-            found.append(_exceeded(y, self.level_biases, each))
+            y = (z[:, past:] @ self.signs).transpose(1, 2).masked_fill(place[:, None] < 0, -torch.inf)
+            found.append(_exceeded(y, self.level_biases, each) if at_once else _counted(y.unbind(1), self.level_biases))
         return torch.cat(found, -1)
 
     def _shares(self, counts: Tensor, seen: Tensor) -> Tensor:
@@ -244,12 +253,32 @@ class Convolutions(DenseFeatures):
         return torch.cat(parts, 1).to(self.biases.dtype)
 
 
+def _convolution(seen: Sequence[Tensor], kernel: int) -> Tensor:
+    """``(batch, length)``: the convolution by one kernel of what its taps see, and of the sum of that. The taps are -1,
+    but 2 at three places a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
+    a, b, c = _TRIPLES[kernel]
+    return (seen[a] + seen[b]).add_(seen[c]).mul_(3).sub_(seen[-1])
+
+
+def _hidden(y: Tensor, places: Tensor | None) -> Tensor:
+    return y if places is None else y.masked_fill_(places, -torch.inf)
+
+
+def _counted(convolved: Iterable[Tensor], biases: Tensor) -> Tensor:
+    """How often the ``(batch, length)`` of each kernel exceed its thresholds, ``(kernels, n)``:
+    ``(batch, kernels * n)``. Few comparisons at once stay in a processor's cache, and those into floats are ten times
+    as fast as booleans that are converted."""
+    found, above = [], biases.new_empty(0)
+    for y, own in zip(convolved, biases, strict=True):
+        most = max(1, min(len(own), _COMPARISONS // max(1, y.numel())))
+        if not found:
+            above = y.new_empty(most, *y.shape)
+        found += [torch.gt(y, b[:, None, None], out=above[: len(b)]).sum(2) for b in own.split(most)]
+    return torch.cat(found).t()
+
+
 def _exceeded(y: Tensor, biases: Tensor, each: bool) -> Tensor:
     """How often y ``(batch, kernels, length)`` exceeds thresholds ``(kernels, n)``: ``(batch, kernels * n)``, or at
     each sample whether it does: ``(batch, length, kernels * n)``."""
-    if each:
-        return (y[..., None] > biases[:, None]).transpose(1, 2).flatten(2).to(torch.float64)
-    if traced():  # few operations
-        return (y[..., None] > biases[:, None]).to(y.dtype).sum(2).flatten(1)
-    exceeded = torch.empty_like(y)  # comparing into floats is ten times as fast as converting booleans
-    return torch.stack([torch.gt(y, b[:, None], out=exceeded).sum(2) for b in biases.t()], 2).flatten(1)
+    above = y[..., None] > biases[:, None]
+    return above.transpose(1, 2).flatten(2).to(torch.float64) if each else above.to(y.dtype).sum(2).flatten(1)
