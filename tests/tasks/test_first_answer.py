@@ -210,6 +210,21 @@ def test_left_out_rows_are_predicted_as_by_fitting_without_them(nearly_constant:
     assert fit.loss == pytest.approx(np.mean(losses), rel=0.02)
 
 
+def test_few_rows_without_mistakes_do_not_make_probabilities_certain() -> None:
+    """The likeliest scale of rows that are all right would be endless: here as of a few, in both kinds of maps, and of
+    texts that are too few for folds, as of the regressions themselves."""
+    labels = np.arange(12) % 3
+    x = 2.0 * np.eye(3)[labels] + np.random.default_rng(0).normal(size=(12, 3)) / 20
+    dense = fit_linear(x, labels, (x[:0], labels[:0]), None)
+    folds = fit_linear(csr_matrix(np.tile(x, (2, 1))), np.tile(labels, 2), (csr_matrix(x[:0]), labels[:0]), None)
+    few = fit_linear(csr_matrix(x), labels, (csr_matrix(x[:0]), labels[:0]), None)
+    for fit in (dense, folds, few):
+        logits = torch.from_numpy(x @ fit.weights.T + fit.biases)
+        sure = logits.softmax(1)[np.arange(12), labels]
+        assert sure.min() > 0.9
+        assert sure.max() < 1 - 1e-6
+
+
 def test_rare_classes_are_trained_in_every_fold() -> None:
     random = np.random.default_rng(0)
     labels = np.array([0] * 20 + [1] * 20 + [2] * 2)

@@ -37,10 +37,12 @@ def fit_linear(
 
     The map of dense features is a ridge regression, of classes to 1 and -1, whose penalty is the best for rows left out
     one by one (generalised cross-validation), or, of many rows with many features, for the held-out rows; its values
-    are scaled to likely logits of these. Features are divided by their deviations; or all by one number, where that is
-    better for rows left out: of few rows, features that are nearly constant are noise. Sparse features have logistic
-    regression or a ridge regression, by held-out rows, or by five folds where these are few; and so have classes of
-    the few features of ``columns``, by which a ridge regression cannot tell a class between two others.
+    are scaled to likely logits of these. Features are divided by their deviations; or, of at most 2,500 rows, all by
+    one number, where that is better for rows left out: of few rows, features that are nearly constant are noise.
+
+    Sparse features have logistic regression or a ridge regression, by held-out rows, or by five folds where these are
+    few; and so have classes of the few features of ``columns``, by which a ridge regression cannot tell a class between
+    two others.
 
     Args:
         x: An array, or a sparse matrix of scipy.
@@ -73,11 +75,11 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
     else:
         targets, true = (_signs(each, int(y.max()) + 1) for each in (y, held_out[1]))
     other, own = held_out[0], None if weights is None else weights[y]
-    exact = min(x.shape) <= _EXACT
-    found = [_ridge(x, targets, (other, true), own, scaling) for scaling in (_SCALINGS if exact else _SCALINGS[:1])]
+    scalings = (_deviations, _one_deviation) if len(x) <= _EXACT else (_deviations,)
+    found = [_ridge(x, targets, (other, true), own, scaling) for scaling in scalings]
     best = min(found, key=lambda each: each.loss)
     if y.dtype.kind != "f":
-        unit = _likely_scale(best.outside, (targets if exact else true) > 0, several=y.ndim == 2)
+        unit = _likely_scale(best.outside, y if min(x.shape) <= _EXACT else held_out[1], 1)
     both = None if weights is None else weights[np.concatenate([y, held_out[1]])]
     rows: Any = np.concatenate([x, other])
     scale, final = best.scaling(rows), Ridge(best.alpha, solver="cholesky")
@@ -103,7 +105,7 @@ def _ridge(
     targets: np.ndarray,
     held_out: tuple[np.ndarray, np.ndarray],
     weights: np.ndarray | None,
-    scaling: Any,
+    scaling: Callable[[np.ndarray], np.ndarray],
 ) -> _Ridge:
     """The ridge regression with the best penalty. weights: of rows; scaling: by what features are divided."""
     from sklearn import linear_model
@@ -115,7 +117,7 @@ def _ridge(
     if min(x.shape) <= _EXACT:
         fitted = ridge_cv(_RIDGE, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, weights)
         best = int(np.flatnonzero(fitted.alpha_ == _RIDGE)[0])
-        outside = fitted.cv_results_.reshape(*targets.shape, len(_RIDGE))[..., best]
+        outside = fitted.cv_results_.reshape(*targets.shape, len(_RIDGE))[..., best].copy()  # a tenth of the memory
         predicted = (other @ np.atleast_2d(fitted.coef_).T + fitted.intercept_).reshape(true.shape)
         return _Ridge(scaling, float(fitted.alpha_), outside, float(np.square(outside - targets).mean()), predicted)
     tried = [ridge(alpha, solver="cholesky").fit(x, targets, weights) for alpha in _RIDGE[6::2]]
@@ -136,24 +138,20 @@ def _one_deviation(x: np.ndarray) -> np.ndarray:
     return np.full(x.shape[1], np.sqrt(x.var(0, dtype=np.float64).mean()) or 1.0)
 
 
-_SCALINGS = (_deviations, _one_deviation)
-
-
 def _signs(y: np.ndarray, classes: int) -> np.ndarray:
     return np.where(np.arange(classes) == y[:, None], 1.0, -1.0)
 
 
-def _likely_scale(values: np.ndarray, true: np.ndarray, *, several: bool = False, most: float = 4.0) -> float:
-    """The factor that makes values ``(rows, classes)`` the likeliest logits of the true classes ``(rows, classes)``, of
-    which a row has one or ``several``; at most e to the power of ``most``."""
+def _likely_scale(values: np.ndarray, labels: np.ndarray, expected: float) -> float:
+    """The factor that makes values ``(rows, outputs)`` the likeliest logits of classes or of several labels, if its
+    logarithm has a normal distribution before any row is seen, with mean ``expected`` and deviation 2: the likeliest
+    factor of a few rows that are all right would be endless."""
     from scipy.optimize import minimize_scalar
 
-    labels = true.astype(np.int64) if several else true.argmax(1)
+    def surprise(power: float) -> float:
+        return len(labels) * _loss(np.exp(power) * values, labels) + (power - expected) ** 2 / 8
 
-    def loss(power: float) -> float:
-        return _surprise(np.exp(power) * values, labels)
-
-    return float(np.exp(minimize_scalar(loss, bounds=(-min(3.0, most), most), method="bounded").x))
+    return float(np.exp(minimize_scalar(surprise, bounds=(-5, 5), method="bounded").x))
 
 
 def _likeliest(
@@ -173,7 +171,9 @@ def _likeliest(
     apart = y.ndim == 2 or not (numbers or columns or y.max() < 2)
 
     def logistic(penalty: float) -> Any:
-        model = LogisticRegression(C=penalty, max_iter=1000, solver="lbfgs" if columns else "liblinear")
+        # liblinear penalises the intercept as the weight of a constant feature, which is 10 so that it hardly does.
+        solver: Any = {"solver": "lbfgs"} if columns else {"solver": "liblinear", "intercept_scaling": 10}
+        model = LogisticRegression(C=penalty, max_iter=1000, **solver)
         return _Apart(model) if apart else model
 
     make, penalties, name = (Ridge, _SPARSE_RIDGE, "alpha") if numbers else (logistic, _LOGISTIC, "C")
@@ -183,14 +183,18 @@ def _likeliest(
     parts = [(x, y, own, *held_out)]
     if not enough:
         parts = [(x[a], y[a], None if own is None else own[a], x[b], y[b]) for a, b in _folds(y)]
+    scaled = apart and y.ndim == 1 and (enough or len(parts) > 1)  # a single fold has the training rows themselves
     true, least, penalty, scale, model = np.concatenate([part[-1] for part in parts]), np.inf, penalties[0], 1.0, None
     for tried in penalties:
-        models = [make(tried).fit(*rows, sample_weight=of_rows) for *rows, of_rows, _, _ in parts]
-        values = np.concatenate([_values(each, part[-2]) for each, part in zip(models, parts, strict=True)])
-        likely = _likely_scale(values, _signs(true, values.shape[1]) > 0, most=1.0) if apart and y.ndim == 1 else 1.0
-        loss = _surprise(values * likely, true)
+        found = []
+        for *rows, of_rows, other, _ in parts:
+            fitted = make(tried).fit(*rows, sample_weight=of_rows)
+            found.append(_values(fitted, other))
+        values = np.concatenate(found)
+        likely = _likely_scale(values, true, 0) if scaled else 1.0
+        loss = _loss(values * likely, true)
         if loss < least:
-            least, penalty, scale, model = loss, tried, likely, models[0]
+            least, penalty, scale, model = loss, tried, likely, fitted
     if not enough:
         model = make(penalty).fit(x, y, sample_weight=own)
     labels, both = np.concatenate([y, held_out[1]]), [x, held_out[0]]
@@ -232,7 +236,7 @@ def _values(model: Any, x: Any) -> np.ndarray:
     return x @ weights.T + biases
 
 
-def _surprise(values: np.ndarray, y: np.ndarray) -> float:
+def _loss(values: np.ndarray, y: np.ndarray) -> float:
     """The mean loss of values ``(rows, outputs)``: of numbers, of several labels, or of classes."""
     from scipy.special import log_expit, log_softmax
 

@@ -23,6 +23,7 @@ THRESHOLDS = 119  # per kernel, over all dilations: 9,996 features
 _MOST_DILATIONS = 32
 LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
 _SAMPLED = 4096  # samples whose quantiles are thresholds of levels
+_FEW = 1 << 10  # samples of which all kernels' values are small
 _COMPARISONS = 1 << 17  # at once
 _GOLDEN = (5**0.5 + 1) / 2
 
@@ -112,9 +113,9 @@ class Convolutions(DenseFeatures):
             own = slice(start, start := start + count)
             picked = random.integers(0, len(series), KERNELS)
             for number in np.unique(picked):
-                lagged = self._lagged(self._scaled(series[number][None]), index).unbind(2)
+                seen_by = _by_kernel(self._lagged(self._scaled(series[number][None]), index))
                 for kernel in np.flatnonzero(picked == number).tolist():
-                    values = _convolution(lagged[kernel % len(lagged)].unbind(), kernel)[0, : 1 << 24]
+                    values = _convolution(seen_by[kernel], kernel)[0, : 1 << 24]
                     self.biases[kernel, own] = torch.quantile(values, shares[kernel, own])
         if self.levels:
             summed, signs = self._drawn_channels(random)[0], np.zeros((self.channels + 1, KERNELS), dtype=np.float32)
@@ -157,7 +158,7 @@ class Convolutions(DenseFeatures):
         else:
             place = torch.where(mask, mask.long().cumsum(1) - 1, -1)
             z = z * mask[..., None]
-        counts = self._counts(z, place)
+        counts = self._counts(z, place, padded=mask is not None)
         return self._shares(counts, (place >= 0).sum(1))
 
     def start(self, batch: int) -> ConvolutionState:
@@ -176,9 +177,9 @@ class Convolutions(DenseFeatures):
         found = self._shares(totals.flatten(0, 1), (place + 1).flatten())
         return found.unflatten(0, place.shape), later
 
-    def _lagged(self, z: Tensor, index: int, past: int = 0) -> Tensor:
-        """What the taps of kernels with a dilation see, and the sum of it, ``(taps + 1, batch, kernels or 1, length)``,
-        at samples after the first ``past``, before which there are zeros."""
+    def _lagged(self, z: Tensor, index: int, past: int = 0) -> list[Tensor]:
+        """What the taps of kernels with a dilation see, and the sum of it, each ``(batch, kernels or 1, length)``, at
+        samples after the first ``past``, before which there are zeros."""
         dilation, length = self.dilations[index], z.shape[1] - past
         summed = self._sums_of_channels(z, index)
         missing = (_TAPS - 1) * dilation - past
@@ -187,11 +188,11 @@ class Convolutions(DenseFeatures):
         total = lagged[0]
         for each in lagged[1:]:
             total = total + each
-        return torch.stack([*lagged, total])
+        return [*lagged, total]
 
     def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
         """``(batch, kernels, length)``: `_convolution` by all kernels at once."""
-        lagged = self._lagged(z, index, past).expand(-1, -1, KERNELS, -1)
+        lagged = torch.stack(self._lagged(z, index, past)).expand(-1, -1, KERNELS, -1)
         taps, own = torch.tensor(_TRIPLES, device=z.device).t(), torch.arange(KERNELS, device=z.device)
         first, second, third = (lagged[places, :, own] for places in taps)  # (kernels, batch, length)
         return 3 * (first + second + third).transpose(0, 1) - lagged[-1]
@@ -208,18 +209,20 @@ class Convolutions(DenseFeatures):
             total = total + each
         return total
 
-    def _counts(self, z: Tensor, place: Tensor, each: bool = False) -> Tensor:
+    def _counts(self, z: Tensor, place: Tensor, *, padded: bool = False, each: bool = False) -> Tensor:
         """Numbers of samples at which features' thresholds are exceeded, ``(batch, size)``, or whether they are at each
         sample, ``(batch, length, size)``.
 
         Args:
             z: the samples, perhaps with earlier ones before them.
             place: the place of each of the last samples in its series, -1 at padding.
+            padded: whether there is padding.
+            each: whether each sample is asked for.
         """
         past, found, start = z.shape[1] - place.shape[1], [], 0
-        at_once = each or traced()  # few operations, with all values in memory
+        at_once = each or traced() or place.numel() <= _FEW  # few operations, with all values in memory
         kernel = torch.arange(KERNELS, device=z.device)
-        padding = None if at_once or bool((place >= 0).all()) else place < 0
+        padding = place < 0 if padded else None
         for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
             first, biases = (_TAPS - 1) * dilation, self.biases[:, start : start + count]
             if at_once:
@@ -227,11 +230,10 @@ class Convolutions(DenseFeatures):
                 y = self._convolved(z, index, past).masked_fill(place[:, None] < missed[:, None], -torch.inf)
                 found.append(_exceeded(y, biases, each))
             else:
-                seen_by = [lagged.unbind() for lagged in self._lagged(z, index, past).unbind(2)]
-                unseen = padding, place < first
+                hidden = padding, place < first
                 convolved = (
-                    _hidden(_convolution(seen_by[number % len(seen_by)], number), unseen[(number + index) % 2])
-                    for number in range(KERNELS)
+                    _hide(_convolution(seen, number), hidden[(number + index) % 2])
+                    for number, seen in enumerate(_by_kernel(self._lagged(z, index, past)))
                 )
                 found.append(_counted(convolved, biases))
             start += count
@@ -253,6 +255,12 @@ class Convolutions(DenseFeatures):
         return torch.cat(parts, 1).to(self.biases.dtype)
 
 
+def _by_kernel(lagged: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """For each kernel what its taps see, and the sum of it, each ``(batch, length)``."""
+    rows = list(zip(*(each.unbind(1) for each in lagged), strict=True))
+    return rows * (KERNELS // len(rows))
+
+
 def _convolution(seen: Sequence[Tensor], kernel: int) -> Tensor:
     """``(batch, length)``: the convolution by one kernel of what its taps see, and of the sum of that. The taps are -1,
     but 2 at three places a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
@@ -260,7 +268,7 @@ def _convolution(seen: Sequence[Tensor], kernel: int) -> Tensor:
     return (seen[a] + seen[b]).add_(seen[c]).mul_(3).sub_(seen[-1])
 
 
-def _hidden(y: Tensor, places: Tensor | None) -> Tensor:
+def _hide(y: Tensor, places: Tensor | None) -> Tensor:
     return y if places is None else y.masked_fill_(places, -torch.inf)
 
 

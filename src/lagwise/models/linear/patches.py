@@ -1,4 +1,4 @@
-"""Features of images: how much their patches are like patches of the training images, pooled over regions."""
+"""Features of images: how much their patches are like patches of the sample images, pooled over regions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TOGETHER = 16  # images at a time
 
 
 class Patches(DenseFeatures):
-    """Thresholded products of an image's whitened patches with those of training images, pooled over a grid of
+    """Thresholded products of an image's whitened patches with those of sample images, pooled over a grid of
     regions.
 
     Formula: ``sqrt(mean_{p in region} max(0, +-f_k . w(p) - t))`` for both signs, where p is a square patch of the
-    image, ``w(p) = Z (n(p) - m)`` its normalised contrast, whitened over the training patches (ZCA), f_k one of
-    ``filters`` random whitened training patches of length 1, and t the mean of ``|f_k . w(p)|``.
+    image, ``w(p) = Z (n(p) - m)`` its normalised contrast, whitened over the sample patches (ZCA), f_k one of
+    ``filters`` random whitened sample patches of length 1, and t the mean of ``|f_k . w(p)|``.
 
     Regions divide an image evenly, so that images may have any size of at least a patch; neighbours share a row of
     patches where the number is not divisible.
@@ -34,7 +34,7 @@ class Patches(DenseFeatures):
     Args:
         channels: Of the images.
         side: Of a patch, in pixels.
-        filters: Number of training patches.
+        filters: Number of sample patches.
         regions: Rows, and columns, of the grid of regions.
 
     Source: Coates, Lee and Ng 2011, "An Analysis of Single-Layer Networks in Unsupervised Feature Learning", whose
@@ -59,7 +59,7 @@ class Patches(DenseFeatures):
 
     @torch.no_grad()
     def prepare(self, images: Tensor, seed: int) -> None:
-        """Draw filters from training images ``(n, channels, height, width)``, and compute the whitening."""
+        """Draw filters from sample images ``(n, channels, height, width)``, and compute the whitening."""
         random = torch.Generator().manual_seed(seed)
         height, width = (n - self.side + 1 for n in images.shape[2:])
         picked = torch.randint(len(images), (_SAMPLED,), generator=random, device="cpu")
