@@ -300,3 +300,15 @@ def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
         with torch.no_grad():
             torch.testing.assert_close(torch.from_numpy(found), model(input_ids=row).logits.cpu())
         assert (abs(found - model.classifier.bias.detach().cpu().numpy()) > 0.01).any() == (text != "-")
+
+
+def test_loaded_series_without_levels_are_exported(tmp_path: Path) -> None:
+    """Tensors without elements, which loading lays into a file's memory, are no parts of each other."""
+    options = {"name": "convolutions", "dilations": [1, 2], "thresholds": [1, 1]}
+    inputs = {"name": "values", "features": 2}
+    LagwiseLinearForSequenceClassification(
+        LagwiseLinearConfig(features=options, inputs=inputs, num_labels=3)
+    ).save_pretrained(tmp_path)
+    model = LagwiseLinearForSequenceClassification.from_pretrained(tmp_path).cpu()
+    with torch.no_grad():
+        assert export_forward(model.eval(), tmp_path / "series.pt2")["difference"] < 1e-5

@@ -149,6 +149,9 @@ class _Forward(nn.Module):
 def write_program(program: torch.export.ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
     """Write a graph to a file, .onnx or .pt2. ValueError where ONNX lacks an operation of the model."""
     if path.suffix != ".onnx":
+        for name, value in program.state_dict.items():
+            if not value.numel():  # torch.export.save fails for those that lie in the memory of a file
+                program.state_dict[name] = value.new_zeros(value.shape)
         torch.export.save(program, path)
         return
     with warnings.catch_warnings(), _quiet("torch.onnx"):
