@@ -172,7 +172,7 @@ def _likeliest(
 
     def logistic(penalty: float) -> Any:
         # liblinear penalises the intercept as the weight of a constant feature, which is 10 so that it hardly does.
-        solver: Any = {"solver": "lbfgs"} if columns else {"solver": "liblinear", "intercept_scaling": 10}
+        solver: Any = {"solver": "newton-cg"} if columns else {"solver": "liblinear", "intercept_scaling": 10}
         model = LogisticRegression(C=penalty, max_iter=1000, **solver)
         return _Apart(model) if apart else model
 
@@ -180,10 +180,13 @@ def _likeliest(
     if columns:
         penalties = _LOGISTIC_COLUMNS
     enough = len(held_out[1]) >= _ENOUGH
-    parts = [(x, y, own, *held_out)]
-    if not enough:
-        parts = [(x[a], y[a], None if own is None else own[a], x[b], y[b]) for a, b in _folds(y)]
-    scaled = apart and y.ndim == 1 and (enough or len(parts) > 1)  # a single fold has the training rows themselves
+    folds = [] if enough else _folds(y)
+    parts = [(x[a], y[a], None if own is None else own[a], x[b], y[b]) for a, b in folds]
+    if enough:
+        parts = [(x, y, own, *held_out)]
+    elif not folds:  # a loss of the training rows themselves chooses nothing
+        parts, penalties = [(x, y, own, x, y)], penalties[len(penalties) // 2 :][:1]
+    scaled = apart and y.ndim == 1 and (enough or folds)
     true, least, penalty, scale, model = np.concatenate([part[-1] for part in parts]), np.inf, penalties[0], 1.0, None
     for tried in penalties:
         found = []
@@ -248,16 +251,17 @@ def _loss(values: np.ndarray, y: np.ndarray) -> float:
 
 
 def _folds(y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Training and test rows of folds, in each of which all classes are trained: rows of classes that are too small to
-    be in every fold are always trained."""
+    """Training and test rows of at most five folds, in each of which all classes are trained: rows of classes that are
+    too small to be in every fold are always trained. None where fewer than two classes have two rows."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     if y.dtype.kind == "f" or y.ndim == 2:
         return list(KFold(min(_FOLDS, len(y)), shuffle=True, random_state=0).split(y))
-    rare = np.bincount(y)[y] < _FOLDS
+    counts = np.bincount(y)
+    number = int(np.clip(np.sort(counts)[-2], 2, _FOLDS))
+    rare = counts[y] < number
     common, always = np.flatnonzero(~rare), np.flatnonzero(rare)
     if len(np.unique(y[common])) < 2:
-        everything = np.arange(len(y))
-        return [(everything, everything)]
-    folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0).split(common, y[common])
+        return []
+    folds = StratifiedKFold(number, shuffle=True, random_state=0).split(common, y[common])
     return [(np.concatenate([common[train], always]), common[test]) for train, test in folds]
