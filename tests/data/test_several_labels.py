@@ -22,6 +22,7 @@ from lagwise.data.several_labels import (
     read_several,
     strata,
 )
+from lagwise.data.splits import split_places
 
 ROWS = [("a film", ["long", "dull"]), ("a play", []), ("a song", ["new"]), ("a book", ["dull", "new"])] * 12
 NAMES = ("dull", "long", "new")
@@ -198,3 +199,17 @@ def test_rows_are_divided_by_their_rarest_label() -> None:
     rows = [[1, 0]] * 6 + [[1, 1]] * 4 + [[0, 0]] * 5
     assert strata(rows, 4) == [0] * 6 + [1] * 4 + [None] * 5
     assert strata(rows, 5) == [0] * 6 + [None] * 9
+
+
+@pytest.mark.parametrize("texts", [["lone"], ["same"] * 30])
+def test_too_few_rows_without_labels_are_trained(texts: list[str]) -> None:
+    """One row, or many with the same text, cannot be in all three splits."""
+    rows = Dataset.from_dict({"text": [*map(str, range(20)), *texts], "label": [[1]] * 20 + [[0]] * len(texts)})
+    places = split_places({"train": rows}, "label", groups=strata(rows["label"][:], 6))
+    assert {split: len(own or []) for split, (_, own) in places.items()} == {
+        "train": 16 + len(texts),
+        "valid": 2,
+        "test": 2,
+    }
+    with pytest.raises(ValueError, match=r"1 of None"):
+        split_places({"train": rows.select([20])}, "label", groups=[None])

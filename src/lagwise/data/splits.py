@@ -137,7 +137,7 @@ def split_places(
     Args:
         label: the column of labels; None if all columns are content.
         classes: whether labels are classes (``names``, by id, are for messages).
-        groups: groups of the rows of train, instead of their labels.
+        groups: groups of the rows of train, instead of their labels; None for rows of no group.
         hint: what else to do about classes with too few rows.
 
     ValueError for a class with fewer different rows than the splits that it must be in.
@@ -153,6 +153,8 @@ def split_places(
     for value, content in zip(kinds, hashes, strict=True):
         members[value].add(content)
     places: dict[bytes, str] = {}
+    if groups is not None and len(members) > 1 and len(members[None]) <= len(missing):
+        del members[None]  # rows of no group that are too few to be in every split are trained
     few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
     if few:
         parts = f"too few different rows for {', '.join(reversed(missing))} and train, which need {len(missing) + 1}"
