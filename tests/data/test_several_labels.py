@@ -212,4 +212,4 @@ def test_too_few_rows_without_labels_are_trained(texts: list[str]) -> None:
         "test": 2,
     }
     with pytest.raises(ValueError, match=r"1 of None"):
-        split_places({"train": rows.select([20])}, "label", groups=[None])
+        split_places({"train": Dataset.from_dict(rows[20:21])}, "label", groups=[None])

@@ -209,6 +209,8 @@ def test_invalid_rows_and_classes(tmp_path: Path) -> None:
         (np.where(x > 1, np.nan, x), y, "contains NaN"),
         (np.zeros((0, 2, 5)), [], "there are no series"),
         ([[1.0], [np.inf]], [0, 1], "contains infinity"),
+        ([np.zeros(3), np.zeros(4)], [0, 1], r"different lengths; series are \(channels, length\)"),
+        (pd.DataFrame({"review": ["a", "b"]}), [0, 1], "the text 'a'; give the column of texts alone"),
     ]:
         with pytest.raises(ValueError, match=message):
             LagClassifier().fit(rows, classes)

@@ -101,7 +101,7 @@ def train(
 
     Recipes for your own labelled rows (`classify`, `signal`, `series`, `tnn-digits`) first fit a linear model of fixed
     features, in seconds, and end with it unless the trained model is better on held-out rows. `model=linear` stops
-    after it; another word, such as `model=tnn`, trains only that model.
+    after it; with another word, such as `model=tnn`, the trained model is compared with nothing.
 
         lagwise train --recipe associative-recall
 

@@ -33,10 +33,10 @@ def predict(
 ) -> None:
     """Predict the classes, numbers, signals or next rows of new data.
 
-    A classifier writes each row again with the predicted class and the probability of every class; a regression, with
-    the predicted number. A language model writes how well it predicts each text, in bits per byte. A forecaster writes
-    the rows that follow a table of series over time. A model of signals writes a folder of sounds, or a line for each
-    sample.
+    A classifier writes each row again, without the values of series, with the predicted class and the probability of
+    every class; a regression, with the predicted number. A language model writes how well it predicts each text, in
+    bits per byte. A forecaster writes the rows that follow a table of series over time. A model of signals writes a
+    folder of sounds, or a line for each sample.
 
     lagwise predict runs/classify --data new.csv --out predicted.csv
 

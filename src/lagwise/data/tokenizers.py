@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -269,7 +270,7 @@ def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterabl
         vocab_size=vocab_size - 2,
         min_frequency=_LEAST if name == UNCASED else 0,
         initial_alphabet=_byte_alphabet(),
-        show_progress=True,
+        show_progress=sys.stderr.isatty(),  # elsewhere it writes empty lines
     )
     tokenizer.train_from_iterator((piece for text in given for piece in pieces(text, _LONGEST_WORD)), trainer)
     return tokenizer

@@ -319,6 +319,11 @@ def _kind(X: Any) -> str:
         raise ValueError("X is empty")
     if isinstance(first, str):
         return "texts"
+    cell = X.iloc[0, 0] if axes == 2 and hasattr(X, "iloc") and X.size else None
+    if isinstance(cell, str):
+        raise ValueError(f"X is a table with the text {shown(cell)}; give the column of texts alone, such as X[NAME]")
+    if isinstance(X, list | tuple) and len({len(each) for each in X if np.ndim(each) == 1}) > 1:
+        raise ValueError("X has rows of different lengths; series are (channels, length), also with one channel")
     if isinstance(first, list | tuple) and any(isinstance(each, str) for each in first):
         raise ValueError(
             f"X must be a list of texts or of numbers, got the row {shown(first)}; rows of several texts are for "

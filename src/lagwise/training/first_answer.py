@@ -171,16 +171,17 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
     yield "first answer", found
 
 
-def choice_sentence(about: Mapping[str, Any], label: str) -> str:
-    """Which model a run ends with, and why."""
+def choice_sentence(about: Mapping[str, Any], label: str, *, compared: bool) -> str:
+    """Which model a run ends with, and why; ``compared``: whether the first answer might have been kept."""
     first, trained = (about[name][about["metric"]] for name in ("scores", "trained"))
     on = f"on {counted(about['rows'], 'held-out row')}"
     if "share" in about:
-        kept = "first answer alone" if about["kept"] else "first answer and the trained layers"
         before, after = about["losses"]
+        kept = f"kept the first answer {'alone' if about['kept'] else 'and the trained layers'}"
+        joined = kept if compared else "joined the first answer and the trained layers, compared with nothing"
         return (
-            f"kept the {kept}: {on} both, with a share of {about['share']:.2f} for the layers, have a loss of "
-            f"{after:.3f} ({label} {trained:.3f}), the first answer {before:.3f} ({first:.3f})"
+            f"{joined}: {on} both, with a share of {about['share']:.2f} for the layers, have a loss of {after:.3f} "
+            f"({label} {trained:.3f}), the first answer {before:.3f} ({first:.3f})"
         )
     kept, than = ("first answer", "is not clearly better") if about["kept"] else ("trained model", "is better")
     return f"kept the {kept}: {on} the trained model {than} ({label} {trained:.3f}, first answer {first:.3f})"

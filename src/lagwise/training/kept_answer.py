@@ -90,7 +90,7 @@ def kept_model(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, *
     about |= {"trained": data.metrics(float("nan"), trained, labels), "kept": kept}
     write_whole(out / FILE, json.dumps(about, indent=1) + "\n")
     if progress:
-        print(choice_sentence(about, data.headline.label), file=sys.stderr)
+        print(choice_sentence(about, data.headline.label, compared=compare), file=sys.stderr)
     return None if kept else model
 
 
