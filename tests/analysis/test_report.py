@@ -117,9 +117,12 @@ def test_the_report_of_a_task(tiny_recipe: Recipe, tmp_path: Path) -> None:
     assert "byte" not in text.split("<h2>Recipe</h2>")[0]
 
 
-def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [["text"], ["text", "other"]])
+def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(columns: list[str], tmp_path: Path) -> None:
     texts = [f"{word} {i}" for i in range(40) for word in ("alpha", "beta")]
-    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{text} <b>,{text[0]}\n" for text in texts))
+    cells = "of each pair " * 9 + "," if len(columns) == 2 else ""
+    lines = [f"{text} <b>,{cells}{text[0]}\n" for text in texts]
+    (tmp_path / "rows.csv").write_text(",".join([*columns, "label\n"]) + "".join(lines))
     few = [
         "training.first_answer=none",
         "task.wide=false",
@@ -127,6 +130,7 @@ def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(tmp_path: Path
         "model.hidden_size=8",
         "model.num_hidden_layers=1",
         "data.tokenizer=bytes",
+        f"task.text=[{','.join(columns)}]",
     ]
     recipe = load_recipe("classify", [f"data.source={tmp_path / 'rows.csv'}", *few])
     run = train(recipe, tmp_path / "run", progress=False)
@@ -136,7 +140,9 @@ def test_the_report_of_a_classifier_shows_rows_that_it_gets_wrong(tmp_path: Path
         number, text = each["row"].split(": ")
         assert number.isdecimal()
         assert text.startswith("alpha" if each["true"] == "a" else "beta")
-        assert text.endswith("<b>")
+        first, *others = text.split(" | ")
+        assert first.endswith("<b>")
+        assert others == ["of each pair of each pair of each pair of each pair of ..."] * (len(columns) - 1)
         assert each["predicted"] != each["true"]
         assert 0.5 <= each["probability"] <= 1
     page = Page(plot_run(run)[-1])

@@ -457,3 +457,9 @@ def test_finding_columns_does_not_copy_the_features_for_each_column(
         return len(copies)
 
     assert counted(3) == counted(40)
+
+
+def test_an_image_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "one.PNG").touch()
+    with pytest.raises(ValueError, match=r"one.PNG' is an image; name its folder"):
+        open_rows(str(tmp_path / "one.PNG"))

@@ -213,6 +213,10 @@ def open_rows(name: str) -> RowSource:
     if path.is_file():
         check_spreadsheet(path)
         if file_kind(path) is None:
+            from lagwise.data.images import SUFFIXES  # which imports torch
+
+            if path.suffix.lower() in SUFFIXES:
+                raise ValueError(f"{name!r} is an image; name its folder (images are for recipes such as tnn-digits)")
             raise ValueError(f"{name!r} is not a table of rows: the name must end in one of {suffixes}")
         if file_kind(path) == ".txt":
             raise ValueError(

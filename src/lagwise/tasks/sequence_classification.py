@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -470,8 +471,13 @@ class ClassifiedRows(LabelledRows):
         return found
 
     def shown(self, rows: Rows, i: int) -> dict[str, Any]:
-        """Its number, and the start of its text."""
+        """Its number, and the start of its text, or of both texts of a pair."""
         if self.tokenizer is None:
             return {"row": f"{i + 1}"}
-        text = str(self.tokenizer.decode(rows[i]["input_ids"][:_SHOWN], skip_special_tokens=True))
-        return {"row": f"{i + 1}: {' '.join(text.split())[:_SHOWN]}"}
+        row = rows[i]
+        parts = [np.asarray(row["input_ids"])]
+        if len(self.task.columns()) == 2:
+            parts = [parts[0][np.asarray(row["token_type_ids"]) == number] for number in (0, 1)]
+        texts = [str(self.tokenizer.decode(part[:_SHOWN], skip_special_tokens=True)) for part in parts]
+        shown = [textwrap.shorten(text, _SHOWN // len(parts), placeholder=" ...") for text in texts]
+        return {"row": f"{i + 1}: {' | '.join(shown)}"}
