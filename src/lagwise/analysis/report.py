@@ -33,8 +33,9 @@ def _plot_run(folder: Path) -> list[Path]:
     sections = [
         Section("Summary", [run.recipe.description], tables=[facts_table({"": run.facts()})]),
         Section("Reproduce", code=training_command(folder, run.processes)),
-        Section("Learning", plots={first: drawn[first]}),
     ]
+    if any("loss" in line for line in run.metrics):  # not where a first answer is all there is
+        sections.append(Section("Learning", plots={first: drawn[first]}))
     if run.tables:
         notes = [f"Scored on other data than the run's own: {run.other_data}."] if run.other_data else ()
         sections.append(Section("Results", notes, plots={name: drawn[name] for name in others}, tables=run.tables))
