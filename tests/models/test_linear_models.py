@@ -20,6 +20,7 @@ from lagwise.models import (
     load_model,
 )
 from lagwise.models.export import export_forward
+from lagwise.models.linear import convolutions as convolutions_module
 from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.convolutions import KERNELS, Convolutions
 from lagwise.models.linear.ngrams import Ngrams
@@ -65,6 +66,19 @@ def test_features_are_shares_of_dilated_convolutions_over_thresholds(channels: i
     assert found.shape == (made.size,)
     torch.testing.assert_close(found, torch.cat(expected), atol=0.03, rtol=0)  # a tie may fall to either side
     assert (found - torch.cat(expected)).abs().mean() < 1e-4
+
+
+@pytest.mark.parametrize("channels", [1, 2, 12])
+def test_many_samples_are_counted_as_few(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernel by kernel, with few comparisons at once, and all at once."""
+    made = convolutions(channels, series(channels))
+    x, mask = torch.randn(7, 60, channels), torch.rand(7, 1) * 60 > torch.arange(60)
+    expected = made(x), made(x, mask), made(x, mask.flip(1))
+    for at_once in (200, 1 << 17):
+        monkeypatch.setattr(convolutions_module, "_FEW", 0)
+        monkeypatch.setattr(convolutions_module, "_COMPARISONS", at_once)
+        for found, own in zip((made(x), made(x, mask), made(x, mask.flip(1))), expected, strict=True):
+            assert torch.equal(found, own)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
