@@ -90,7 +90,7 @@ def _advice(models: Models) -> list[tuple[str, str, str]]:
     best, encoders, recall = (results(f"{n}-cpu.json")["results"] for n in ("best-lm", "encoders", "recall"))
     images, imdb = (results(f"{n}-cpu.json")["results"] for n in ("pictures", "imdb"))
     imdb_first = results("first-answers-cpu.json")["results"]["IMDb"]
-    first, joined = (imdb_first[kind][0] for kind in ("first answer", "trained alone"))
+    first, joined = (imdb_first[kind][0] for kind in ("first answer", "recipe"))
     recalled = {name: _accuracy(scores) for name, scores in recall["1024/20"].items()}
     tests = {name: _accuracy(run["scores"]["test"]) for name, run in images.items()}
     converted = next(
