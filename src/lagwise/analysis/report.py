@@ -28,17 +28,17 @@ def _plot_run(folder: Path) -> list[Path]:
     model, tokenizer = load_model(folder)
     run = recorded_run(folder)
     kernels = learned_kernels(model, run.task.kernel_length(model.config))
-    drawn = {name: draw() for name, draw in run.task.figures(run.metrics, run.evaluation).items()}
-    first, *others = drawn  # the first shows the learning, the others the results
+    figures = run.task.figures(run.metrics, run.evaluation)
+    first, *others = figures  # the first shows the learning, the others the results
     sections = [
         Section("Summary", [run.recipe.description], tables=[facts_table({"": run.facts()})]),
         Section("Reproduce", code=training_command(folder, run.processes)),
     ]
     if any("loss" in line for line in run.metrics):  # not where a first answer is all there is
-        sections.append(Section("Learning", plots={first: drawn[first]}))
+        sections.append(Section("Learning", plots={first: figures[first]()}))
     if run.tables:
         notes = [f"Scored on other data than the run's own: {run.other_data}."] if run.other_data else ()
-        sections.append(Section("Results", notes, plots={name: drawn[name] for name in others}, tables=run.tables))
+        sections.append(Section("Results", notes, plots={name: figures[name]() for name in others}, tables=run.tables))
     if kernels:
         rows = [(k.layer, k.energy_within(0.5), k.energy_within(0.99)) for k in kernels]
         plots = {"kernels": kernel_curves(kernels), "matrices": kernel_matrices(kernels)}

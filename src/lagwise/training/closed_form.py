@@ -187,24 +187,21 @@ def _likeliest(
     elif not folds:  # a loss of the training rows themselves chooses nothing
         parts, penalties = [(x, y, own, x, y)], penalties[len(penalties) // 2 :][:1]
     scaled = apart and y.ndim == 1 and (enough or folds)
-    true, least, penalty, scale, model = np.concatenate([part[-1] for part in parts]), np.inf, penalties[0], 1.0, None
+    true, found = np.concatenate([part[-1] for part in parts]), []
     for tried in penalties:
-        found = []
-        for *rows, of_rows, other, _ in parts:
-            fitted = make(tried).fit(*rows, sample_weight=of_rows)
-            found.append(_values(fitted, other))
-        values = np.concatenate(found)
+        models = (make(tried).fit(a, b, sample_weight=of_rows) for a, b, of_rows, _, _ in parts)
+        values = np.concatenate([_values(model, part[-2]) for model, part in zip(models, parts, strict=True)])
         likely = _likely_scale(values, true, 0) if scaled else 1.0
-        loss = _loss(values * likely, true)
-        if loss < least:
-            least, penalty, scale, model = loss, tried, likely, fitted
-    if not enough:
-        model = make(penalty).fit(x, y, sample_weight=own)
+        found.append((_loss(values * likely, true), tried, likely, values))
+    loss, penalty, scale, values = min(found, key=lambda each: each[0])
     labels, both = np.concatenate([y, held_out[1]]), [x, held_out[0]]
     rows: Any = vstack(both).tocsr() if issparse(x) else np.concatenate(both)
     final = make(penalty).fit(rows, labels, sample_weight=None if weights is None else weights[labels])
+    if not enough:
+        of_train = make(penalty).fit(x, y, sample_weight=own) if len(held_out[1]) else final
+        values = _values(of_train, held_out[0])
     of_classes, biases = (each * scale for each in _logits(final))
-    return Fit(of_classes, biases, f"{name}={penalty:g}", _values(model, held_out[0]) * scale, least)
+    return Fit(of_classes, biases, f"{name}={penalty:g}", values * scale, loss)
 
 
 class _Apart:
