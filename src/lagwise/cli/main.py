@@ -71,12 +71,6 @@ def train(
             help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
         ),
     ] = None,
-    plan: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="PROCESSES", help="Print the memory that each of so many processes would need, and stop."
-        ),
-    ] = None,
     split: Annotated[
         Path | None,
         path_option(
@@ -115,10 +109,6 @@ def train(
 
         lagwise train --data my.txt --out runs/long --resume auto
 
-    The memory of each process, without training:
-
-        lagwise train --recipe tnn-lm training.shard=true training.sequence_parallel=8 data.length=131072 --plan 64
-
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
     require("train", "training")
@@ -127,12 +117,12 @@ def train(
 
     automatic = resume == Path("auto")
     continued = None if automatic else resume
-    if continued is not None and (overrides or source or out or recipe or split or plan):
+    if continued is not None and (overrides or source or out or recipe or split):
         raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
     recipe = recipe or DEFAULT_RECIPE
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
     folder = out or Path("runs") / Path(recipe).stem
-    if resume is None and plan is None and is_first():
+    if resume is None and is_first():
         training.check_unused(folder)
     with quick_imports():
         from lagwise.training import train as train_recipe
@@ -146,10 +136,6 @@ def train(
             if any(override.startswith("data.source=") for override in overrides or ()):
                 raise typer.BadParameter("give --data or data.source, not both")
             settings.data.source = source
-        if plan is not None:
-            for what, size in training.memory_plan(settings, plan):
-                typer.echo(f"{what:<18}{size / 1e9:>12,.3f} GB")
-            return
         done = automatic and (folder / "config.json").is_file()
         begun = automatic and (folder / "recipe.yaml").is_file()
         if split is not None and is_first() and not begun:

@@ -71,8 +71,6 @@ class Task:
 
     #: whether several processes may share its sequences: its losses and figures are then sums over tokens
     splits: ClassVar[bool] = False
-    #: the task that learns from its rows without their labels, whose option ``rows`` has this task's options
-    before: ClassVar[str | None] = None
     #: whether training may carry a model's states from step to step: its texts are longer than a step
     carries: ClassVar[bool] = False
     #: the sampling rate in Hz of the sounds that it learns from

@@ -111,9 +111,6 @@ class TrainingOptions:
     first_answer: str = "none"
     """A linear model of fixed features, fitted in seconds: `compare` fits it first and ends with it unless the trained
     model is better on held-out rows; `only` trains nothing else (`model=linear`)."""
-    pretrain: Annotated[Whole, Field(ge=0, le=MOST_STEPS)] = 0
-    """Steps on the inputs of labelled texts or series before the labels, and on those of `task.unlabelled`: hidden
-    tokens or values are predicted, by causal models the next ones."""
     patience: Annotated[Whole, Field(ge=0)] = 0
     """Stop after this many evaluations without a better one; 0 never does."""
 
@@ -388,7 +385,7 @@ def _check_lengths(data: DataOptions) -> None:
 
 
 _SECTIONS = {"data": DataOptions, "training": TrainingOptions}
-_OTHER_DATA = ("unlabelled", "noise")  # options of tasks that name data beside data.source
+_OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
 
 
 def rooted(recipe: Recipe) -> Recipe:

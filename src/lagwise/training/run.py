@@ -54,7 +54,6 @@ from lagwise.training.model import build_model, check_model, config_for_data, wi
 from lagwise.training.new_folder import check_unused
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.pieces import SharedRows, Sharing, check_shared
-from lagwise.training.pretraining import PRETRAINED, check_pretraining, pretraining, start_of, with_hidden_token
 from lagwise.training.recipe import MOST_STEPS, Recipe, TrainingOptions, rooted
 from lagwise.training.reports import check_reports, reporters
 from lagwise.training.sharding import check_shards, load_weights, shard
@@ -87,8 +86,6 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     recipe, named = _resolved(recipe, data), recipe
     if recipe.task != named.task:
         data = _opened(make_task(recipe), progress=False)
-    if recipe.training.pretrain:
-        recipe = with_hidden_token(recipe, _opened(check_recipe(pretraining(recipe)), progress=False))
     arguments, kind = _arguments(recipe, out), recipe.training.first_answer
     trainer = None if kind == "only" else _trainer(recipe, data, arguments, progress)
     state = PartialState()
@@ -118,7 +115,6 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
                 keep_first_answer(first, data, out, kind, progress=progress)
         if trainer is None or needs_no_training(out, kind):
             return _finish_with_first(out)
-        trainer = _pretrained(recipe, data, arguments, trainer, progress)
         with quiet(), saved_when_stopped(trainer):
             trainer.train()
         return _finish(trainer, data, out, kind, progress)
@@ -169,8 +165,6 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             else:
                 load_model_weights(trainer.model, checkpoint)
             return _finish(trainer, data, out, kind, progress)
-        if checkpoint is None:
-            trainer = _pretrained(recipe, data, arguments, trainer, progress)
         if trainer.is_world_process_zero():
             _rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
         with quiet(), saved_when_stopped(trainer):
@@ -236,7 +230,6 @@ def check_recipe(recipe: Recipe) -> Task:
     task, kind = make_task(recipe), recipe.training.first_answer
     check_streaming(recipe.data, recipe.training)
     check_carried(task, recipe.training)
-    check_pretraining(recipe, task)
     if needs_first_answer(recipe, task):
         require_linear(task)
     if kind != "only":
@@ -404,18 +397,6 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
         carried=CarriedStates(model, arguments.process_index) if options.carry_states > 1 else None,
         keep_checkpoints=options.keep_checkpoints,
     )
-
-
-def _pretrained(
-    recipe: Recipe, data: TaskData, arguments: TrainingArguments, trainer: LagwiseTrainer, progress: bool
-) -> LagwiseTrainer:
-    """The trainer, with a model that was trained on the rows without their labels first, if the recipe says so: now, or
-    before a stop."""
-    if not recipe.training.pretrain:
-        return trainer
-    out = Path(str(arguments.output_dir))
-    train_or_resume(pretraining(recipe), out / PRETRAINED, progress=progress)
-    return _trainer(start_of(recipe, out), data, arguments, progress)
 
 
 def _training_examples(data: TaskData, options: TrainingOptions) -> Any:
