@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lagwise._version import __version__
-from lagwise.files import read_json, write_whole
+from lagwise.files import RUN_FILE, read_json, write_json
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
 from lagwise.tables import known
 from lagwise.tasks import Task
 from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields, simple_answers
-from lagwise.training.folder import RUN_FILE
 
 EVALUATION_FILE = "evaluation.json"
 _SCORED = {"test": "length", "sizes": "size"}  # lists of scores in a result, and what differs between them
@@ -86,7 +84,7 @@ def evaluate_run(
     saved = result
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no earlier one, or a damaged one
         saved = with_earlier(result, read_json(file))
-    write_whole(file, json.dumps(saved, indent=1) + "\n")
+    write_json(file, saved)
     return result
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lagwise.files import follow_umask
 from lagwise.mixers import Mixer
 from lagwise.mixers.state import (
     detached,
@@ -121,6 +122,7 @@ class CarriedStates:
                 tensors |= {f"{row}:{name}": tensor.contiguous() for name, tensor in found.items()}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / _FILE.format(self.process))
+        follow_umask(folder)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +22,7 @@ from lagwise.data import PaddingCollator, RowEncoder, load_tokenizer, spellings
 from lagwise.data.batches import like_lengths
 from lagwise.data.encoding import feature_scale
 from lagwise.data.splits import random_rows
-from lagwise.files import expanded, read_json, saved_whole
+from lagwise.files import expanded, read_json, saved_whole, write_json
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import load_model, quiet, save_tokenizer
@@ -141,7 +140,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             self.model_.save_pretrained(partial)
             if self.tokenizer_ is not None:
                 save_tokenizer(self.tokenizer_, partial, None)
-            (partial / _FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            write_json(partial / _FILE, about)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> LagClassifier:

@@ -16,7 +16,17 @@ from transformers import TrainingArguments
 
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.data.tokens import copy_tokenizer
-from lagwise.files import locked, read_json, remove_partial, saved_whole, write_whole
+from lagwise.files import (
+    RECIPE_FILE,
+    RUN_FILE,
+    is_unused,
+    locked,
+    read_json,
+    remove_partial,
+    saved_whole,
+    write_json,
+    write_whole,
+)
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.loading import default_device, load_model_weights, quiet
 from lagwise.models.memory import check_step_memory
@@ -38,8 +48,6 @@ from lagwise.training.first_answer import (
 )
 from lagwise.training.folder import (
     METRICS_FILE,
-    RECIPE_FILE,
-    RUN_FILE,
     TOKENIZER,
     data_unchanged,
     load_run,
@@ -89,30 +97,16 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     arguments, kind = _arguments(recipe, out), recipe.training.first_answer
     trainer = None if kind == "only" else _trainer(recipe, data, arguments, progress)
     state = PartialState()
+    # The key is taken before the run's folder is made, which may lie in that of the data.
+    identity = {"data": data.task.key() if state.is_main_process else "", "processes": arguments.world_size}
     state.wait_for_everyone()  # all processes check the folder before any writes to it
     with _sole_trainer(out, arguments):
-        first = None
         if state.is_main_process:
             check_unused(out)  # another process may have trained there in the meantime
-            if needs_first_answer(recipe, data.task):
-                first = fit_first_answer(data, recipe.training.seed)
-            model: Any = trainer.model_wrapped if trainer is not None else first.model  # type: ignore[missing-attribute]
-            identity = {
-                "data": data.task.key(),
-                "parameters": sum(p.numel() for p in model.parameters()),
-                "processes": arguments.world_size,
-                "asked": asked,
-            }
-            shutil.rmtree(out / TOKENIZER, ignore_errors=True)
-            with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
-                (partial / RUN_FILE).write_text(
-                    json.dumps({**identity, **describe()}, indent=1) + "\n", encoding="utf-8"
-                )
-                if folder := tokenizer_folder(recipe.data.tokenizer):  # it may no longer exist when the run is used
-                    copy_tokenizer(folder, partial / TOKENIZER)
-                (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
-            if first is not None:
-                keep_first_answer(first, data, out, kind, progress=progress)
+            if trainer is not None:
+                identity["parameters"] = _size(trainer.model_wrapped)
+            _begin(recipe, out, {**identity, "asked": asked, **describe()})
+            _fit_first(recipe, data, out, progress)
         if trainer is None or needs_no_training(out, kind):
             return _finish_with_first(out)
         with quiet(), saved_when_stopped(trainer):
@@ -132,7 +126,9 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
     """
     out = Path(out)
     if not (out / RECIPE_FILE).is_file():
-        raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}")
+        began = out.is_dir() and is_unused(out, RUN_FILE, TOKENIZER)
+        why = ", and nothing else: its training was stopped before it saved anything, so start it anew" if began else ""
+        raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}{why}")
     if not (out / RUN_FILE).is_file():
         raise FileNotFoundError(f"{str(out)!r} cannot be resumed: it has no {RUN_FILE}, which identifies its data")
     if (out / CONVERSION_FILE).is_file():
@@ -149,10 +145,8 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             )
         data = _opened(make_task(recipe), progress)
         kind = recipe.training.first_answer
-        wanted = needs_first_answer(recipe, data.task) and arguments.process_index == 0
-        if wanted and read_first_answer(out) is None:
-            first = fit_first_answer(data, recipe.training.seed)
-            keep_first_answer(first, data, out, kind, progress=progress)
+        if arguments.process_index == 0 and read_first_answer(out) is None:
+            _fit_first(recipe, data, out, progress)
         if kind == "only" or needs_no_training(out, kind):
             return _finish_with_first(out)
         trainer = _trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
@@ -189,6 +183,31 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
     return resume(out, progress=progress)
 
 
+def _begin(recipe: Recipe, out: Path, identity: dict[str, Any]) -> None:
+    """Write the recipe, which makes ``out`` a run that can be resumed, and what identifies the run."""
+    shutil.rmtree(out / TOKENIZER, ignore_errors=True)
+    with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
+        write_json(partial / RUN_FILE, identity)
+        if folder := tokenizer_folder(recipe.data.tokenizer):  # it may no longer exist when the run is used
+            copy_tokenizer(folder, partial / TOKENIZER)
+        (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
+
+
+def _fit_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> None:
+    """Fit the first answer and keep it in the run, if the recipe asks for one."""
+    if not needs_first_answer(recipe, data.task):
+        return
+    kind, first = recipe.training.first_answer, fit_first_answer(data, recipe.training.seed)
+    if kind == "only":
+        write_json(out / RUN_FILE, {**read_json(out / RUN_FILE), "parameters": _size(first.model)})
+    keep_first_answer(first, data, out, kind, progress=progress)
+
+
+def _size(model: Any) -> int:
+    """The number of a model's parameters."""
+    return sum(each.numel() for each in model.parameters())
+
+
 def _check_same(out: Path, begun: Any, asked: Any, key: str = "") -> None:
     """ValueError if a run was begun with other settings, naming the first that differs."""
     if isinstance(begun, dict) and isinstance(asked, dict):
@@ -202,8 +221,8 @@ def _check_same(out: Path, begun: Any, asked: Any, key: str = "") -> None:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """The recipe in values of JSON."""
-    return json.loads(json.dumps(asdict(recipe)))
+    """What a recipe trains, in values of JSON."""
+    return {name: value for name, value in json.loads(json.dumps(asdict(recipe))).items() if name != "words"}
 
 
 def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextManager[None]:
@@ -440,7 +459,7 @@ def _finish_with_first(out: Path) -> Path:
     if PartialState().is_main_process:
         with saved_whole(out, "the model", last="config.json") as partial:
             take_first(out, partial)
-        write_whole(out / FILE, json.dumps({**read_json(out / FILE), "kept": True}, indent=1) + "\n")
+        write_json(out / FILE, {**read_json(out / FILE), "kept": True})
     PartialState().wait_for_everyone()
     return out
 
