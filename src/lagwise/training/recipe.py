@@ -125,13 +125,19 @@ class Recipe:
     """A name from `lagwise.tasks.TASKS`, and its options."""
     model: dict[str, Any] = field(default_factory=dict)
     """Fields of `LagwiseConfig`, and perhaps init_from."""
+    words: dict[str, Any] = field(default_factory=dict)
+    """Fields of `LagwiseConfig` for a kind of model, by its word: what `model=WORD` sets beside the preset."""
     data: DataOptions = field(default_factory=DataOptions)
     """What to train and evaluate on."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
     """How to train."""
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+        """The recipe as a file that `load_recipe` reads as the same recipe, with any overrides."""
+        values = dataclasses.asdict(self)
+        if not self.words:
+            del values["words"]
+        return yaml.safe_dump(values, sort_keys=False)
 
 
 def recipe_names() -> list[str]:
@@ -196,7 +202,6 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
         _drop_options(values, override)
     for override in rest:
         _apply(values, override)
-    values.pop("words", None)
     recipe = checked(Recipe, values, "a recipe")
     _check(recipe)
     return recipe
@@ -227,7 +232,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values["training"].pop("epochs", None)
     if key == "training.epochs" and isinstance(values.get("training"), dict):
         values["training"].pop("least_steps", None)
-    sections = [f.name for f in dataclasses.fields(Recipe)]
+    sections = [f.name for f in dataclasses.fields(Recipe) if f.name != "words"]
     parts = key.split(".")
     if separator and len(parts) > 1:
         known(parts[0], sections, "section of a recipe")
