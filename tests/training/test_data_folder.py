@@ -67,7 +67,7 @@ def test_a_run_in_the_folder_of_its_data_is_none_of_them(
     recipe = load_recipe(name, ["data.source=.", "training.first_answer=none", *KINDS[name](tmp_path), *_SMALL])
     (tmp_path / "runs" / "killed").mkdir(parents=True)
     (tmp_path / "runs" / "killed" / LOCK).touch()
-    monkeypatch.setattr(run_module, "_finish", lambda trainer, data, out, kind, progress: out)
+    monkeypatch.setattr(run_module, "finish", lambda trainer, recipe, data, out, progress: out)
     run = train(recipe, Path("runs", "first"), progress=False)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -166,17 +166,9 @@ def _report_training(folder: Path, done: bool) -> None:
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
     trained = f"\nTrained: {name}"
-    label = task.logged_headline(metrics).label
-    if answer := training.kept_first_answer(folder):
-        trained += f", with the first answer: validation {label} {answer['scores'][answer['metric']]:.4f}"
-    elif answer := training.joined_answer(folder):
-        score = answer["trained"][answer["metric"]]
-        trained += f", with the first answer and the trained layers: validation {label} {score:.4f}"
-    elif kept := training.final_model(recipe, task, metrics):
-        step, score = kept
-        last = max(int(line["step"]) for line in metrics)
-        which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
-        trained += f", with the model of step {step:,}, {which}: validation {label} {score:.4f}"
+    if found := training.outcome(folder, recipe, task, metrics):
+        (which, scores), headline = found, task.logged_headline(metrics)
+        trained += f", with {which}: validation {headline.label} {scores[headline.name]:.4f}"
     typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         lagwise {_QUERIES[task.query].format(run=name)}")
 
 

@@ -256,6 +256,11 @@ class TaskData:
         if self.tokenizer is not None:
             save_tokenizer(self.saved_tokenizer(), folder, limit)
 
+    def constant_scores(self) -> dict[str, float]:
+        """Scores on the validation rows of one answer for all rows: the accuracy of their most common class, or the
+        mean squared error of the training rows' mean. Empty for tasks without such an answer."""
+        return {}
+
     def notes(self) -> Sequence[str]:
         """Notes about the data for the user before a long training, one line each."""
         return ()

@@ -6,6 +6,7 @@ from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.training.classifier import LagClassifier
+    from lagwise.training.finishing import outcome
     from lagwise.training.first_answer import joined_answer, kept_first_answer, simple_answers
     from lagwise.training.folder import data_unchanged, final_model, load_run, make_task, read_metrics
     from lagwise.training.model import own_fields

@@ -281,7 +281,7 @@ def _kind(X: Any) -> str:
     if isinstance(first, list | tuple) and any(isinstance(each, str) for each in first):
         raise ValueError(
             f"X must be a list of texts or of numbers, got the row {shown(first)}; rows of several texts are for "
-            "`lagwise train` with task.text=[one, two]"
+            "`lagwise train` with `text=[one, two]`"
         )
     return "series" if axes == 3 or np.ndim(first) == 2 else "table"
 

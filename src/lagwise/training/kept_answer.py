@@ -52,7 +52,7 @@ def keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, kind: str, 
         if kind == "compare" and is_perfect(about):
             print(
                 "kept the first answer: no trained model can be better on these rows, so none is trained; "
-                "training.first_answer=none trains one",
+                "`first_answer=none` trains one",
                 file=sys.stderr,
             )
 

@@ -17,7 +17,7 @@ def check_unused(out: Path) -> None:
         if (out / "config.json").is_file():
             raise FileExistsError(
                 f"{str(out)!r} holds a finished run: choose another `out`; to go on from its weights, add "
-                f"model.init_from={out}"
+                f"`init_from={out}`"
             )
         raise FileExistsError(
             f"{str(out)!r} is not empty: resume it with `resume`, or choose another `out`; `resume` auto begins or "

@@ -257,9 +257,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def setting(name: str) -> str | None:
-    """The key of a recipe with this last part: ``training.steps`` for ``steps``."""
-    keys = ["model", *(f"{section}.{f.name}" for section, cls in _SECTIONS.items() for f in dataclasses.fields(cls))]
-    return next((key for key in keys if name == key.rpartition(".")[2]), None)
+    """The key of a recipe that sets an option of the data, the training, a task or the model: ``training.steps`` for
+    ``steps``. None if there is no such option."""
+    if name == "model":
+        return name
+    for section, cls in _SECTIONS.items():
+        if name in {each.name for each in dataclasses.fields(cls)}:
+            return f"{section}.{name}"
+    from lagwise.models.configuration import field_types  # which load PyTorch
+    from lagwise.tasks import TASKS
+
+    if any(name in option_names(task) for task in TASKS.values()):
+        return f"task.{name}"
+    return f"model.{name}" if name in (START, *field_types()) else None
 
 
 def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
@@ -390,6 +400,7 @@ def _check_lengths(data: DataOptions) -> None:
 
 
 _SECTIONS = {"data": DataOptions, "training": TrainingOptions}
+START = "init_from"  # the key of a model that names a run to start from
 _OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
 
 
