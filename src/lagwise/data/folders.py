@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lagwise.data.splits import SPLITS
+from lagwise.files import is_run
 
 _SPLIT_WORDS = {  # as `datasets` reads them
     **dict.fromkeys(("train", "training"), "train"),
@@ -43,7 +44,8 @@ _MADE_UP = ("/proc", "/sys")
 
 
 def files_below(root: Path) -> list[Path]:
-    """The files in a folder and in those below it, also through links, in order. Hidden ones are left out. ValueError
+    """The files in a folder and in those below it, also through links, in order, without hidden ones and those of runs
+    (`lagwise.files.is_run`), which a training inside of the data's folder leaves there. ValueError
     if the system makes up any of them: they are no data, and link to each other without end."""
     found: list[Path] = []
     for folder, folders, names in os.walk(root, followlinks=True):
@@ -51,6 +53,9 @@ def files_below(root: Path) -> list[Path]:
         whole = here.resolve()
         if any(whole.is_relative_to(made_up) for made_up in _MADE_UP):
             raise ValueError(f"{here} holds no files of data, but what the system says of itself; name another folder")
+        if here != root and is_run(names):
+            folders.clear()
+            continue
         links = {name: (here / name).resolve() for name in folders if (here / name).is_symlink()}
         # a link to a folder above would be followed without end
         folders[:] = [name for name in folders if name not in links or not whole.is_relative_to(links[name])]
@@ -154,8 +159,12 @@ def check_classes(root: Path, places: Mapping[Path, Place], what: str) -> None:
     filled = with_files.union(*(folder.parents for folder in with_files))
     for parent in {place.parent for place in places.values() if place.label is not None}:
         for folder in sorted(parent.iterdir()):
-            if folder.is_dir() and not is_hidden(folder, root) and folder not in filled:
+            if folder.is_dir() and not is_hidden(folder, root) and folder not in filled and not _has_runs(folder):
                 raise ValueError(f"class folder {str(folder)!r} has no {what}; fill it or remove it")
+
+
+def _has_runs(folder: Path) -> bool:
+    return any(is_run(names) for _, _, names in os.walk(folder))
 
 
 def _check_words(root: Path, places: Mapping[Path, Place], what: str) -> None:
