@@ -153,8 +153,9 @@ class LagwiseModel(LagwisePreTrainedModel):
     Inputs: according to ``config.inputs``, input_ids ``(batch, length)``, input_values ``(batch, length, features)``
     (of ``length * stride`` samples, if the input has a stride) or pixel_values ``(batch, channels, height, width)``; or
     inputs_embeds ``(batch, length, hidden_size)``. attention_mask ``(batch, length so far)``, zero at padding on either
-    side; cache (or past_key_values), a `StreamingCache` to continue from (after padding on the left only). token_type_ids
-    ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given by seq_idx
+    side; cache, or past_key_values, a `StreamingCache` to continue from (after padding on the left only).
+    token_type_ids ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given
+    by seq_idx
     ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
     padding-free collators, by cu_seq_lens_q and cu_seq_lens_k, or by position_ids that start again inside a row.
     token_time ``(batch, length)`` is the time of each token since the one before, for models whose parts are all in
