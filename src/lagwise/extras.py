@@ -9,7 +9,7 @@ import importlib.util
 EXTRAS = {
     "train": ("accelerate", "datasets", "pyarrow", "sklearn", "scipy", "tensorboardX"),
     "plot": ("matplotlib", "jinja2"),
-    "forecast": ("matplotlib", "jinja2", "sklearn", "scipy", "pandas", "pyarrow"),
+    "forecast": ("matplotlib", "jinja2", "sklearn", "scipy", "pandas", "pyarrow", "dateparser"),
     "sktime": ("sktime", "sklearn", "scipy", "pandas"),
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
