@@ -204,6 +204,26 @@ def unread_note(root: Path, found: Iterable[Path], read: Iterable[Path]) -> list
     return [f"{len(left):,} file{'s are' if len(left) > 1 else ' is'} not read: {shown}{more} ({first})"]
 
 
+def meant_splits(root: Path, splits: Mapping[Path, str | None]) -> tuple[dict[Path, str | None], list[str]]:
+    """The split of each file, None for all where only titles have a word of one, such as ``A Test of Wills.txt``, and a
+    note of these: no file is named train, several files name no split, and no name is that of a split alone, or but for
+    the word that of another file."""
+    named = [path for path, split in splits.items() if split]
+    others = {_without_word(path.stem) for path, split in splits.items() if not split}
+    bare = {_without_word(path.stem) for path in named if _split_of(path.name)}
+    in_folders = any(not _split_of(path.name) for path in named)
+    if not named or "train" in splits.values() or in_folders or len(others) <= len(named) or bare & {"", *others}:
+        return dict(splits), []
+    first = str(named[0].relative_to(root))
+    note = f"{first!r} is not taken for a {splits[named[0]]} split, as no file has train in its name"
+    return dict.fromkeys(splits), [note]
+
+
+def _without_word(stem: str) -> str:
+    """The letters of a file's name without the word of a split."""
+    return re.sub(r"[\W\d_]", "", _WORD.sub("", _HUMP.sub(" ", stem).lower()))
+
+
 def by_split(root: Path, splits: Mapping[Path, str | None]) -> dict[str, list[Path]]:
     """The files of each split that is named; of none, all are train. ValueError if only some are in a split."""
     if not any(splits.values()):
