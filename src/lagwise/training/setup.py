@@ -1,4 +1,4 @@
-"""What the Trainer needs: its arguments, the model, the examples and the callbacks of a recipe."""
+"""The Trainer of a recipe, with its arguments, model, examples and callbacks."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
 
 
 def processes() -> PartialState:
-    """This process among those that train together. On a CPU each would take itself for the only one, unless it is said
-    that it uses the CPU."""
+    """Return accelerate's state of this process. On a CPU, every process would take itself for the only one unless it
+    is told to use the CPU."""
     if group_size() > 1 and default_device().type == "cpu":
         return PartialState(cpu=True, backend="gloo")
     return PartialState()
 
 
 def micro_batch_size(recipe: Recipe) -> int:
-    """The rows of a micro-batch of one process. ValueError if the batch cannot be divided this way."""
+    """Divide the batch: the rows of one process's micro-batch. ValueError if it cannot be divided."""
     options, world = recipe.training, group_size()
     groups, left = divmod(world, options.sequence_parallel)
     if left or not groups:
@@ -97,7 +97,7 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
 
 
 def _use_one_gpu(arguments: TrainingArguments) -> None:
-    """Let one process use one GPU: with several, the Trainer would copy the model to all of them at every step, and
+    """Restrict the process to one GPU: with several, the Trainer would copy the model to all of them at every step, and
     multiply the batch by their number."""
     if arguments.n_gpu > 1:
         warnings.warn(
