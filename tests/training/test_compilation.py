@@ -211,8 +211,8 @@ def test_cuda_graphs(mixer: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path)
     ("device", "options", "words"),
     [
         ("cpu", {}, r"`compile=reduce-overhead` needs an NVIDIA GPU, which is not here"),
-        ("cuda", {"accumulate": 2}, "does not go with training.accumulate, got 2"),
-        ("cuda", {"carry_states": 2}, "does not go with training.carry_states"),
+        ("cuda", {"accumulate": 2}, "does not go with `accumulate`, got 2"),
+        ("cuda", {"carry_states": 2}, "does not go with `carry_states`"),
         ("cuda", {"world": "2"}, "is for one process, got 2"),
     ],
     ids=str,
