@@ -201,7 +201,7 @@ class TestRefusals:
         self, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tiny_recipe.training.accumulate = 3
-        with pytest.raises(ValueError, match="multiple of processes times accumulate"):
+        with pytest.raises(ValueError, match="multiple of processes times `accumulate`"):
             train(tiny_recipe, tmp_path / "run", progress=False)
 
     @pytest.mark.parametrize("split", ["tp", "cp", "sp"])

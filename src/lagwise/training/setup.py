@@ -43,12 +43,12 @@ def micro_batch_size(recipe: Recipe) -> int:
     if left or not groups:
         raise ValueError(
             f"`sequence_parallel` must divide the number of processes, got {options.sequence_parallel} for "
-            f"{world}: start 'torchrun --nproc-per-node {options.sequence_parallel} -m lagwise train ...'"
+            f"{world}; start {options.sequence_parallel} processes or a multiple, for example with torchrun"
         )
     if options.batch_size % (groups * options.accumulate):
         raise ValueError(
             f"`batch_size` must be a multiple of processes"
-            f"{' (groups of them)' if options.sequence_parallel > 1 else ''} times accumulate, got "
+            f"{' (groups of them)' if options.sequence_parallel > 1 else ''} times `accumulate`, got "
             f"{options.batch_size} for {groups} * {options.accumulate}"
         )
     return options.batch_size // (groups * options.accumulate)
@@ -101,8 +101,8 @@ def _use_one_gpu(arguments: TrainingArguments) -> None:
     multiply the batch by their number."""
     if arguments.n_gpu > 1:
         warnings.warn(
-            f"this process uses one of {arguments.n_gpu} GPUs; to train on all: torchrun --nproc-per-node "
-            f"{arguments.n_gpu} -m lagwise train ...",
+            f"this process uses one of {arguments.n_gpu} GPUs; to train on all, start a process for each, for example "
+            "with torchrun",
             stacklevel=2,
         )
         arguments._n_gpu = 1
