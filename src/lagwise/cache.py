@@ -1,4 +1,4 @@
-"""Cache of data that can be recreated: token files, timings, compiled kernels."""
+"""The cache of data that can be recreated: token files, timings, compiled kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _META = "meta.json"
 
 
 def default_cache() -> Path:
-    """``$LAGWISE_CACHE``, or ``~/.cache/lagwise`` if that is unset or empty. Created, for the user only, if missing.
+    """Return the cache folder: ``$LAGWISE_CACHE``, or ``~/.cache/lagwise`` if that is unset or empty. A missing folder
+    is created for the user only.
 
     ValueError if the user has no home folder, or ``~name`` in the variable names an unknown user.
     """
@@ -59,7 +60,7 @@ def require_private(path: Path, root: Path) -> None:
 
 
 def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]], *, resumable: bool = False) -> dict[str, Any]:
-    """What ``make`` returned when it filled a folder of the cache: now, or earlier if its files are unchanged.
+    """Fill a folder of the cache with ``make`` unless that was done before, and return what ``make`` returned.
 
     The result is complete or absent. Files that have changed since are created again, with a warning. One process
     creates the folder, and others wait.
@@ -136,7 +137,7 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]], resumable: bool)
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:
-    """The information on a folder; None if it is absent, or any of its files has changed."""
+    """Read the information on a folder; None if it is absent, or any of its files has changed."""
     try:
         meta = json.loads((folder / _META).read_text(encoding="utf-8"))
         digest = meta.pop("digest")
@@ -146,7 +147,7 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def _digest(folder: Path, meta: dict[str, Any]) -> str:
-    """Hash of a folder's files and of the information on it. It is computed whenever the folder is opened, which reads
+    """Hash a folder's files and the information on it. The hash is computed whenever the folder is opened, which reads
     about as many bytes as the key of the data themselves."""
     digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
     for path in sorted(f for f in folder.rglob("*") if f.is_file() and f.name != _META):

@@ -1,4 +1,4 @@
-"""Optional packages: which extra of lagwise installs them, and a clear error where one is missing."""
+"""The optional packages, the extras that install them, and a clear error if one is missing."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _OPTIONAL = ("tensorboardX",)  # used if it is there
 
 
 def install(extra: str) -> str:
-    """How to install an extra, for the end of a message."""
+    """Say how to install an extra, for the end of a message."""
     return f"install lagwise[{extra}] (in a clone of lagwise: pip install '.[{extra}]')"
 
 
 def require(extra: str, what: str, *modules: str) -> None:
     """ImportError, before long work starts, if one of these modules is missing, by default any of an extra's.
 
-    what: what needs them, as the subject of the message.
+    what: The feature that needs them, as the subject of the message.
     """
     wanted = modules or [name for name in EXTRAS[extra] if name not in _OPTIONAL]
     if missing := [PACKAGES.get(name, name) for name in wanted if importlib.util.find_spec(name) is None]:
@@ -43,7 +43,7 @@ def require(extra: str, what: str, *modules: str) -> None:
 
 
 def explained(error: ModuleNotFoundError, extra: str | None = None) -> ImportError:
-    """The error, with the extra that has the missing module if there is one: ``extra`` where that has it."""
+    """Complete an error by the extra that has the missing module, if any: ``extra``, or else the first."""
     name = (error.name or "").partition(".")[0]
     having = [each for each, modules in EXTRAS.items() if name in modules]
     if not having:

@@ -1,4 +1,4 @@
-"""Common setup for all figures."""
+"""The setup that all figures share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def single(*, width: float = 7.0, height: float = 3.6) -> tuple[Figure, Axes]:
-    """A figure of one panel with a grid."""
+    """Make a figure of one panel with a grid."""
     figure, axes = pyplot().subplots(figsize=(width, height), layout="constrained")
     axes.grid(alpha=0.3)
     return figure, axes
 
 
 def panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of ``count`` small panels, at most four in a row."""
+    """Make a figure of ``count`` small panels, at most four in a row."""
     columns = min(count, 4 if count > 3 else 3)
     rows = -(-count // columns)
     figure, grid = pyplot().subplots(
@@ -35,14 +35,14 @@ def panels(count: int, *, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Points as the two lists that plotting functions take."""
+    """Split points into the two lists that plotting functions take."""
     points = list(points)
     return [x for x, _ in points], [y for _, y in points]
 
 
 def inline_svg(figure: Figure, name: str) -> str:
-    """A figure as an ``<svg>`` element for a page, in the page's colours: black becomes the CSS colour of the text, and
-    the ground of legends ``--paper``.
+    """Write a figure as an ``<svg>`` element for a page, in the page's colours: black becomes the CSS colour of the
+    text, and the ground of legends ``--paper``.
 
     Text remains text, and paths are simplified to half a point. Identifiers contain ``name``, because those of all
     figures of a page must differ.
@@ -74,7 +74,7 @@ def close(figure: Figure) -> None:
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, without a display. ImportError says how to install it."""
+    """Import matplotlib's pyplot without a display. ImportError says how to install it."""
     require("plot", "a plot", "matplotlib")
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and folders to which one process at a time writes."""
+"""Writing files completely or not at all, and into a folder by one process at a time."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 @contextmanager
 def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
-    """A hidden folder to write to; at the end its files are moved into ``folder``, the one named ``last`` last.
+    """Yield a hidden folder to write to; at the end, move its files into ``folder``, the file named ``last`` last.
 
     If writing fails, ``folder`` keeps the files it had, or is removed again if it was created here. An OSError says
     what could not be saved.
@@ -158,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with ``~`` replaced. ValueError if its user has no home folder."""
+    """Replace ``~`` in a path. ValueError if its user has no home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -166,11 +166,11 @@ def expanded(path: str | Path) -> Path:
 
 
 def beside(folder: Path, ending: str) -> Path:
-    """The path of a folder as it is given, with an ending; absolute only if it has no name, as ``.`` and ``..``."""
+    """Add an ending to a folder's path, which is made absolute only if it has no name, as ``.`` and ``..``."""
     return Path(f"{folder if folder.name not in ('', '..') else folder.resolve()}{ending}")
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """An error's message on one line, shortened; its type if the message is empty."""
+    """Write an error's message on one line, shortened; its type if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= most else text[: most - 3] + "..."

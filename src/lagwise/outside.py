@@ -1,4 +1,4 @@
-"""Tables of parts that other packages add to."""
+"""The tables of parts, which other packages can extend."""
 
 from __future__ import annotations
 

@@ -15,9 +15,17 @@ from datetime import timedelta
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGE = 2**30
-_SPINS = 5000
-_OF_A_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+_MMAP_BYTES = 2**30  # larger blocks are still mapped
+_SPIN_COUNT = 5000  # rounds that GNU's OpenMP threads wait before they sleep
+_GROUP_NAMES = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+)
 
 
 def keep_freed_memory() -> bool:
@@ -33,7 +41,7 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL(None)
-    return bool(libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+    return bool(libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def share_cores() -> None:
@@ -44,7 +52,7 @@ def share_cores() -> None:
     ``GOMP_SPINCOUNT`` and ``OMP_WAIT_POLICY`` of the environment are respected.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
+        os.environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_COUNT))
 
 
 def is_first() -> bool:
@@ -53,19 +61,19 @@ def is_first() -> bool:
 
 
 def group_size() -> int:
-    """Number of processes that a launcher such as torchrun has started together."""
+    """Return the number of processes that a launcher such as torchrun has started together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def leave_group() -> None:
     """Let this process work as if it had been started alone."""
-    for name in [name for name in os.environ if name in _OF_A_GROUP or name.startswith("TORCHELASTIC_")]:
+    for name in [name for name in os.environ if name in _GROUP_NAMES or name.startswith("TORCHELASTIC_")]:
         del os.environ[name]
 
 
 def is_first_to_say(text: str) -> bool:
-    """Whether no other process of a group has asked this before for the same text. Processes of torchrun ask a store
-    that it keeps for them; in other groups each is the first."""
+    """Whether this process is the first of its group to ask with this text. Processes of torchrun ask a store that it
+    keeps for them; in other groups every process is the first."""
     if group_size() == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
     from torch.distributed import TCPStore
@@ -90,9 +98,11 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Within it, Python does not look for reference cycles, and later not among what was imported: that takes a third
-    of the time until a model of transformers has been loaded. For programs only, at their start."""
-    if "transformers" in sys.modules:  # imported already, so what is there may be garbage
+    """Disable garbage collection within the context, and exempt what was imported from later collections.
+
+    Collections take a third of the time until a model of transformers has been loaded. For programs only, at their
+    start."""
+    if "transformers" in sys.modules:  # imported already: what exists may be garbage
         yield
         return
     gc.disable()
@@ -105,10 +115,10 @@ def quick_imports() -> Iterator[None]:
 
 @contextmanager
 def denormals_as_zero() -> Iterator[None]:
-    """Within it, the processor writes 0 for results below the smallest normal number, 1.2e-38 in float32.
+    """Flush denormal numbers, below 1.2e-38 in float32, to 0 within the context, in this thread and those it starts.
 
-    It computes with such numbers many times as slowly, and trainings have them: softmax weights of far tokens, moments
-    of embeddings that have not occurred for some hundred steps. For this thread, and those that it starts within.
+    Processors compute with such numbers many times as slowly, and trainings have them: softmax weights of far tokens,
+    moments of embeddings that have not occurred for some hundred steps.
     """
     import torch
 
@@ -121,7 +131,7 @@ def denormals_as_zero() -> Iterator[None]:
 
 
 def memory() -> float:
-    """Bytes of memory of the machine, or those that its container may use; infinity if the system gives no number."""
+    """Return the memory of the machine, or of its container if that has less, in bytes; infinity if it is unknown."""
     limits = []
     with suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

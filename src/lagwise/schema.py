@@ -1,4 +1,4 @@
-"""Options of a recipe: each is declared once, with its type, range, default and meaning, and checked by pydantic."""
+"""The declaration of a recipe's options, each with type, range, default and meaning, and their check by pydantic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lagwise.tables import known, shown
 
 
 def _number(value: Any) -> Any:
-    """Floats may be given as integers, or as text, because YAML reads 1e-3 as text; but not as booleans."""
+    """Refuse booleans as numbers. Integers and text pass, because YAML reads 1e-3 as text."""
     if isinstance(value, bool):
         raise PydanticKnownError("float_type")
     return value
@@ -56,7 +56,7 @@ _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 
 
 def typed(kind: Any, value: Any, where: str, *, most: int = 2**63 - 1) -> Any:
-    """The value, if it has the type of an annotation; otherwise a ValueError.
+    """Return the value if it has the type of an annotation; otherwise raise a ValueError.
 
     Integers exclude booleans and 2.0, and are at most ``most`` in magnitude. A float is finite; it may be given as an
     integer, or as text, because YAML reads 1e-3 as text. Sequences become lists.
@@ -81,7 +81,7 @@ def _adapter(kind: Any, most: int) -> TypeAdapter:
 
 
 def _strict(kind: Any, most: int) -> Any:
-    """An annotation as pydantic checks it in a recipe."""
+    """Make an annotation strict, as pydantic checks it in a recipe."""
     plain = {int: Annotated[int, Strict(), Field(ge=-most, le=most)], float: Number, bool: Switch}
     if typing.get_origin(kind) is Annotated:
         return Annotated[kind, Field(le=most)] if typing.get_args(kind)[0] is int else kind
@@ -94,7 +94,7 @@ def _strict(kind: Any, most: int) -> Any:
 
 
 def _path(*parts: Any) -> str:
-    """``a.b[1]`` of its parts."""
+    """Join the parts of a path, as in ``a.b[1]``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
@@ -103,7 +103,7 @@ def _is_union(kind: Any) -> bool:
 
 
 def _as_error(where: str, first: Mapping[str, Any]) -> ValueError:
-    """What pydantic says about a value, in our words."""
+    """Translate pydantic's error about a value into a ValueError in our words."""
     if first["type"] in _RANGES:
         return ValueError(f"{where} {_RANGES[first['type']].format(**first['ctx'])}, got {shown(first['input'])}")
     kind = _KINDS.get(first["type"].partition("_")[0], "valid")
@@ -136,6 +136,6 @@ def checked(cls: type, values: Any, what: str) -> Any:
 
 
 def meanings(cls: Any) -> Iterator[tuple[str, Any, Any, str]]:
-    """Name, type, default and meaning of each option of a dataclass."""
+    """Yield the name, type, default and meaning of each option of a dataclass."""
     for name, field in cls.__pydantic_fields__.items():
         yield name, field.annotation, field.default, field.description or ""

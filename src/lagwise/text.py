@@ -9,9 +9,10 @@ _LINE, _WORD = re.compile(r"\n\S"), re.compile(r"\s\S")
 
 
 def pieces(text: str | Iterable[str], size: int) -> Iterator[str]:
-    """Cut a text into pieces of ``size`` to ``2 * size`` characters, at places where word tokenizers cut too if
-    possible: before a line break and a word, or else before a space and a word. text: may be given in parts of any
-    size, of which no more is held than a part and a piece."""
+    """Cut a text into chunks of ``size`` to ``2 * size`` characters, if possible where word tokenizers cut too: before
+    a line break and a word, or else before a space and a word.
+
+    text: May be given in parts of any size; only one part and one chunk are in memory at a time."""
     held, start = "", 0
     for part in [text] if isinstance(text, str) else text:
         held, start = held[start:] + part, 0

@@ -159,7 +159,7 @@ def test_untrained_models_and_changed_data(folder: Path, whole: dict[str, Any], 
     [
         ({"tasks": ["cola", "colla"]}, ValueError, "unknown task of GLUE: 'colla'; did you mean 'cola'"),
         ({"tasks": ["rte"]}, ValueError, "no files of GLUE's rte"),
-        ({"untrained": [Path("nowhere")]}, FileNotFoundError, r"model\.init_from must be the folder of a trained run"),
+        ({"untrained": [Path("nowhere")]}, FileNotFoundError, r"`init_from` must be the folder of a trained run"),
         ({"overrides": ["training.learning_rat=1"]}, ValueError, "did you mean 'learning_rate'"),
     ],
 )

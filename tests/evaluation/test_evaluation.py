@@ -135,7 +135,7 @@ def test_overrides_that_keep_the_weights(tiny_recipe: Recipe, tmp_path: Path) ->
     assert saved["overrides"] == ["model.block.token_mixer.kernel.grid=64"]
     with pytest.raises(ValueError, match="changes asked for need other weights"):
         evaluate_run(run, [64], overrides=["model.block.token_mixer.kernel.layers=3"], progress=False)
-    with pytest.raises(ValueError, match=r"only model\.key=value"):
+    with pytest.raises(ValueError, match=r"changes only fields of the model \(model\.key=value\)"):
         evaluate_run(run, [64], overrides=["training.steps=2"], progress=False)
     with pytest.raises(ValueError, match="did you mean 'grid'"):
         evaluate_run(run, [64], overrides=["model.block.token_mixer.kernel.gird=2"], progress=False)

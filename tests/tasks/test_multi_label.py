@@ -37,7 +37,7 @@ def test_other_programs_read_the_same_labels(first: str, tmp_path: Path) -> None
         assert (found["score"] > 0.5) == (found["label"] in row["predicted"].split("|"))
     if first == "only":
         assert row["predicted"] == "good|long"
-    with pytest.raises(ValueError, match="gives a row several labels; use lagwise predict"):
+    with pytest.raises(ValueError, match=r"gives a row several labels; use lagwise\.runs\.predict_run"):
         LagClassifier.from_pretrained(run)
 
 

@@ -156,11 +156,11 @@ def test_resuming_is_exact(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["training.gradient_checkpointing=true"], "does not go with training.gradient_checkpointing"),
-        (["training.shard=true"], "here 4, does not go with training.shard"),
+        (["training.gradient_checkpointing=true"], "does not go with `gradient_checkpointing`"),
+        (["training.shard=true"], "here 4, does not go with `shard`"),
         (["model=transformer"], "AttentionMixer has none"),
         (["model.max_position_embeddings=64"], "takes at most 64 tokens"),
-        (["model.stochastic_depth=0.1"], "model.stochastic_depth"),
+        (["model.stochastic_depth=0.1"], "`stochastic_depth`"),
     ],
 )
 def test_what_does_not_go_with_it_is_named(
@@ -175,7 +175,7 @@ def test_what_does_not_go_with_it_is_named(
 
 def test_sequences_that_processes_share_are_refused(tiny_recipe: Recipe) -> None:
     options = replace(tiny_recipe.training, carry_states=4, sequence_parallel=2)
-    with pytest.raises(ValueError, match=r"here 4, does not go with training\.sequence_parallel"):
+    with pytest.raises(ValueError, match=r"here 4, does not go with `sequence_parallel`"):
         check_carried(make_task(tiny_recipe), options)
 
 

@@ -210,9 +210,9 @@ def test_cuda_graphs(mixer: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path)
 @pytest.mark.parametrize(
     ("device", "options", "words"),
     [
-        ("cpu", {}, r"training\.compile=reduce-overhead needs an NVIDIA GPU, which is not here"),
-        ("cuda", {"accumulate": 2}, "does not go with training.accumulate, got 2"),
-        ("cuda", {"carry_states": 2}, "does not go with training.carry_states"),
+        ("cpu", {}, r"`compile=reduce-overhead` needs an NVIDIA GPU, which is not here"),
+        ("cuda", {"accumulate": 2}, "does not go with `accumulate`, got 2"),
+        ("cuda", {"carry_states": 2}, "does not go with `carry_states`"),
         ("cuda", {"world": "2"}, "is for one process, got 2"),
     ],
     ids=str,
@@ -241,7 +241,7 @@ def test_a_gpu_that_waits_for_python(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: clock.pop(0))
     hint = HostHint()
-    for step in range(hint.STEP + 3):
+    for step in range(hint.MEASURED_STEP + 3):
         hint.on_step_begin(None, TrainerState(global_step=step), None)
         hint.on_step_end(None, TrainerState(global_step=step + 1), None)
     assert not clock
@@ -281,7 +281,7 @@ def test_inductor(tiny_recipe: Recipe, tmp_path: Path) -> None:
 
 
 def test_carried_states_are_refused(tiny_recipe: Recipe) -> None:
-    with pytest.raises(ValueError, match=r"training\.compile does not go with training\.carry_states"):
+    with pytest.raises(ValueError, match="`compile` does not go with `carry_states`"):
         check_recipe(changed(tiny_recipe, compile=True, carry_states=4))
 
 

@@ -53,7 +53,7 @@ def test_a_product_takes_time(dtype: torch.dtype) -> None:
 @pytest.mark.cpu
 def test_tf32_is_refused_where_there_is_none(tiny_recipe: Recipe, tmp_path: Path) -> None:
     tiny_recipe.training.tf32 = True
-    with pytest.raises(ValueError, match=r"training\.tf32 needs an NVIDIA GPU"):
+    with pytest.raises(ValueError, match=r"`tf32` needs an NVIDIA GPU"):
         train(tiny_recipe, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
@@ -61,7 +61,7 @@ def test_tf32_is_refused_where_there_is_none(tiny_recipe: Recipe, tmp_path: Path
 def test_float16_is_refused_without_a_gpu(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     tiny_recipe.training.precision = "float16"
-    with pytest.raises(ValueError, match=r"training\.precision=float16 needs an NVIDIA GPU"):
+    with pytest.raises(ValueError, match=r"`precision=float16` needs an NVIDIA GPU"):
         train(tiny_recipe, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

@@ -136,7 +136,7 @@ def test_an_incompatible_start_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no weights that fit"):
         train(made, tmp_path / "run", progress=False)
     made.model = {"init_from": str(tmp_path / "nothing")}
-    with pytest.raises(FileNotFoundError, match=r"model\.init_from must be the folder of a trained run"):
+    with pytest.raises(FileNotFoundError, match=r"`init_from` must be the folder of a trained run"):
         train(made, tmp_path / "run", progress=False)
 
 

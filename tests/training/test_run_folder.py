@@ -142,7 +142,7 @@ def test_two_trainings_of_one_folder(tiny_recipe: Recipe, tmp_path: Path, monkey
         return original(*args)
 
     monkeypatch.setattr(run_module, "make_trainer", overtaken)
-    with pytest.raises(FileExistsError, match=r"holds a finished run: .*model\.init_from="):
+    with pytest.raises(FileExistsError, match=r"holds a finished run: .*`init_from="):
         train(tiny_recipe, tmp_path / "run", progress=False)
     assert len({line["step"] for line in read_metrics(tmp_path / "run") if "loss" in line}) == 6
 

@@ -76,7 +76,7 @@ def test_weights_and_sequences_are_shared_at_once(tiny_recipe: Recipe, tmp_path:
 
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
-    [("optimizer", "muon", "needs training.optimizer=adamw, got 'muon'"), ("average", 0.9, "keeps no average")],
+    [("optimizer", "muon", "needs `optimizer=adamw`, got 'muon'"), ("average", 0.9, "keeps no average")],
 )
 def test_what_needs_whole_weights_is_refused(
     tiny_recipe: Recipe, tmp_path: Path, option: str, value: Any, reason: str

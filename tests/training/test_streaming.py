@@ -131,10 +131,10 @@ def test_a_changed_corpus_is_refused(streamed: Recipe, tmp_path: Path, corpus: P
     ("recipe", "overrides", "reason"),
     [
         ("classify", [], r"data\.streaming is for language modelling .* not SequenceClass"),
-        ("tnn-lm", ["training.epochs=1"], r"give training\.steps instead of training\.epochs"),
-        ("tnn-lm", ["data.lengths=[256,512]"], r"data\.lengths does not go with data\.streaming"),
-        ("tnn-lm", ["training.carry_states=4"], r"carry_states does not go with data\.streaming"),
-        ("tnn-lm", ["data.tokenizer=bpe"], r"'bpe' is made of the whole text.*run's folder as data\.tokenizer"),
+        ("tnn-lm", ["training.epochs=1"], "give `steps` instead of `epochs`"),
+        ("tnn-lm", ["data.lengths=[256,512]"], "`lengths` does not go with `streaming`"),
+        ("tnn-lm", ["training.carry_states=4"], "`carry_states` does not go with `streaming`"),
+        ("tnn-lm", ["data.tokenizer=bpe"], r"'bpe' is made of the whole text.*run's folder as `tokenizer`"),
         (
             "classify",
             ["training.steps=5", "data.tokenizer=bytes"],

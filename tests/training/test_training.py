@@ -109,7 +109,7 @@ def test_a_tokenizer_without_padding_trains(tiny_recipe: Recipe, tmp_path: Path,
 
 def test_divergence_stops_with_advice(tiny_recipe: Recipe, tmp_path: Path) -> None:
     tiny_recipe.training.learning_rate = 1e30
-    with pytest.raises(FloatingPointError, match=r"smaller training\.learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"smaller `learning_rate`"):
         train(tiny_recipe, tmp_path / "run", progress=False)
     for checkpoint in checkpoints(tmp_path / "run"):
         assert all(w.isfinite().all() for w in weights(checkpoint).values())
@@ -201,7 +201,7 @@ class TestRefusals:
         self, tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tiny_recipe.training.accumulate = 3
-        with pytest.raises(ValueError, match="multiple of processes times accumulate"):
+        with pytest.raises(ValueError, match="multiple of processes times `accumulate`"):
             train(tiny_recipe, tmp_path / "run", progress=False)
 
     @pytest.mark.parametrize("split", ["tp", "cp", "sp"])

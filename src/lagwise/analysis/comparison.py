@@ -1,4 +1,4 @@
-"""Several runs beside each other, as one self-contained HTML file."""
+"""A comparison of several runs as one self-contained HTML file."""
 
 from __future__ import annotations
 

@@ -13,9 +13,14 @@ from lagwise.kernels import LagKernel
 
 @dataclass(frozen=True)
 class LayerKernel:
-    """layer: its number from 0, followed by a dot and its number in the layer if that has several, and by its axis if
-    it belongs to a grid: ``0``, ``1.1``, ``2 rows``. taps ``(channels, n)`` and the index of lag 0 among them, which
-    is 0 if the kernel is causal."""
+    """The kernel of a layer.
+
+    Attributes:
+        layer: The layer's number from 0, followed by a dot and the kernel's number if the layer has several, and by its
+            axis if it belongs to a grid, as in ``0``, ``1.1`` and ``2 rows``.
+        taps: ``(channels, n)``.
+        origin: The index of lag 0 among the taps, 0 if the kernel is causal.
+    """
 
     layer: str
     taps: np.ndarray
@@ -23,7 +28,7 @@ class LayerKernel:
 
     @property
     def support(self) -> int:
-        """Number of lags on the side of lag 0 that has more, lag 0 included."""
+        """The number of lags, lag 0 included, on the side of lag 0 that has more."""
         return max(self.origin + 1, self.taps.shape[1] - self.origin)
 
     @property
@@ -32,13 +37,13 @@ class LayerKernel:
         return np.arange(self.taps.shape[1]) - self.origin
 
     def energy_within(self, share: float) -> int:
-        """The smallest n for which lags below n, on either side, hold this share of the squared taps, over all
+        """Return the smallest n such that the lags below n, on both sides, hold this share of the squared taps over all
         channels."""
         energy = np.bincount(np.abs(self.lags), weights=(self.taps**2).sum(axis=0)).cumsum()
         return int(np.searchsorted(energy, share * energy[-1])) + 1
 
     def matrix(self, size: int) -> np.ndarray:
-        """Mean of |t_{i-j}| over channels as a ``(size, size)`` Toeplitz matrix (TNN fig. 3)."""
+        """Compute the mean of |t_{i-j}| over channels as a ``(size, size)`` Toeplitz matrix (TNN fig. 3)."""
         index = np.arange(size)[:, None] - np.arange(size)[None, :] + self.origin
         inside = (index >= 0) & (index < self.taps.shape[1])
         return np.where(inside, np.abs(self.taps).mean(axis=0)[np.where(inside, index, 0)], 0.0)
@@ -46,7 +51,7 @@ class LayerKernel:
 
 @torch.no_grad()
 def learned_kernels(model: nn.Module, length: int) -> list[LayerKernel]:
-    """Taps of every lag kernel in a model, in order, for signals of this length; empty for a Transformer."""
+    """Compute the taps of every lag kernel in a model, in order, for signals of ``length``; none for a Transformer."""
     result = []
     for path, kernel in model.named_modules():
         if isinstance(kernel, LagKernel):
@@ -58,7 +63,7 @@ def learned_kernels(model: nn.Module, length: int) -> list[LayerKernel]:
 
 
 def _position(path: str) -> str:
-    """A kernel's position in the model, from the numbers and the axis in the module's name."""
+    """Return a kernel's position in the model, from the numbers and the axis in the module's name."""
     parts = path.split(".")
     numbers = ".".join(part for part in parts if part.isdecimal())
     return " ".join([numbers or "0", *(part for part in parts if part in ("rows", "columns"))])

@@ -1,4 +1,4 @@
-"""What a run's folder says about it, for reports."""
+"""The record of a run in its folder, for reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What a run has recorded.
+    """The record of a run.
 
     Attributes:
         about: what run.json says.
@@ -35,7 +35,7 @@ class RecordedRun:
     tables: Sequence[Table]
 
     def facts(self) -> dict[str, str]:
-        """What was trained, for how long, and how well it did on validation data."""
+        """Summarise what was trained, for how long, and the scores on validation data."""
         facts = {
             "task": self.recipe.task["name"].replace("_", " "),
             "data": self.recipe.data.source or "generated",
@@ -64,7 +64,7 @@ class RecordedRun:
         return facts
 
     def machine(self) -> dict[str, str]:
-        """Hardware and versions."""
+        """Summarise hardware and versions."""
         about = self.about
         versions = [name for name in ("lagwise", "torch", "transformers", "numpy", "python") if name in about]
         return {
@@ -77,7 +77,7 @@ class RecordedRun:
 
     @property
     def processes(self) -> int:
-        """Number of processes that shared the batch."""
+        """The number of processes that shared the batch."""
         return self.about.get("processes", 1)
 
     @property
@@ -87,14 +87,14 @@ class RecordedRun:
 
     @property
     def other_data(self) -> str | None:
-        """The data of the evaluation if they are not the run's own: given as ``source``."""
+        """The source of the evaluated data if it is not the run's own, otherwise None."""
         own, evaluation = self.recipe.data.source, self.evaluation or {}
         scored = evaluation.get("data")
         is_own = own is None or scored in (None, own)
         return None if is_own and not evaluation.get("given") else str(scored)
 
     def curve(self, metric: str, over: str = "step") -> list[tuple[float, float]]:
-        """The logged values of a metric over the steps or seconds of training."""
+        """Return the logged values of a metric over the steps or seconds of training."""
         return [(line[over], line[metric]) for line in self.metrics if metric in line and over in line]
 
 
@@ -115,7 +115,7 @@ def recorded_run(run: Path) -> RecordedRun:
 
 
 def undamaged(run: Path, use: Callable[[], T]) -> T:
-    """The result of a function of a run's files, whose errors become a ValueError where JSON has been changed."""
+    """Call a function that reads a run's files. Errors that changed JSON causes become a ValueError."""
     try:
         return use()
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -124,7 +124,7 @@ def undamaged(run: Path, use: Callable[[], T]) -> T:
 
 
 def facts_table(facts: Mapping[str, Mapping[str, str]]) -> Table:
-    """The facts of runs by name, one column each; of a single run without a head."""
+    """Make a table of the facts of runs, with one column for each run; a single run has no head."""
     head = ("", *facts) if len(facts) > 1 else ("", "")
     keys = dict.fromkeys(key for each in facts.values() for key in each)
     return Table("", head, [(key, *(each.get(key, "-") for each in facts.values())) for key in keys])

@@ -1,4 +1,4 @@
-"""The settings of runs: what differs between them, and the command that trains a run again."""
+"""The settings in which runs differ, and the command that trains a run again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lagwise.training.folder import TOKENIZER
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:
-    """The values of a recipe by the keys that overrides use, such as ``training.steps``."""
+    """Return the values of a recipe by the keys that overrides use, such as ``training.steps``."""
     values = dataclasses.asdict(recipe)
     del values["words"]  # of other models
     return _flat(values, "")
@@ -31,8 +31,8 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def different_settings(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
-    """One row for each setting that is not the same in all recipes: its key, and the value in each recipe as YAML, or
-    ``-`` where there is none."""
+    """List the settings that are not the same in all recipes: for each a row with its key and its value in every recipe
+    as YAML, or ``-`` where there is none."""
     values = [settings(recipe) for recipe in recipes.values()]
     keys = dict.fromkeys(key for each in values for key in each)
     rows = [(key, *(_yaml(each[key]) if key in each else "-" for each in values)) for key in keys]
@@ -40,7 +40,7 @@ def different_settings(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
 
 
 def training_command(run: Path, processes: int = 1) -> str:
-    """The shell command that trains a run's recipe again, ``RUN/recipe.yaml``, into ``RUN-again``."""
+    """Return the shell command that trains a run's recipe again, ``RUN/recipe.yaml``, into ``RUN-again``."""
     options = ["--recipe", str(run / RECIPE_FILE)]
     if (run / TOKENIZER).is_dir():  # the recipe names the folder from which the run copied it
         options.append(f"data.tokenizer={run / TOKENIZER}")

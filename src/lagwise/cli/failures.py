@@ -1,4 +1,4 @@
-"""Failures of the command line: one line on standard error."""
+"""The report of a failure on the command line: one line on standard error."""
 
 from __future__ import annotations
 

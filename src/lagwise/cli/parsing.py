@@ -1,4 +1,4 @@
-"""Options that typer does not parse or check itself; all are checked before anything is loaded."""
+"""The options that typer does not parse or check itself. All are checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N = TypeVar("N", int, float, None)
 
 
 def integers(text: str, option: str) -> list[int]:
-    """``1,2,3`` as numbers of at least 1."""
+    """Parse ``1,2,3`` as integers of at least 1."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -28,7 +28,7 @@ def integers(text: str, option: str) -> list[int]:
 
 
 def shares(text: str, option: str) -> list[float]:
-    """``.1,.5,.9`` as different numbers between 0 and 1, in order."""
+    """Parse ``.1,.5,.9`` as different numbers between 0 and 1, in order."""
     try:
         numbers = sorted({float(part) for part in text.split(",")})
     except ValueError:
@@ -39,12 +39,12 @@ def shares(text: str, option: str) -> list[float]:
 
 
 def at_least(low: float) -> Callable[[N], N]:
-    """A callback that refuses smaller numbers, infinity and NaN."""
+    """Make a callback that refuses smaller numbers, infinity and NaN."""
     return _checked(lambda value: low <= value < math.inf, f"at least {low}")
 
 
 def within(low: float, high: float, *, brackets: str) -> Callable[[N], N]:
-    """A callback that refuses numbers out of an interval, and NaN; brackets as in ``(]``."""
+    """Make a callback that refuses numbers out of an interval, and NaN; brackets as in ``(]``."""
     lower = operator.le if brackets[0] == "[" else operator.lt
     upper = operator.le if brackets[1] == "]" else operator.lt
     interval = f"in {brackets[0]}{low}, {high}{brackets[1]}"
@@ -52,7 +52,7 @@ def within(low: float, high: float, *, brackets: str) -> Callable[[N], N]:
 
 
 def one_of(*words: str) -> Callable[[T], T]:
-    """A callback that refuses other words."""
+    """Make a callback that refuses other words."""
     return _checked(lambda value: value in words, " or ".join(words))
 
 
@@ -93,20 +93,20 @@ def folder_or(word: str) -> Callable[[str | Path], Path]:
 
 
 def text_option(help: str, *names: str, **settings: Any) -> Any:
-    """An option that is a text, or several, and not empty."""
+    """Declare an option that is a text, or several, and not empty."""
     return typer.Option(*names, callback=not_empty, help=help, **settings)
 
 
 def number_option(help: str, check: Callable[[Any], Any], *names: str, **settings: Any) -> Any:
-    """An option that is a number, with `at_least` or `within`."""
+    """Declare an option that is a number, with `at_least` or `within`."""
     return typer.Option(*names, callback=check, help=help, **settings)
 
 
 def path_option(help: str, *names: str, **settings: Any) -> Any:
-    """An option that is a file or folder."""
+    """Declare an option that is a file or folder."""
     return typer.Option(*names, parser=path, help=help, **settings)
 
 
 def run_argument(help: str) -> Any:
-    """The folder of a run or model that a command is for."""
+    """Declare the argument for the folder of a run or model."""
     return typer.Argument(metavar="RUN", parser=existing_folder, help=help)

@@ -1,4 +1,4 @@
-"""Results of commands as tables."""
+"""The printed results of commands."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from lagwise.tasks.classification_results import constant_note, constant_of
 
 
 def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:
-    """The result of `lagwise.runs.evaluate_run`."""
+    """Print the result of `lagwise.runs.evaluate_run`."""
     recipe, task = open_run(run)
     if recipe.data.source is not None:  # otherwise they are generated
         typer.echo(plain(f"Test data: {evaluation['data']}"))
     for table in task.tables(evaluation):
         print_table(*table)
-    if note := constant_note(evaluation.get("test", {}), constant_of(evaluation), task.headline.name, "test rows"):
+    constant = constant_of(evaluation)
+    if constant and (note := constant_note(evaluation["test"], constant, task.headline.name, "test rows")):
         typer.echo(note)
     if left_out := evaluation.get("left_out"):
         typer.echo(f"Left out, as they are over the model's limit of tokens: {', '.join(map(str, left_out))}")
 
 
 def print_conversion(result: Mapping[str, Any]) -> None:
-    """The result of `lagwise.runs.convert_run`."""
+    """Print the result of `lagwise.runs.convert_run`."""
     print_table(
         f"Kernels as state spaces of {result['modes']} modes, every error within {result['tolerance']:g}",
         ("layer", "taps", "states: min / median / max", "error"),

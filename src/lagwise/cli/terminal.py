@@ -1,4 +1,4 @@
-"""Standard output: streamed text and tables, in full and safe for the terminal."""
+"""Streamed text and tables on standard output, in full and safe for the terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def use_utf8() -> None:
 
 
 def plain(text: str) -> str:
-    """Text without control characters except newline and tab: escape sequences could change what a terminal shows."""
+    """Remove the control characters of a text except newline and tab: escape sequences could change what a terminal
+    shows."""
     return _CONTROL.sub("", text)
 
 
@@ -37,7 +38,7 @@ def write(text: str) -> None:
 
 
 def read(file: IO[str]) -> str:
-    """The text of a file. ValueError, with advice, if it is not UTF-8."""
+    """Read a text file. ValueError, with advice, if it is not UTF-8."""
     try:
         return file.read()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Scores that do not depend on a task: perplexity, bits per byte, extrapolation, and general compressors."""
+"""Measures that do not depend on a task: perplexity, bits per byte, extrapolation, and general compressors."""
 
 from lagwise.evaluation.compression import compressor_bits_per_byte
 from lagwise.evaluation.masked import MaskedScore, masked_score

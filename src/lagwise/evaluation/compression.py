@@ -1,4 +1,4 @@
-"""Bits per byte of general compressors on the same bytes: the baseline that needs no training."""
+"""General compressors on the same bytes, the baseline that needs no training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import lzma
 
 
 def compressor_bits_per_byte(text: bytes, *, window: int = 512) -> dict[str, float]:
-    """Bits per byte of gzip, bz2 and xz at their highest level on the whole text, and of gzip on separate windows.
+    """Measure bits per byte of gzip, bz2 and xz at their highest level on the whole text, and of gzip on separate
+    windows.
 
     ``gzip, N-byte windows`` compresses each window separately, as a model with that length sees it. Container headers
     count, as users would count them. ValueError for an empty text.

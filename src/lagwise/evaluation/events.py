@@ -1,4 +1,4 @@
-"""Events in a series: found in the probabilities of its steps, and compared with known events."""
+"""Detection of events in the probabilities of a series, and their comparison with known events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Events(NamedTuple):
-    """Events of one series.
+    """The events of one series.
 
     Attributes:
         steps: positions ``(events,)`` in order.
@@ -23,7 +23,7 @@ class Events(NamedTuple):
 
 
 def expected_events(probabilities: np.ndarray, tolerance: int) -> np.ndarray:
-    """Expected number of events of each class within ``tolerance`` steps of each step.
+    """Compute the expected number of events of each class within ``tolerance`` steps of each step.
 
     Formula: ``E_{t,c} = sum_{|u - t| <= tolerance} p_{u,c}`` for c >= 1, with the probability ``p_{u,c}`` that step u
     has an event of class c (class 0: none). An event with an uncertain step counts as one if all of its probability
@@ -36,7 +36,7 @@ def expected_events(probabilities: np.ndarray, tolerance: int) -> np.ndarray:
 
 
 def find_events(probabilities: np.ndarray, tolerance: int, threshold: float = 0.5) -> Events:
-    """Events in the probabilities ``(steps, classes)`` of a series, where class 0 means none.
+    """Find events in the probabilities ``(steps, classes)`` of a series, where class 0 means none.
 
     A step is an event if `expected_events` of all classes, within half of ``tolerance``, exceeds ``threshold`` and is
     the largest within ``tolerance`` steps, the first of equal ones. Its class is the most probable one there. So no two
@@ -55,13 +55,13 @@ def find_events(probabilities: np.ndarray, tolerance: int, threshold: float = 0.
 
 
 def lookahead(tolerance: int) -> int:
-    """Steps after an event that `find_events` needs to report it."""
+    """Return the number of steps after an event that `find_events` needs to report it."""
     return tolerance + tolerance // 2
 
 
 def latest_report(stride: int, tolerance: int) -> int:
-    """Largest number of samples between a true event and the report of its match, for steps of ``stride`` samples and a
-    ``tolerance`` in samples.
+    """Compute the largest number of samples between a true event and the report of its match, for steps of ``stride``
+    samples and a ``tolerance`` in samples.
 
     An event at step t is placed at the step's middle, the sample ``t stride + stride // 2``, and is certain with the
     last sample of step ``t + lookahead``. The true event may be ``tolerance`` samples before it.
@@ -70,7 +70,8 @@ def latest_report(stride: int, tolerance: int) -> int:
 
 
 def match_events(found: np.ndarray, true: np.ndarray, tolerance: float) -> np.ndarray:
-    """The found event that matches each true one, or -1 for a missed one: ``(true,)`` indices into ``found``.
+    """Match found events to true ones: return for each true event the index of its match in ``found``, -1 if it is
+    missed, as an array ``(true,)``.
 
     Both are positions in order. Pairs are at most ``tolerance`` apart, an event is in at most one pair, and the closest
     pairs are matched first.
@@ -96,7 +97,8 @@ def match_events(found: np.ndarray, true: np.ndarray, tolerance: float) -> np.nd
 def paired_classes(
     found: np.ndarray, found_classes: np.ndarray, true: np.ndarray, true_classes: np.ndarray, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and true classes of all events, 0 for the prediction of missed events and the truth of false ones."""
+    """Pair the predicted and true classes of all events: 0 is the prediction for a missed event, and the truth of a
+    false one."""
     places = match_events(found, true, tolerance)
     predicted = np.where(places < 0, 0, found_classes[places] if len(found) else 0)
     false = np.setdiff1d(np.arange(len(found)), places)
@@ -108,7 +110,7 @@ def paired_classes(
 def event_scores(
     predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Scores of `paired_classes` of all series; ``names`` are those of the classes from 0 on.
+    """Compute the scores of `paired_classes` of all series; ``names`` are those of the classes from 0 on.
 
     Returns:
         Scores: accuracy, the share of the true events that are found with their class; found, the share that are found
@@ -140,7 +142,7 @@ def event_scores(
 def scores_by_class(
     true: np.ndarray, predicted: np.ndarray, names: Sequence[str], **options: Any
 ) -> dict[str, dict[str, float]]:
-    """Precision, recall and F1 of each class, and its rows, by scikit-learn, which takes the options."""
+    """Compute precision, recall, F1 and the number of rows of each class. options: of scikit-learn's function."""
     from sklearn.metrics import precision_recall_fscore_support
 
     scores: Any = precision_recall_fscore_support(true, predicted, zero_division=0, **options)
@@ -182,7 +184,7 @@ class EventStream:
         return events
 
     def _undecided(self, recent: np.ndarray, stop: int) -> Events:
-        """Events before ``stop``, from the first undecided step on."""
+        """Find the events before ``stop``, from the first undecided step on."""
         found = find_events(recent, self.tolerance, self.threshold)
         steps = found.steps + self._before
         chosen = (steps >= self._decided) & (steps < stop)

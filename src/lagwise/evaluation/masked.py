@@ -1,4 +1,4 @@
-"""Perplexity and accuracy of a masked language model on a token file.
+"""The perplexity and accuracy of a masked language model on a token file.
 
 The same tokens are hidden by the same replacements at every length: lengths differ only in the context of the hidden
 tokens. The stream is cut into windows of ``length`` that do not overlap; the last is shorter.

@@ -100,8 +100,8 @@ def extrapolation(
 
 
 def windows(model: Any, length: int, *streams: torch.Tensor, progress: bool) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Batches of windows ``(rows, length)`` of streams ``(n,)``, and at the end the shorter last window, for a model
-    that is put into evaluation mode. ValueError for windows over its limit."""
+    """Yield batches of windows ``(rows, length)`` of streams ``(n,)``, and at the end the shorter last window, for a
+    model that is put into evaluation mode. ValueError for windows over its limit."""
     count, limit = len(streams[0]), model.length_limit
     if limit is not None and min(length, count) > limit:
         raise ValueError(f"length {length} is over the model's limit of {limit} tokens")
@@ -117,7 +117,7 @@ def windows(model: Any, length: int, *streams: torch.Tensor, progress: bool) -> 
 
 
 def finite(nats: float, length: int) -> float:
-    """The total loss. FloatingPointError if it is infinite or NaN."""
+    """Return the total loss. FloatingPointError if it is infinite or NaN."""
     if not math.isfinite(nats):
         raise FloatingPointError(f"the model's loss at length {length} is {nats}; its weights may be damaged")
     return nats

@@ -1,4 +1,4 @@
-"""How near one signal is to another."""
+"""Measures of the distance between two signals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEAST = 1e-10  # is added to the powers that a ratio compares, relative to thei
 
 
 def si_sdr(estimate: Tensor, target: Tensor, known: Tensor, *, any_scale: bool = True) -> Tensor:
-    """Scale-invariant ratio of signal to distortion in dB, of signals ``(..., samples)``; higher is better.
+    """Compute the scale-invariant ratio of signal to distortion in dB, of signals ``(..., samples)``; higher is better.
 
     Formula: ``10 log10(|a t|^2 / |a t - y|^2)`` with ``a = <y, t> / |t|^2``, over the samples that are ``known``; a is
     1 without ``any_scale``. NaN where the target is silent. Between -100 and 100 dB.

@@ -21,7 +21,7 @@ from lagwise.tables import check_integer
 from lagwise.training import load_run, make_task
 from lagwise.training.folder import TOKENIZER
 
-_TURNS, _TURN = 5, 64  # timed turns of a stream after a first one, and their tokens
+_TIMED_TURNS, _TOKENS_PER_TURN = 5, 64  # of a stream, after a turn that warms up
 
 
 def convert_run(
@@ -99,16 +99,17 @@ def convert_run(
             compared = zip(usable, *scores, strict=True)
             result[data.headline.name] = [{"length": n, "before": old, "after": new} for n, old, new in compared]
     limit = model.length_limit
-    turn = _TURN if limit is None else min(_TURN, (limit - 1) // (_TURNS + 1))
+    turn = _TOKENS_PER_TURN if limit is None else min(_TOKENS_PER_TURN, (limit - 1) // (_TIMED_TURNS + 1))
     if turn:
-        context = length if limit is None else min(length, limit - turn * (_TURNS + 1))
+        context = length if limit is None else min(length, limit - turn * (_TIMED_TURNS + 1))
         result["tokens_per_second"] = tokens_per_second({"before": model, "after": converted}, context, turn)
     write_json(out / CONVERSION_FILE, result)
     return result
 
 
 def layer_figures(name: str, reduction: Reduction) -> dict[str, Any]:
-    """A layer's reduction in figures: order (smallest, median, largest), and the largest errors over the gain."""
+    """Summarise a layer's reduction: its order (minimum, median, maximum), and its largest errors relative to the
+    gain."""
     gain = reduction.gain.clamp(min=1e-300)
     order = reduction.order
     return {
@@ -122,9 +123,11 @@ def layer_figures(name: str, reduction: Reduction) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def tokens_per_second(models: Mapping[str, LagwiseForCausalLM], context: int, tokens: int = _TURN) -> dict[str, float]:
-    """Greedy tokens a second of one stream after a random prompt, medians of turns of so many tokens, taken one after
-    the other."""
+def tokens_per_second(
+    models: Mapping[str, LagwiseForCausalLM], context: int, tokens: int = _TOKENS_PER_TURN
+) -> dict[str, float]:
+    """Measure greedy decoding of one stream after a random prompt of ``context`` tokens, in tokens per second: the
+    median over turns of ``tokens`` tokens, in which the models alternate."""
     streams = {}
     for name, model in models.items():
         cache = model.model.new_cache()
@@ -132,7 +135,7 @@ def tokens_per_second(models: Mapping[str, LagwiseForCausalLM], context: int, to
         token = model(prompt, past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
         streams[name] = (model, cache, token)
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(_TURNS + 1):  # the first warms up
+    for turn in range(_TIMED_TURNS + 1):  # the first warms up
         for name, (model, cache, token) in streams.items():
             start = time.perf_counter()
             for _ in range(tokens):

@@ -1,4 +1,4 @@
-"""Evaluate a trained run and save the figures in its folder."""
+"""Evaluation of a trained run, whose result is saved in its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fi
 
 EVALUATION_FILE = "evaluation.json"
 _SCORED = {"test": "length", "sizes": "size"}  # lists of scores in a result, and what differs between them
-_LONGEST_NAME = 200  # bytes of changes in a file's name
+_MAX_NAME_BYTES = 200  # of changes in a file's name
 
 
 def evaluate_run(
@@ -61,13 +61,12 @@ def evaluate_run(
     recipe, task = open_run(run, overrides)
     model, _ = load_model(run, device=default_device(), **(own_fields(recipe) if overrides else {}))
     result: dict[str, Any] = {"data": source or task.data.source or task.key(), "trained_at": recipe.data.length}
-    if source is None:
-        require_unchanged(run, recipe)
-    else:
+    if source is not None:
         result["given"] = True
+    if source is None or baseline:
+        require_unchanged(run, recipe)
     simple: list[tuple[str, Any]] = []
     if baseline:
-        require_unchanged(run, recipe)
         own = task.open(run=run, progress=progress)
         simple += simple_answers(run, own, recipe.training.seed)
     data = task.open(run=run, source=source, progress=progress)
@@ -80,7 +79,7 @@ def evaluate_run(
     if overrides:
         result["overrides"] = list(overrides)
     changes = "".join("-" + re.sub(r"[^\w.=-]+", "_", override.removeprefix("model.")) for override in overrides)
-    if len(changes.encode()) > _LONGEST_NAME:
+    if len(changes.encode()) > _MAX_NAME_BYTES:
         changes = f"-{hashlib.sha256(changes.encode()).hexdigest()[:16]}"
     file = run / f"{Path(EVALUATION_FILE).stem}{changes}.json"
     saved = result
@@ -91,10 +90,10 @@ def evaluate_run(
 
 
 def with_earlier(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with the scores of an earlier one on the same data at other lengths, or sizes of images.
+    """Merge a result with an earlier one on the same data at other lengths, or sizes of images.
 
-    Where both have a length, the scores of more tokens stay. The rest is that of the evaluation on more tokens, or of
-    the newer one.
+    If both have a length, keep the score computed on more tokens. All other values are those of the evaluation on more
+    tokens, or of the newer one.
     """
     same = ("data", "given", "trained_at", "overrides", "kind", "labels")
     if any(earlier.get(key) != result.get(key) for key in same):
@@ -111,12 +110,12 @@ def with_earlier(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str
 
 
 def _counted(score: Mapping[str, Any]) -> int:
-    """How much a score is of."""
+    """Return the number of tokens or sequences that a score was computed on, 0 if it is unknown."""
     return next((score[name] for name in ("tokens", "masked", "sequences") if name in score), 0)
 
 
 def open_run(run: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Task]:
-    """A run's recipe and its task. FileNotFoundError if the folder is not a finished run."""
+    """Read a run's recipe and build its task. FileNotFoundError if the folder is not a finished run."""
     if not (run / "recipe.yaml").is_file():
         load_model(run)  # says why not
         raise FileNotFoundError(f"{str(run)!r} is a model folder, not a run: it has no recipe.yaml")

@@ -23,8 +23,8 @@ EXPORT_FILE = "export.json"  # marks a folder that holds exported files
 
 @torch.no_grad()
 def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what: str | None = None) -> dict[str, Any]:
-    """Write a model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, with the files of its tokenizer or of its
-    image processor beside, and the names of its classes in ``export.json``.
+    """Write a model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, beside the files of its tokenizer or image
+    processor, with the names of its classes in ``export.json``.
 
     Args:
         format: ``onnx`` or ``pt2``.
@@ -70,8 +70,8 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
 
 
 def _meta(run: Path, out: Path, name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
-    """What ``out/export.json`` has beside the figures of a file: on earlier files of the same weights, and on tokens.
-    FileExistsError for files of other weights."""
+    """Collect the entries of ``out/export.json`` beside the figures of this file: those of earlier files of the same
+    weights, and those about tokens and labels. FileExistsError for files of other weights."""
     before: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         before = read_json(out / EXPORT_FILE)

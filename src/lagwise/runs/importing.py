@@ -1,4 +1,4 @@
-"""Folders of models that other programs saved, as lagwise folders."""
+"""Import of model folders that other programs saved."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
 
 
 def _tokenizer(folder: Path, kind: str, values: Mapping[str, Any], most: int) -> Any:
-    """The tokenizer of a model folder. ValueError if it has more tokens than the model."""
+    """Load the tokenizer of a model folder. ValueError if it has more tokens than the model."""
     if kind == "hyenadna":  # its tokenizer is code; the configuration of that names the letters
         file = folder / "tokenizer_config.json"
         letters = (read_json(file) if file.is_file() else {}).get("characters", DNA)
@@ -95,7 +95,7 @@ def _tokenizer(folder: Path, kind: str, values: Mapping[str, Any], most: int) ->
 
 
 def _recipe(folder: Path, model: Any, text: Sequence[str]) -> Recipe:
-    """What a run needs to predict."""
+    """Make the recipe with which a classifier predicts like a run."""
     kind = "regression" if model.config.problem_type == "regression" else "classification"
     options = {"name": "sequence_classification", "text": text[0] if len(text) == 1 else list(text) or "text"}
     length = model.length_limit or _LONGEST
@@ -107,7 +107,7 @@ def _recipe(folder: Path, model: Any, text: Sequence[str]) -> Recipe:
 
 
 def _label_fields(values: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """The fields of config.json that name the classes."""
+    """Return the fields of config.json that name the classes."""
     count = len(values.get("id2label") or (0, 1))
     if len(labels) != count or len(set(labels)) < count:
         raise ValueError(f"labels must be {count} different names, one for each class of the model, got {list(labels)}")

@@ -1,4 +1,4 @@
-"""Predictions of a trained run for new rows."""
+"""Prediction of new rows by a trained run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from lagwise.tasks import Task
 def predict_run(
     run: Path, rows: Iterable[Mapping[str, Any]] | None = None, *, source: str | None = None, progress: bool = True
 ) -> list[dict[str, Any]]:
-    """Rows with the model's predictions as new columns (`Task.predict`). Needs neither labels nor the training data.
+    """Predict rows: return them with the model's predictions as new columns (`Task.predict`). Needs neither labels nor
+    the training data.
 
     Give either the rows, as mappings from columns, or a source: a table as the run's task opens it (`Task.open_rows`),
     whose splits are read one after the other, series as arrays. For a run that forecasts, a table of series over time
@@ -52,7 +53,7 @@ def predict_run(
 
 
 def _predictions(task: Task, model: Any, tokenizer: Any, table: Any, progress: bool) -> list[dict[str, Any]]:
-    """Predictions for rows, of which sounds may have other sampling rates than those of training."""
+    """Predict the rows of one table. Sounds may have other sampling rates than those of training."""
     names = table[0] if isinstance(table, list) else table.column_names
     if task.rate is None or "sampling_rate" not in names:
         return task.predict(model, tokenizer, table, progress=progress)
@@ -66,13 +67,13 @@ def _predictions(task: Task, model: Any, tokenizer: Any, table: Any, progress: b
 
 
 def _check_new(new: Iterable[str], existing: Collection[str]) -> None:
-    """ValueError for a column of predictions whose name is that of another column."""
+    """ValueError if a column of predictions has the name of another column."""
     if taken := next((name for name in new if name in existing), None):
         raise ValueError(f"the rows already have a column {taken!r}, which predictions use; rename it")
 
 
 def _check(rows: Any, columns: Sequence[str], new: str, first: int) -> None:
-    """ValueError for a row without one of the columns, and a column ``new``; ``first`` is the number of the first
+    """ValueError for a row without one of the columns, or rows with a column ``new``. first: The number of the first
     row."""
     _check_new([new], {name for row in rows for name in row} if isinstance(rows, list) else rows.column_names)
     for name in columns:
@@ -89,7 +90,7 @@ def _check(rows: Any, columns: Sequence[str], new: str, first: int) -> None:
 
 
 def _cells(rows: Any) -> list[dict[str, Any]]:
-    """The rows of a table, with the names of classes, and series as arrays."""
+    """Convert a table to rows, with the names of classes, and series as arrays."""
     for column, feature in rows.features.items():
         if hasattr(feature, "names"):
             rows = rows.remove_columns(column).add_column(column, label_cells(rows, column))

@@ -1,4 +1,4 @@
-"""Averaged weights: often better than the last ones, at the same inference cost."""
+"""A moving average of the weights: often better than the last weights, at the same inference cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AveragedWeights(TrainerCallback):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """A context in which the model has the averages as its weights."""
+        """Exchange the weights of the model for their averages while the context lasts."""
         self._exchange()
         try:
             yield
@@ -78,7 +78,7 @@ class AveragedWeights(TrainerCallback):
 
 
 def read_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """The tensors of a checkpoint's file. ValueError if it is missing or damaged."""
+    """Read the tensors of a checkpoint's file. ValueError if it is missing or damaged."""
     try:
         return load_file(path, device=device)
     except (OSError, SafetensorError) as error:

@@ -18,9 +18,9 @@ BEST = "best"
 
 
 class BestModel(TrainerCallback):
-    """Keeps the weights of the best evaluation in ``RUN/best``, and stops after ``patience`` evaluations without a
-    better one (0: never). The best evaluation is determined from the log alone, so that a resumed run decides the
-    same."""
+    """Callback that keeps the weights of the best evaluation in ``RUN/best``, and stops the training after ``patience``
+    evaluations without a better one (0: never). The best evaluation is determined from the log alone, so that a resumed
+    run decides the same."""
 
     def __init__(self, run: Path, metric: str, greater_is_better: bool, patience: int, keep: bool):
         self.folder, self.metric = run / BEST, f"eval_{metric}"
@@ -65,5 +65,5 @@ class BestModel(TrainerCallback):
 
 
 def evaluations_since_best(values: Sequence[float]) -> int:
-    """Number of values after the first of the largest."""
+    """Return the number of values after the first maximum."""
     return len(values) - 1 - max(range(len(values)), key=lambda i: (values[i], -i))

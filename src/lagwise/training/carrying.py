@@ -1,4 +1,4 @@
-"""States that training carries from one piece of a text to the next: truncated back-propagation through time."""
+"""Truncated back-propagation through time: training carries a model's states from one chunk of a text to the next."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from lagwise.tasks import Task
 from lagwise.training.averaging import read_tensors
 from lagwise.training.recipe import TrainingOptions
 
-# What the states of whole texts in one process do not go with, by the option's name.
-_APART: dict[str, Callable[[Task, TrainingOptions], bool]] = {
+# Options that need something other than the states of whole texts in one process.
+_INCOMPATIBLE: dict[str, Callable[[Task, TrainingOptions], bool]] = {
     "`gradient_checkpointing`": lambda task, options: options.gradient_checkpointing,
     "`sequence_parallel`": lambda task, options: options.sequence_parallel > 1,
     "`shard`": lambda task, options: options.shard,
 }
-_FILE = "carried-{}.safetensors"
-_TOKENS = ("recent", "real")  # attributes of a cache about the tokens of each row, zero before the first
+_FILE = "carried-{}.safetensors"  # of a process, by its rank
+_TOKEN_ATTRIBUTES = ("recent", "real")  # of a cache, about the tokens of each row; zero before the first token
 
 
 class Carried(NamedTuple):
-    """The states of all parts of a model for some rows, and attributes of their cache; None for those it lacks."""
+    """The states of all parts of a model for some rows, and the attributes of their cache (None if it has none)."""
 
     states: tuple[Any, ...]
     recent: Tensor | None
@@ -48,14 +48,14 @@ class Carried(NamedTuple):
 
 
 class CarriedStates:
-    """The states of a language model after the latest piece of each row, without their gradients.
+    """The states of a language model after the latest chunk of each row, detached from the graph.
 
-    A row whose piece begins a document begins with no state. Gradients reach back to the start of a piece: states are
-    constants, except where they are tokens or taps that the parameters still apply to.
+    A row whose chunk begins a document begins with an empty state. Gradients reach back to the start of a chunk: states
+    are constants, except where they are tokens or taps that the parameters still apply to.
 
     Args:
         model: The language model.
-        process: Number of this process, whose rows these are.
+        process: Rank of this process.
 
     Raises:
         ValueError: For a model whose state grows with the text, that takes texts up to a length only, or that skips
@@ -83,8 +83,12 @@ class CarriedStates:
             raise ValueError("`carry_states` does not go with `stochastic_depth`, which skips blocks")
 
     def before(self, row: int, begins: Tensor) -> StreamingCache:
-        """The cache for the next pieces of the rows from this one on. begins: which of them begin a document, ``(n,)``
-        of booleans."""
+        """Make the cache for the next chunks of some rows.
+
+        Args:
+            row: Number of the first row.
+            begins: Whether each row begins a document, booleans ``(rows,)``.
+        """
         cache, held = self.model.model.new_cache(), self.held.get(row)
         if held is None or bool(begins.all()):
             return cache
@@ -95,7 +99,7 @@ class CarriedStates:
             if some:
                 state = select_rows(join_states([state, start]), order)
             layer.state = renewed(state, start)
-        for name in _TOKENS:
+        for name in _TOKEN_ATTRIBUTES:
             value = getattr(held, name)
             if value is not None:
                 kept = ~begins.to(value.device)
@@ -103,21 +107,21 @@ class CarriedStates:
         return cache
 
     def after(self, row: int, cache: Any) -> None:
-        """Keep the states that the model has left in a cache."""
+        """Keep the states that the model has left in the cache of the rows from ``row`` on."""
         states = tuple(detached(layer.state) for layer in cache.layers)
-        self.held[row] = Carried(states, *(getattr(cache, name) for name in _TOKENS))
+        self.held[row] = Carried(states, *(getattr(cache, name) for name in _TOKEN_ATTRIBUTES))
 
     @torch.no_grad()
     def save(self, folder: Path) -> None:
-        """Write the states to a checkpoint, and go on from them in the form that is read again, which may round
-        otherwise."""
+        """Write the states to a checkpoint, and continue from the written form, whose rounding may differ: a resumed
+        training then has the same states."""
         tensors = {}
         with self._training():
             for row, held in self.held.items():
                 like = self._start(next(t.shape[0] for _, t in named_tensors(held.states[0]) if isinstance(t, Tensor)))
                 fixed = tuple(fixed_state(*pair)[0] for pair in zip(held.states, like, strict=True))
                 self.held[row] = held._replace(states=self._eager(fixed))
-                tokens = {name: value for name in _TOKENS if (value := getattr(held, name)) is not None}
+                tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(held, name)) is not None}
                 found = {**dict(named_tensors(fixed)), **tokens}
                 tensors |= {f"{row}:{name}": tensor.contiguous() for name, tensor in found.items()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,10 +146,10 @@ class CarriedStates:
                 if any(t is None or t.shape != wanted[name].shape for name, t in own.items()):
                     raise ValueError(f"{str(path)!r} has states of another model")
                 states = self._eager(rebuilt(like, iter(own.values())))  # type: ignore[bad-argument-type]
-                self.held[row] = Carried(states, *(tensors.get(name) for name in _TOKENS))
+                self.held[row] = Carried(states, *(tensors.get(name) for name in _TOKEN_ATTRIBUTES))
 
     def _start(self, rows: int) -> tuple[Any, ...]:
-        """States of fixed shapes before the first token."""
+        """Make the states before the first token, with fixed shapes."""
         return tuple(fixed_start(part.init_state(rows)) for part in self.model.model.streamed)
 
     def _eager(self, fixed: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -154,7 +158,7 @@ class CarriedStates:
 
     @contextmanager
     def _training(self) -> Iterator[None]:
-        """The model in training mode, whose windows may differ from those of evaluation."""
+        """Put the model into training mode, in which attention windows may differ from evaluation."""
         mode = self.model.training
         self.model.train()
         try:
@@ -164,11 +168,11 @@ class CarriedStates:
 
 
 def check_carried(task: Task, options: TrainingOptions) -> None:
-    """ValueError if training is to carry states of a task, or with options, that cannot."""
+    """ValueError if states are to be carried for a task without states, or with incompatible options."""
     if options.carry_states <= 1:
         return
     if not task.carries:
         raise ValueError("`carry_states` is for the task language_modelling, whose texts are longer than a step")
-    for name, is_set in _APART.items():
+    for name, is_set in _INCOMPATIBLE.items():
         if is_set(task, options):
             raise ValueError(f"`carry_states`, here {options.carry_states}, does not go with {name}")

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: which exist, and which can be resumed exactly."""
+"""The checkpoints of a run: which exist, and which can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _DAMAGE += (IndexError, SafetensorError, pickle.UnpicklingError)  # raised by re
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Checkpoint folders of a run, oldest first."""
+    """List the checkpoint folders of a run, oldest first."""
     found = (f for f in run.glob("checkpoint-*") if f.is_dir() and f.name.split("-")[1].isdecimal())
     return sorted(found, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
+    """Return the step in a checkpoint's name."""
     return int(checkpoint.name.split("-")[1])
 
 
@@ -44,7 +44,7 @@ def newest_whole_checkpoint(
     carried: CarriedStates | None = None,
     stream: SavedStream | None = None,
 ) -> Path | None:
-    """The newest checkpoint that can be resumed; None if the run has none yet.
+    """Find the newest checkpoint that can be resumed; None if the run has none yet.
 
     All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. The
     weights must have the keys and shapes of ``model``, and the optimiser state those of ``optimizer``, where these are

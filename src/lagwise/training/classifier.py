@@ -156,9 +156,9 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         if not (is_linear or isinstance(model, LagwiseForSequenceClassification)) or model.num_labels < 2:
             raise ValueError(f"{str(folder)!r} holds no classifier of rows but a {type(model).__name__}")
         if getattr(model.features, "pairs", False) if is_linear else getattr(model.config, "type_vocab_size", 0):
-            raise ValueError(f"the model in {str(folder)!r} reads pairs of texts; use lagwise predict")
+            raise ValueError(f"the model in {str(folder)!r} reads pairs of texts; use lagwise.runs.predict_run")
         if model.config.problem_type == "multi_label_classification":
-            raise ValueError(f"the model in {str(folder)!r} gives a row several labels; use lagwise predict")
+            raise ValueError(f"the model in {str(folder)!r} gives a row several labels; use lagwise.runs.predict_run")
         kind = "texts" if model.config.input_name == "tokens" else "series"
         about: dict[str, Any] = {"kind": kind, "classes": list(class_names(model.config)), "dtype": "str"}
         if (folder / _FILE).is_file():
@@ -281,7 +281,7 @@ def _kind(X: Any) -> str:
     if isinstance(first, list | tuple) and any(isinstance(each, str) for each in first):
         raise ValueError(
             f"X must be a list of texts or of numbers, got the row {shown(first)}; rows of several texts are for "
-            "`lagwise train` with `text=[one, two]`"
+            "the task sequence_classification, with text=[one, two]"
         )
     return "series" if axes == 3 or np.ndim(first) == 2 else "table"
 

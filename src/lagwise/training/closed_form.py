@@ -1,4 +1,4 @@
-"""Linear maps of features to labels, by scikit-learn, with the penalty that predicts other rows best."""
+"""Penalised linear maps of features to labels, by scikit-learn, with penalties chosen by rows that are left out."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_RIDGE = np.logspace(-3, 5, 17)  # penalties of scaled features
-_SPARSE_RIDGE = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-_LOGISTIC = (1.0, 4.0, 16.0, 64.0)  # inverse penalties of rows of length 1
-_LOGISTIC_COLUMNS = (0.003, 0.03, 0.3, 3.0, 30.0)  # penalties for scaled features
-_EXACT = 2500  # rows or features for which every row is left out in turn
-_ENOUGH = 300  # held-out rows to choose by
+_ALPHAS = np.logspace(-3, 5, 17)  # of dense features that are divided by their standard deviations
+_SPARSE_ALPHAS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_SPARSE_LOGISTIC_CS = (1.0, 4.0, 16.0, 64.0)  # inverse penalties of rows of norm 1
+_COLUMN_LOGISTIC_CS = (0.003, 0.03, 0.3, 3.0, 30.0)  # inverse penalties of columns divided by their deviations
+_MAX_LEAVE_ONE_OUT = 2500  # rows or features, up to which every row is left out in turn
+_MIN_HELD_OUT = 300  # rows by which a penalty can be chosen; of fewer, folds choose it
 _FOLDS = 5
 
 
 class Fit(NamedTuple):
-    """A linear map of all rows: weights ``(outputs, features)`` and biases ``(outputs,)``, which give logits of classes
-    or a number; its penalty, as scikit-learn has it, for people; and what the same map of the training rows alone gives
-    for the held-out rows, ``(rows, outputs)``, with its loss for rows that were left out."""
+    """A linear map that is fitted to all rows.
+
+    Attributes:
+        weights: ``(outputs, features)``, of the logits of classes or labels, or of a number.
+        biases: ``(outputs,)``.
+        penalty: The chosen penalty as text, under scikit-learn's name.
+        held_out: The outputs ``(rows, outputs)`` for the held-out rows of a map that is fitted to the training rows
+            alone.
+        loss: The loss of rows that were left out, with the chosen penalty.
+    """
 
     weights: np.ndarray
     biases: np.ndarray
@@ -31,24 +38,24 @@ class Fit(NamedTuple):
 def fit_linear(
     x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None, *, columns: bool = False
 ) -> Fit:
-    """Fit labels y ``(rows,)`` to features x ``(rows, features)``: logits of classes, if y are integers, or
-    numbers; or y ``(rows, labels)``, 0 and 1 of several labels per row: a logit of each. The penalty is chosen by the
-    training rows, and by the held-out ones where there are enough; then all rows are fitted with it.
+    """Fit a penalised linear map from features to labels. The penalty is chosen by rows that are left out; then all
+    rows, the held-out ones too, are fitted with it.
 
-    The map of dense features is a ridge regression, of classes to 1 and -1, whose penalty is the best for rows left out
-    one by one (generalised cross-validation), or, of many rows with many features, for the held-out rows; its values
-    are scaled to likely logits of these. Features are divided by their deviations; or, of at most 2,500 rows, all by
-    one number, where that is better for rows left out: of few rows, features that are nearly constant are noise.
-
-    Sparse features have logistic regression or a ridge regression, by held-out rows, or by five folds where these are
-    few; and so have classes of the few features of ``columns``, by which a ridge regression cannot tell a class between
-    two others.
+    - Dense features: a ridge regression, for classes to targets of 1 and -1. The penalty minimises the squared error of
+      rows left out one by one (generalised cross-validation), or of the held-out rows if both rows and features are
+      many. Its outputs are scaled to logits. Features are divided by their standard deviations or, for at most 2,500
+      rows, all by one number if that has the smaller error: with few rows, nearly constant features are noise.
+    - Sparse features: a logistic regression, or for numbers a ridge regression, with the penalty of the smallest loss
+      on the held-out rows, or over five folds if there are fewer than 300.
+    - The columns of a table with classes: likewise a logistic regression, because a ridge regression of few features
+      cannot separate a class that lies between two others.
 
     Args:
-        x: An array, or a sparse matrix of scipy.
-        y: Ids of classes, all of which occur, floating-point numbers, or 0 and 1 of several labels, as integers.
-        held_out: Features and labels of other rows; there may be none, if there are at most 2,500 rows.
-        weights: Of classes, or None.
+        x: Features ``(rows, features)``, an array or a sparse matrix of scipy.
+        y: Class ids ``(rows,)``, integers all of which occur; numbers ``(rows,)``, floating-point; or several labels
+            ``(rows, labels)``, integers 0 and 1.
+        held_out: Features and labels of other rows. There may be none if there are at most 2,500 training rows.
+        weights: Weights of the classes ``(classes,)``, or None.
         columns: Whether features are the columns of a table.
     """
     from scipy.sparse import issparse
@@ -75,11 +82,11 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
     else:
         targets, true = (_signs(each, int(y.max()) + 1) for each in (y, held_out[1]))
     other, own = held_out[0], None if weights is None else weights[y]
-    scalings = (_deviations, _one_deviation) if len(x) <= _EXACT else (_deviations,)
+    scalings = (_deviations, _one_deviation) if len(x) <= _MAX_LEAVE_ONE_OUT else (_deviations,)
     found = [_ridge(x, targets, (other, true), own, scaling) for scaling in scalings]
     best = min(found, key=lambda each: each.loss)
     if y.dtype.kind != "f":
-        unit = _likely_scale(best.outside, y if min(x.shape) <= _EXACT else held_out[1], 1)
+        unit = _likely_scale(best.outside, y if min(x.shape) <= _MAX_LEAVE_ONE_OUT else held_out[1], 1)
     both = None if weights is None else weights[np.concatenate([y, held_out[1]])]
     rows: Any = np.concatenate([x, other])
     scale, final = best.scaling(rows), Ridge(best.alpha, solver="cholesky")
@@ -90,8 +97,15 @@ def _dense(x: np.ndarray, y: np.ndarray, held_out: tuple[np.ndarray, np.ndarray]
 
 
 class _Ridge(NamedTuple):
-    """A ridge regression of scaled features: its penalty; its values of rows that were left out in turn, or held out
-    if all are too many; their error; and its values of the held-out rows."""
+    """A ridge regression of scaled features, fitted to the training rows.
+
+    Attributes:
+        scaling: The function that returns the divisors of the features.
+        alpha: The chosen penalty.
+        outside: Outputs of rows that were left out in turn, or of the held-out rows if there are too many for that.
+        loss: The mean squared error of ``outside``.
+        predicted: Outputs of the held-out rows.
+    """
 
     scaling: Callable[[np.ndarray], np.ndarray]
     alpha: float
@@ -107,20 +121,20 @@ def _ridge(
     weights: np.ndarray | None,
     scaling: Callable[[np.ndarray], np.ndarray],
 ) -> _Ridge:
-    """The ridge regression with the best penalty. weights: of rows; scaling: by what features are divided."""
+    """Fit the ridge regression with the best penalty. weights: Of rows. scaling: Returns the divisors of features."""
     from sklearn import linear_model
 
     ridge_cv: Any = linear_model.RidgeCV
     ridge: Any = linear_model.Ridge
     scale, (other, true) = scaling(x), held_out
     x, other = x / scale, other / scale
-    if min(x.shape) <= _EXACT:
-        fitted = ridge_cv(_RIDGE, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, weights)
-        best = int(np.flatnonzero(fitted.alpha_ == _RIDGE)[0])
-        outside = fitted.cv_results_.reshape(*targets.shape, len(_RIDGE))[..., best].copy()  # a tenth of the memory
+    if min(x.shape) <= _MAX_LEAVE_ONE_OUT:
+        fitted = ridge_cv(_ALPHAS, scoring="neg_mean_squared_error", store_cv_results=True).fit(x, targets, weights)
+        best = int(np.flatnonzero(fitted.alpha_ == _ALPHAS)[0])
+        outside = fitted.cv_results_.reshape(*targets.shape, len(_ALPHAS))[..., best].copy()  # a tenth of the memory
         predicted = (other @ np.atleast_2d(fitted.coef_).T + fitted.intercept_).reshape(true.shape)
         return _Ridge(scaling, float(fitted.alpha_), outside, float(np.square(outside - targets).mean()), predicted)
-    tried = [ridge(alpha, solver="cholesky").fit(x, targets, weights) for alpha in _RIDGE[6::2]]
+    tried = [ridge(alpha, solver="cholesky").fit(x, targets, weights) for alpha in _ALPHAS[6::2]]
     found = [each.predict(other).reshape(true.shape) for each in tried]
     losses = [float(np.square(each - true).mean()) for each in found]
     best = int(np.argmin(losses))
@@ -128,13 +142,13 @@ def _ridge(
 
 
 def _deviations(x: np.ndarray) -> np.ndarray:
-    """Of each column; 1 of a constant one."""
+    """Compute the standard deviation of each column, 1 for a constant one."""
     scale = x.std(0, dtype=np.float64)
     return np.where(scale == 0, 1, scale)
 
 
 def _one_deviation(x: np.ndarray) -> np.ndarray:
-    """Of all columns around their means, for each."""
+    """Compute the root mean variance of all columns, and return it for each column."""
     return np.full(x.shape[1], np.sqrt(x.var(0, dtype=np.float64).mean()) or 1.0)
 
 
@@ -143,9 +157,10 @@ def _signs(y: np.ndarray, classes: int) -> np.ndarray:
 
 
 def _likely_scale(values: np.ndarray, labels: np.ndarray, expected: float) -> float:
-    """The factor that makes values ``(rows, outputs)`` the likeliest logits of classes or of several labels, if its
-    logarithm has a normal distribution before any row is seen, with mean ``expected`` and deviation 2: the likeliest
-    factor of a few rows that are all right would be endless."""
+    """Find the factor with the highest posterior that turns values ``(rows, outputs)`` into logits of the labels.
+
+    The prior of its logarithm is normal with mean ``expected`` and standard deviation 2. Without the prior the factor
+    diverges when all rows are classified correctly."""
     from scipy.optimize import minimize_scalar
 
     def surprise(power: float) -> float:
@@ -157,12 +172,12 @@ def _likely_scale(values: np.ndarray, labels: np.ndarray, expected: float) -> fl
 def _likeliest(
     x: Any, y: np.ndarray, held_out: tuple[Any, np.ndarray], weights: np.ndarray | None, *, columns: bool = False
 ) -> Fit:
-    """Logistic regression, or a ridge regression of numbers, with the penalty of the smallest loss on held-out rows,
-    or, if these are few, over folds.
+    """Fit a logistic regression, or for numbers a ridge regression, with the penalty of the smallest loss on the
+    held-out rows or, if these are few, over folds.
 
-    Several classes of sparse features have a regression each, which takes a fifth of the time of one of them all, and
-    one scale, by which their values are likely logits. The classes of ``columns`` share one: a class between two others
-    has no regression of its own.
+    Sparse features have one regression per class, in a fifth of the time of a multinomial one, and a common factor that
+    scales their outputs to logits. For ``columns`` the regression is multinomial, so that a class between two others
+    can be separated.
     """
     from scipy.sparse import issparse, vstack
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -171,20 +186,20 @@ def _likeliest(
     apart = y.ndim == 2 or not (numbers or columns or y.max() < 2)
 
     def logistic(penalty: float) -> Any:
-        # liblinear penalises the intercept as the weight of a constant feature, which is 10 so that it hardly does.
+        # liblinear penalises the intercept as the weight of a constant feature; at 10, it hardly does.
         solver: Any = {"solver": "newton-cg"} if columns else {"solver": "liblinear", "intercept_scaling": 10}
         model = LogisticRegression(C=penalty, max_iter=1000, **solver)
         return _Apart(model) if apart else model
 
-    make, penalties, name = (Ridge, _SPARSE_RIDGE, "alpha") if numbers else (logistic, _LOGISTIC, "C")
+    make, penalties, name = (Ridge, _SPARSE_ALPHAS, "alpha") if numbers else (logistic, _SPARSE_LOGISTIC_CS, "C")
     if columns:
-        penalties = _LOGISTIC_COLUMNS
-    enough = len(held_out[1]) >= _ENOUGH
+        penalties = _COLUMN_LOGISTIC_CS
+    enough = len(held_out[1]) >= _MIN_HELD_OUT
     folds = [] if enough else _folds(y)
     parts = [(x[a], y[a], None if own is None else own[a], x[b], y[b]) for a, b in folds]
     if enough:
         parts = [(x, y, own, *held_out)]
-    elif not folds:  # a loss of the training rows themselves chooses nothing
+    elif not folds:  # a loss on the training rows cannot choose a penalty
         parts, penalties = [(x, y, own, x, y)], penalties[len(penalties) // 2 :][:1]
     scaled = apart and y.ndim == 1 and (enough or folds)
     true, found = np.concatenate([part[-1] for part in parts]), []
@@ -205,8 +220,9 @@ def _likeliest(
 
 
 class _Apart:
-    """A logistic regression for each class of ``(rows,)``, or for each of several labels ``(rows, labels)``; or a
-    constant where all rows have one of them, or none."""
+    """One logistic regression for each class of labels ``(rows,)``, or for each of several labels ``(rows, labels)``; a
+    constant for a label that all rows have, or none. scikit-learn's `OneVsRestClassifier` takes weights of rows
+    only with metadata routing."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -224,7 +240,7 @@ class _Apart:
 
 
 def _logits(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and biases of a number, or of a logit for each class."""
+    """Return the weights and biases of a number, or of a logit for each class."""
     coefficients, biases = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
     if len(getattr(model, "classes_", ())) != 2:
         return coefficients, biases
@@ -237,7 +253,7 @@ def _values(model: Any, x: Any) -> np.ndarray:
 
 
 def _loss(values: np.ndarray, y: np.ndarray) -> float:
-    """The mean loss of values ``(rows, outputs)``: of numbers, of several labels, or of classes."""
+    """Compute the mean loss of outputs ``(rows, outputs)`` for numbers, several labels, or classes."""
     from scipy.special import log_expit, log_softmax
 
     if y.dtype.kind == "f":
@@ -248,8 +264,8 @@ def _loss(values: np.ndarray, y: np.ndarray) -> float:
 
 
 def _folds(y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Training and test rows of at most five folds, in each of which all classes are trained: rows of classes that are
-    too small to be in every fold are always trained. None where fewer than two classes have two rows."""
+    """Split rows into at most five folds, as indices of training and test rows. Every training part has all classes:
+    rows of a class with fewer rows than folds are always in it. Empty if fewer than two classes have two rows."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     if y.dtype.kind == "f" or y.ndim == 2:

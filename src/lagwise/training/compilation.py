@@ -1,4 +1,4 @@
-"""Training steps through `torch.compile` (`training.compile`)."""
+"""Compiled training steps, by `torch.compile`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 
 
 def check_compiled(options: TrainingOptions) -> None:
-    """ValueError for options that compiled steps do not go with, or if this machine cannot compile them."""
+    """ValueError for options that exclude compiled steps, or if this machine cannot compile."""
     if not options.compile:
         return
     if options.carry_states > 1:  # whose caches change between steps
@@ -27,14 +27,14 @@ def check_compiled(options: TrainingOptions) -> None:
 
 
 def compile_model(model: Any, how: bool | str = True) -> None:
-    """Have the layers of a model called through `torch.compile`, with gradients in the precision of the operations that
-    they are of, as without it: by default PyTorch traces backward passes under autocast, and kernels, which leave it in
-    their forward pass, would have gradients of half precision.
+    """Compile the layers of a model in place with `torch.compile`.
 
-    Layers of one kind share a graph, so that a deep model takes no longer to compile than a layer.
+    Gradients have the precision of their operations, as without compilation: by default PyTorch traces backward passes
+    under autocast, which would give half-precision gradients to kernels that disable autocast in their forward pass.
+    Layers of one kind share a graph, so that a deep model takes no longer to compile than one layer.
 
     Args:
-        how: ``training.compile``. With `REDUCE_OVERHEAD` the whole model is one graph: call
+        how: True, or a mode of `torch.compile`. With `REDUCE_OVERHEAD` the whole model is one graph: call
             `torch.compiler.cudagraph_mark_step_begin` before each step, which overwrites the outputs of the one before
             and its gradients.
     """
@@ -47,7 +47,7 @@ def compile_model(model: Any, how: bool | str = True) -> None:
 
 
 def could_be_graphs(options: TrainingOptions) -> bool:
-    """Whether steps that are not CUDA graphs could be."""
+    """Whether steps could run as CUDA graphs, but do not."""
     try:
         _check_graphs(options)
     except ValueError:
@@ -56,7 +56,7 @@ def could_be_graphs(options: TrainingOptions) -> bool:
 
 
 def _check_graphs(options: TrainingOptions) -> None:
-    """ValueError where a step cannot be CUDA graphs."""
+    """ValueError if a step cannot run as CUDA graphs."""
     what = f"`compile={REDUCE_OVERHEAD}`"
     if default_device().type != "cuda":
         raise ValueError(f"{what} needs an NVIDIA GPU, which is not here; take `compile=true`, or leave it out")
@@ -70,7 +70,7 @@ def _check_graphs(options: TrainingOptions) -> None:
 
 
 def _lacking(device: str) -> str | None:
-    """What PyTorch's compiler needs for a device and does not find here."""
+    """Describe what PyTorch's compiler needs for a device and does not find here; None if nothing is missing."""
     if device == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "Triton, which is not installed: pip install triton"

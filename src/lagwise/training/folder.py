@@ -1,4 +1,4 @@
-"""What the folder of a run says about it: its recipe, task and log. Needs none of the packages of a training."""
+"""The recipe, task and log in a run's folder, which are read without the packages that training needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a run, with overrides. Its tokenizer folder is the run's own copy. Errors as in `load_recipe`."""
+    """Load the recipe of a run, with overrides. Its tokenizer folder is the run's own copy. Errors as in
+    `load_recipe`."""
     run = Path(run)
     recipe = load_recipe(str(run / RECIPE_FILE), overrides)
     if (run / TOKENIZER).is_dir():
@@ -27,14 +28,14 @@ def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def make_task(recipe: Recipe) -> Task:
-    """The recipe's task, before its data are read. ValueError for unknown names and options out of range."""
+    """Build the recipe's task, without its data. ValueError for unknown names and options out of range."""
     data = replace(recipe.data)  # the task fills in its default source
     return build(TASKS, recipe.task, data, what="task", prefix="task.")
 
 
 def final_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:
-    """The step of the model that a run ends with, and its headline metric on validation data; None if the log has no
-    validation."""
+    """Return the step of the model that a run ends with, and its headline metric on validation data; None if the log
+    has no validation."""
     metric = task.logged_headline(metrics)
     name = f"eval_{metric.name}"
     scores = [(int(line["step"]), line[name]) for line in metrics if name in line]
@@ -44,12 +45,12 @@ def final_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float
 
 
 def data_unchanged(out: Path, recipe: Recipe) -> bool:
-    """Whether a run's data are the same as when the run started, by their hash; nothing is encoded."""
+    """Whether the hash of a run's data is the same as when the run started. Nothing is encoded."""
     return make_task(recipe).key() == read_json(out / RUN_FILE).get("data")
 
 
 def read_metrics(run: Path | str) -> list[dict[str, float]]:
-    """The logged lines of a run, in order. FileNotFoundError if it has none."""
+    """Read the log of a run, one mapping per line. FileNotFoundError if it has none."""
     path = Path(run) / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{str(run)!r} has no {METRICS_FILE}: it is not a training run")
@@ -57,7 +58,7 @@ def read_metrics(run: Path | str) -> list[dict[str, float]]:
 
 
 def logged_lines(path: Path) -> list[dict[str, float]]:
-    """The lines of a log, without the last if it is truncated. ValueError if another line is damaged."""
+    """Read the lines of a log, without the last if it is truncated. ValueError if another line is damaged."""
     lines = path.read_bytes().splitlines()
     result = []
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""The capabilities of this machine that training and benchmarks need to know."""
+"""Capabilities of this machine that training and benchmarks need to know."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bfloat16_is_fast() -> bool:
     capabilities = torch.cpu.get_capabilities()
     if not any("bf16" in name and bool(value) for name, value in capabilities.items()):
         return False
-    return _product_seconds(torch.bfloat16) < 0.8 * _product_seconds(torch.float32)  # casts take some of the gain
+    return _product_seconds(torch.bfloat16) < 0.8 * _product_seconds(torch.float32)  # casts cost some of the gain
 
 
 def check_tf32(wanted: bool) -> None:
@@ -31,18 +31,18 @@ def check_tf32(wanted: bool) -> None:
     from transformers.utils import is_torch_tf32_available
 
     if wanted and not is_torch_tf32_available():
-        raise ValueError("`tf32` needs an NVIDIA GPU since Ampere, which is not here; leave it out")
+        raise ValueError("`tf32` needs an NVIDIA Ampere (or newer) GPU, and none was found; leave it out")
 
 
 def check_precision(precision: str) -> None:
     """ValueError for float16 on a machine without an NVIDIA GPU."""
     if precision == "float16" and not torch.cuda.is_available():
-        raise ValueError("`precision=float16` needs an NVIDIA GPU, which is not here; leave it out, or take bfloat16")
+        raise ValueError("`precision=float16` needs an NVIDIA GPU, and none was found; leave it out, or take bfloat16")
 
 
 def of_first_process(choice: bool) -> bool:
-    """The choice of the first process, for all of them, which must call this together. Processors may differ, but
-    processes that choose differently do not keep the same weights."""
+    """Return the choice of the first process in all processes, which must call this together. Their processors may
+    differ, but processes that choose differently do not keep the same weights."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return choice
     choices = [choice]
@@ -51,7 +51,7 @@ def of_first_process(choice: bool) -> bool:
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
-    """The shortest of several times of a matrix product."""
+    """Time a matrix product, in seconds: the minimum of ten runs."""
     matrix = torch.ones(512, 512, dtype=dtype)
     times = []
     for _ in range(10):
@@ -62,7 +62,7 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 
 def describe() -> dict[str, Any]:
-    """Hardware and versions, for results files."""
+    """Describe hardware and versions, for results files."""
     import numpy
     import transformers
 

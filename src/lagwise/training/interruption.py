@@ -21,7 +21,7 @@ _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class _StopAfterStep(TrainerCallback):
-    """Saves a checkpoint and ends the training after the step in which any of its processes was asked to."""
+    """Callback that saves a checkpoint and ends the training after the step in which any process got a signal."""
 
     def __init__(self, processes: int):
         self.asked = 0  # the number of the signal
@@ -39,11 +39,11 @@ class _StopAfterStep(TrainerCallback):
 
 @contextmanager
 def saved_when_stopped(trainer: Trainer) -> Iterator[None]:
-    """During the block, Ctrl-C or SIGTERM let the trainer complete its step and save a checkpoint before they raise
-    `Stopped`, in all processes if any of them gets the signal. A second signal to a single process stops it at once;
-    processes of a group may each get several, and their launcher ends those that do not stop in time.
+    """On Ctrl-C or SIGTERM within the context, complete the step and save a checkpoint before `Stopped` is raised, in
+    all processes if any of them gets the signal. A second signal to a single process stops it at once; the processes of
+    a group may each get several, and their launcher ends those that do not stop in time.
 
-    Does nothing where signals cannot be handled (in other threads).
+    Has no effect where signals cannot be handled (in other threads).
     """
     if threading.current_thread() is not threading.main_thread():
         yield

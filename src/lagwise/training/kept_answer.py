@@ -1,4 +1,4 @@
-"""Which model a run ends with: its first answer, or the one that it has trained."""
+"""The choice of the model that a run ends with: its first answer, or the trained model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lagwise.training.trainer import LagwiseTrainer
 
 
 def keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, kind: str, *, progress: bool) -> None:
-    """Save a first answer, log its score at step 0, or all of them if no model will be trained, and print it."""
+    """Save a first answer, log its score at step 0 (all scores if no model will be trained), and print it."""
     save_first_answer(first, data, out)
     about, scores = first.about, first.about["scores"]
     line = {"step": 0, "first_answer": scores[data.headline.name], "seconds": about["seconds"]}
@@ -51,23 +51,27 @@ def keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, kind: str, 
         )
         if kind == "compare" and is_perfect(about):
             print(
-                "kept the first answer: no trained model can be better on these rows, so none is trained; "
-                "`first_answer=none` trains one",
+                "kept the first answer: no trained model can be better on these rows, so none is trained (with "
+                "`first_answer` none, one is)",
                 file=sys.stderr,
             )
 
 
 def needs_no_training(out: Path, kind: str) -> bool:
-    """Whether the run has a first answer that no trained model can be better than, and compares them."""
+    """Whether the run compares a trained model with a first answer that makes no mistake, so that none can be
+    better."""
     about = read_first_answer(out) if kind == "compare" and PartialState().is_main_process else None
     return of_first_process(about is not None and is_perfect(about))
 
 
 def kept_model(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, *, compare: bool, progress: bool) -> Any:
-    """The model that a run ends with, in evaluation mode, and its configuration set by the held-out rows
-    (`TaskData.calibrated`): the trained one, joined with the first answer where the task has it so (`Task.wide`); or
-    None for the first answer, if they are compared and the other is no better. What is kept is noted and printed."""
-    rows: Any = trainer.eval_dataset  # all of them: the Trainer's batches are those of one process
+    """Choose the model that a run ends with, record the choice in the run's folder, and print it.
+
+    Returns the trained model in evaluation mode, joined with the first answer if the task asks for it (`Task.wide`),
+    and calibrated on the held-out rows (`TaskData.calibrated`); or None for the first answer, if both are compared and
+    the trained model is no better.
+    """
+    rows: Any = trainer.eval_dataset  # the rows of all processes: the Trainer's batches are those of one process
     size = trainer.args.per_device_eval_batch_size
     batches = DataLoader(rows, batch_size=size, collate_fn=data.collate_evaluation)
     logits, labels = held_out(data, model.eval(), batches)
@@ -81,7 +85,7 @@ def kept_model(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, *
         model, logits = joined(model, first, share), mixed(data, before, logits, share)
         about["share"] = round(share, 3)
     trained = data.calibrated(model, logits, labels)
-    if data.task.wide:  # by the loss, as the share
+    if data.task.wide:  # choose by the loss, like the mixing share
         losses = [loss_of(data, each, labels) for each in (before, logits)]
         about["losses"], better = [round(each, 4) for each in losses], losses[1] < losses[0]
     else:
@@ -95,6 +99,6 @@ def kept_model(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, *
 
 
 def take_first(out: Path, partial: Path) -> None:
-    """Copy the first answer's model in the place of the one that is being saved."""
+    """Replace the model that is being saved by the first answer's."""
     shutil.rmtree(partial)
     shutil.copytree(out / FOLDER, partial, ignore=shutil.ignore_patterns("held_out*"))

@@ -1,4 +1,4 @@
-"""What programs that start processes, such as torchrun, were told."""
+"""Checks of the settings of programs that start processes, such as torchrun."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check_sharing() -> None:
 
 
 def check_restarts() -> None:
-    """A warning if torchrun may start processes again that would find the addresses of those before them (PyTorch 2.13,
-    pytorch#135712)."""
+    """Warn if torchrun may restart processes that would then find the addresses of the processes before them (PyTorch
+    2.13, pytorch#135712)."""
     may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if may_restart and is_first() and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
         warnings.warn(

@@ -23,16 +23,16 @@ from lagwise.tables import known
 from lagwise.tasks import Task, TaskData
 from lagwise.training.recipe import START, Recipe, merged
 
-_OF_THE_DATA = ("label_mean", "label_std", "outputs", "threshold", "wide")
-_BACKBONE = "model."  # prefix of the backbone's weights in every head
+_FIELDS_OF_THE_DATA = ("label_mean", "label_std", "outputs", "threshold", "wide")
+_BACKBONE_PREFIX = "model."  # of the backbone's weights in every head
 
 
 def check_model(recipe: Recipe, task: Task) -> None:
     """Build the recipe's model without memory. ValueError for an unknown field, a value out of range, more parameters
     than the machine can train, or a training length that the model or one of its kernels does not support."""
-    for name in _OF_THE_DATA:
+    for name in _FIELDS_OF_THE_DATA:
         if name in recipe.model:
-            raise ValueError(f"model.{name} follows from the data; leave it out")
+            raise ValueError(f"`{name}` follows from the data; leave it out")
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
     shares = group_size() if recipe.training.shard else 1
     check_memory(task.model_class, config, training=True, shares=shares)
@@ -51,8 +51,8 @@ def check_model(recipe: Recipe, task: Task) -> None:
 
 
 def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
-    """The recipe's model, freshly initialised or with the backbone of the run in ``model.init_from``, for the data of a
-    task. ValueError if they do not fit."""
+    """Build the recipe's model for the data of a task, freshly initialised or with the backbone of the run that
+    ``init_from`` names. ValueError if they do not fit."""
     config = config_for_data(recipe, data)
     data.task.check_config(config)
     set_seed(recipe.training.seed)
@@ -64,7 +64,7 @@ def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
 
 
 def started_from(recipe: Recipe) -> Path | None:
-    """The folder in ``model.init_from``. FileNotFoundError if it holds no model."""
+    """Return the folder that ``init_from`` names, None without one. FileNotFoundError if it holds no model."""
     if START not in recipe.model:
         return None
     folder = expanded(str(recipe.model[START]))
@@ -75,7 +75,7 @@ def started_from(recipe: Recipe) -> Path | None:
 
 
 def config_for_data(recipe: Recipe, data: TaskData) -> LagwiseConfig:
-    """The configuration for the data of a task. ValueError if the model has fewer tokens than the tokenizer."""
+    """Build the configuration for the data of a task. ValueError if the model has fewer tokens than the tokenizer."""
     fields = data.fields()
     if "vocab_size" in fields:  # checked first, because the tokenizer's special tokens are outside a smaller one
         size = model_config(recipe, data.task, {"vocab_size": fields["vocab_size"]}).vocab_size
@@ -86,7 +86,7 @@ def config_for_data(recipe: Recipe, data: TaskData) -> LagwiseConfig:
 
 
 def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseConfig:
-    """The configuration from the task and the data; fields of the recipe take precedence, and options of its inputs.
+    """Build the configuration from the fields of the recipe, which take precedence, and those of the task and the data.
     ValueError for unknown fields."""
     for name in recipe.model:
         known(name, [*field_types(), START], "key in model")
@@ -103,19 +103,21 @@ def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseC
 
 
 def own_fields(recipe: Recipe) -> dict[str, Any]:
-    """The fields of `LagwiseConfig` that a recipe gives."""
+    """Return the fields of `LagwiseConfig` that a recipe gives."""
     return {name: value for name, value in recipe.model.items() if name != START}
 
 
 def with_start(recipe: Recipe) -> Recipe:
-    """The recipe with an absolute path in ``model.init_from``, that model's fields where the recipe sets none (for a
-    block without a name, its options), and its tokenizer. What describes that model's data is not taken: the scale of
-    its labels, and the features and scale of its series, nor their stride, unless the recipe leaves it open."""
+    """Complete a recipe that starts from another run: an absolute path in ``init_from``, that model's fields where the
+    recipe sets none (for a block without a name, its options), and its tokenizer.
+
+    Fields that describe that model's data are not taken: the scale of its labels, the features and scale of its series,
+    and their stride, unless the recipe leaves it open."""
     folder = started_from(recipe)
     if folder is None:
         return recipe
     saved, place = read_config(folder).to_dict(), str(folder.resolve())
-    others = {name for name in saved if name in _OF_THE_DATA or name.endswith("_token_id")}
+    others = {name for name in saved if name in _FIELDS_OF_THE_DATA or name.endswith("_token_id")}
     given = {name: saved[name] for name in field_types() if name in saved and name not in others}
     if isinstance(given.get("inputs"), dict) and given["inputs"].get("name") == "values":
         given["inputs"] = {"name": "values"}
@@ -132,7 +134,7 @@ def with_start(recipe: Recipe) -> Recipe:
 
 
 def without_start(recipe: Recipe) -> Recipe:
-    """The recipe for a training that has started: the initial folder may no longer exist."""
+    """Return the recipe without ``init_from``, for a training that has started: that folder may no longer exist."""
     return replace(recipe, model=own_fields(recipe))
 
 
@@ -141,8 +143,8 @@ def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
     backbone = model.base_model
     own = {name: tuple(value.shape) for name, value in backbone.state_dict().items()}
     with safe_open(folder / "model.safetensors", "pt") as file:
-        names = [name for name in file.keys() if name.startswith(_BACKBONE)]  # noqa: SIM118 (not a mapping)
-        found = {name.removeprefix(_BACKBONE): file.get_tensor(name) for name in names}
+        names = [name for name in file.keys() if name.startswith(_BACKBONE_PREFIX)]  # noqa: SIM118 (not a mapping)
+        found = {name.removeprefix(_BACKBONE_PREFIX): file.get_tensor(name) for name in names}
     wrong = sorted(name for name in own if name not in found or tuple(found[name].shape) != own[name])
     wrong += sorted(found.keys() - own.keys())
     if wrong:

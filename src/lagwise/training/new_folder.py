@@ -1,4 +1,4 @@
-"""Whether a run may begin in a folder. Loads no PyTorch."""
+"""The check that a run may begin in a folder, which does not load PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOKENIZER = "tokenizer"
 
 
 def check_unused(out: Path) -> None:
-    """FileExistsError if a run's folder is in use, and ValueError if it cannot be made."""
+    """FileExistsError if a run's folder is in use, and ValueError if it cannot be created."""
     check_writable(out, "out")
     # A process that dies before writing the recipe leaves only these.
     if not is_unused(out, RUN_FILE, TOKENIZER):

@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 from lagwise.training.hardware import bfloat16_is_fast, of_first_process
 from lagwise.training.recipe import TrainingOptions
 
-_MOMENTUM, _ITERATIONS = 0.95, 5
+_MOMENTUM, _ORTHOGONAL_STEPS = 0.95, 5
 _adamw_step = getattr(torch.optim.AdamW.step, "__wrapped__", torch.optim.AdamW.step)  # without hooks, which run once
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # from Jordan et al.: steepest at zero, so that small values grow quickly
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan et al.: steepest at zero, so that small values grow quickly
 
 
 def make_optimizer(model: PreTrainedModel, training: TrainingOptions) -> torch.optim.Optimizer:
-    """The optimizer of a recipe, over the model's parameters."""
+    """Make the optimizer of a recipe, over the model's parameters."""
     groups = parameter_groups(model, training.weight_decay)
     if training.optimizer == "muon":
         groups = with_matrices(groups, model)
@@ -28,10 +28,11 @@ def make_optimizer(model: PreTrainedModel, training: TrainingOptions) -> torch.o
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """AdamW groups: weight decay applies to matrices and taps, but not to biases, norms, embeddings and parameters that
-    a module names ``undecayed``.
+    """Make AdamW groups: weight decay applies to matrices and taps, but not to biases, norms, embeddings and parameters
+    that a module names ``undecayed``.
 
-    A module names them in its class, because a mark on a parameter is lost when the model is copied or loaded.
+    A module names such parameters in its class, because an attribute of a parameter is lost when the model is copied or
+    loaded.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     spared = {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "undecayed", ())}
@@ -44,9 +45,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def with_matrices(groups: list[dict[str, Any]], model: PreTrainedModel) -> list[dict[str, Any]]:
-    """The groups with a group of its own for the weights of the linear layers in a model's blocks, with a ``momentum``.
+    """Split groups so that the weights of the linear layers in a model's blocks have groups with a ``momentum``.
 
-    Kernels and their networks are not among these: their parameters are no maps between channels.
+    Kernels and their networks stay in groups without one: their parameters are no maps between channels.
     """
     backbone: Any = model.base_model
     linear = {id(m.weight) for m in backbone.layers.modules() if isinstance(m, nn.Linear)}
@@ -114,13 +115,15 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix with the singular vectors of ``matrix`` and singular values between about 0.7 and 1.2, by five steps
-    ``x <- a x + b (x x') x + c (x x')**2 x`` in this dtype. Singular values far below the norm may stay smaller."""
+    """Compute a matrix with the singular vectors of ``matrix`` and singular values between about 0.7 and 1.2.
+
+    Formula: five steps ``x <- a x + b (x x') x + c (x x')**2 x`` in ``dtype``, from ``matrix`` over its norm. Singular
+    values far below the norm may stay smaller."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix.to(dtype) if wide else matrix.to(dtype).T
     x = x / x.norm().clamp(min=1e-7)
     a, b, c = _COEFFICIENTS
-    for _ in range(_ITERATIONS):
+    for _ in range(_ORTHOGONAL_STEPS):
         square = x @ x.T
         x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x if wide else x.T).to(matrix.dtype)

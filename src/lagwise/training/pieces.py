@@ -1,4 +1,4 @@
-"""Trainings in which several processes share every sequence (`training.sequence_parallel`)."""
+"""Sequence parallelism: several processes share every sequence, each with a shard of its tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lagwise.tasks import Task
 
 
 class SharedRows(Dataset):
-    """The rows of a data set in batches, each as often as processes share it, one after the other: the Trainer gives
-    the batches to the processes in turn. The last batch is filled up with its last row."""
+    """A data set that repeats every batch once for each process that shares it: the Trainer gives batches to the
+    processes in turn. The last batch is filled up with its last row."""
 
     def __init__(self, rows: Any, batch: int, count: int):
         self.rows, self.batch, self.count = rows, batch, count
@@ -27,12 +27,12 @@ class SharedRows(Dataset):
 
 
 class Sharing:
-    """How this process shares sequences with those of neighbouring ranks.
+    """The group of processes, with neighbouring ranks, that share sequences with this process.
 
     Args:
-        count: Processes that share a sequence.
-        rows: Of an evaluation.
-        batch: Rows of a process's batches in evaluation.
+        count: Number of processes that share a sequence.
+        rows: Number of rows of an evaluation.
+        batch: Number of rows in a process's evaluation batches.
     """
 
     def __init__(self, count: int, rows: int, batch: int):
@@ -40,7 +40,7 @@ class Sharing:
         self.group: Any = dist.new_subgroups(group_size=count)[0]
 
     def piece(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """This process's piece of a batch of whole rows."""
+        """Cut this process's shard out of a batch of whole rows."""
         length, rank = max(t.shape[1] for t in inputs.values() if t.dim() > 1), dist.get_rank(self.group)
         own = slice(length * rank // self.count, length * (rank + 1) // self.count)
         return {
@@ -49,13 +49,13 @@ class Sharing:
         }
 
     def real_rows(self, number: int) -> int:
-        """Rows of this process's batch of this number, in evaluation, that do not only fill it up."""
+        """Count the rows of this process's evaluation batch ``number`` that do not only fill it up."""
         batch = (number * dist.get_world_size() + dist.get_rank()) // self.count
         return min(max(self.rows - batch * self.batch, 0), self.batch)
 
 
 def check_shared(task: Task, count: int) -> None:
-    """ValueError unless ``count`` processes may share the sequences of a task."""
+    """ValueError unless ``count`` processes can share the sequences of a task."""
     if count == 1:
         return
     if not task.splits:

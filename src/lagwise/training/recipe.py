@@ -26,23 +26,23 @@ OPTIMIZERS = ("adamw", "muon")
 REDUCE_OVERHEAD = "reduce-overhead"  # a mode of `torch.compile`
 SELECTIONS = ("last", "best")
 FIRST_ANSWERS = ("none", "compare", "only")
-LINEAR = "linear"  # the word of a first answer alone, where other words name a model that is trained alone
+LINEAR = "linear"  # the word for a first answer alone; other words name a model that is trained alone
 DEFAULT_RECIPE = "best-lm"
-MOST_STEPS = 10**8  # the length of each step is drawn beforehand
-MOST_WORKERS = 128  # each is a process with hundreds of megabytes
-_LAST_RATE = 1e-7  # where the polynomial schedule ends, as in transformers
-_LONGEST = 2**20  # bytes of a recipe
+MAX_STEPS = 10**8  # the lengths of all steps are drawn in advance
+MAX_WORKERS = 128  # each is a process with hundreds of megabytes
+_FINAL_RATE = 1e-7  # learning rate at the end of the polynomial schedule, as in transformers
+_MAX_BYTES = 2**20  # of a recipe file
 
 
 @options
 class TrainingOptions:
     """How to train."""
 
-    steps: Annotated[Count, Field(le=MOST_STEPS)] = 1000
+    steps: Annotated[Count, Field(le=MAX_STEPS)] = 1000
     """Optimiser steps."""
     epochs: Annotated[Number, Field(gt=0)] | None = None
     """Passes over the training data, instead of steps; may be a fraction."""
-    least_steps: Annotated[Whole, Field(ge=0, le=MOST_STEPS)] = 0
+    least_steps: Annotated[Whole, Field(ge=0, le=MAX_STEPS)] = 0
     """Steps at least, where `epochs` of few rows are fewer. An override of `epochs` sets it to 0."""
     batch_size: Count = 8
     """Sequences per step, over all processes."""
@@ -89,7 +89,7 @@ class TrainingOptions:
     from the beginning of a document to its end; gradients reach back to the start of a piece of `data.length` tokens,
     or of one drawn from `data.lengths`. Of language models whose state does not grow with the text. Many steps read
     fewer different texts. 0 and 1 carry none."""
-    workers: Annotated[Whole, Field(ge=0, le=MOST_WORKERS)] = 0
+    workers: Annotated[Whole, Field(ge=0, le=MAX_WORKERS)] = 0
     """Processes that prepare batches, such as augmented images; 0 prepares them between the steps."""
     seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
     """Of weights and of the order of the data."""
@@ -141,7 +141,7 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with lagwise.
+    """List the names of the recipes that come with lagwise.
 
     >>> "tnn-lm" in recipe_names()
     True
@@ -151,17 +151,18 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or YAML file, with ``section.key=value`` overrides applied.
+    """Load a recipe by name or YAML file, and apply ``section.key=value`` overrides.
 
-    ``model=linear`` trains no model, but fits the first answer alone (``training.first_answer=only``). Two overrides
-    replace the recipe's model, except for its dropout: ``model=WORD``, its block by a word of
-    `lagwise.models.presets`, for images in two dimensions and with the recipe's expansions, for a chain by as many
-    layers as it has blocks, and with the fields that the recipe's section ``words`` has for it, such as published
-    sizes, and trains it without a first answer (``training.first_answer=none``); and ``model.init_from=RUN``, all of it
-    by the model of another run. They are applied first.
+    There are two rules. A preset replaces the recipe's model, and is applied first; every other override sets a key.
 
-    ``NAME`` in ``model. ... .kernel.name=NAME``, and of another mixer or block, takes the place of the recipe's part,
-    whose options stay where the new part has them too. Keys below ``model.block`` are checked when the model is built.
+    - ``model=WORD`` replaces the block by a preset of `lagwise.models.presets` and sets the fields that the recipe's
+      section ``words`` has for it, such as published sizes. Dropout, pooling and, for images, expansions stay; a chain
+      of blocks becomes as many layers. It trains without a first answer (``training.first_answer=none``).
+      ``model=linear`` trains no model, but fits the first answer alone (``training.first_answer=only``).
+    - ``model.init_from=RUN`` replaces the whole model by that of another run.
+
+    A ``name`` below ``model`` sets another block, mixer or kernel: the options of the part before it are dropped if the
+    new part does not have them. Keys below ``model.block`` are checked when the model is built.
 
     Args:
         name: Name of a recipe or path of a YAML file.
@@ -179,8 +180,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise FileNotFoundError(f"no recipe file {shown(name)}")
-        if path.stat().st_size > _LONGEST:
-            raise ValueError(f"recipe {name!r} has {path.stat().st_size} bytes; a recipe has at most {_LONGEST}")
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"recipe {name!r} has {path.stat().st_size} bytes; a recipe has at most {_MAX_BYTES}")
         text = path.read_bytes()
     else:
         known(name, recipe_names(), "recipe")
@@ -208,7 +209,7 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """ValueError for overrides that contradict each other."""
+    """ValueError for overrides that contradict one another."""
     keys = [override.partition("=")[0] for override in overrides]
     for one, other, why in (
         ("model.init_from", "model", "a run that is started from brings its own kind of model"),
@@ -257,8 +258,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def setting(name: str) -> str | None:
-    """The key of a recipe that sets an option of the data, the training, a task or the model: ``training.steps`` for
-    ``steps``. None if there is no such option."""
+    """Return the key of a recipe that sets an option of the data, the training, a task or the model, such as
+    ``training.steps`` for ``steps``; None if there is no such option."""
     if name == "model":
         return name
     for section, cls in _SECTIONS.items():
@@ -273,7 +274,7 @@ def setting(name: str) -> str | None:
 
 
 def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
-    """ValueError for the part of a block where the model is a chain of several blocks."""
+    """ValueError for a key below ``model.block`` if the model is a chain of several blocks."""
     model = values.get("model") if isinstance(values, dict) else None
     block = model.get("block") if isinstance(model, dict) else None
     if not isinstance(block, dict) or block.get("name") != "chain" or parts[:2] != ["model", "block"]:
@@ -286,14 +287,14 @@ def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
-    """A mapping that a recipe may leave out."""
+    """Return a mapping that a recipe may leave out. ValueError for anything else."""
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{what} in a recipe must be a mapping, got {shown(value)}")
     return value or {}
 
 
 def _use_preset(values: dict[str, Any], word: str) -> None:
-    """Merge the fields of a word into the recipe's model, then what the recipe keeps, then what its ``words`` set."""
+    """Merge a preset into the recipe's model, then the settings that stay, then what the recipe's ``words`` set."""
     known(word, [*PRESETS, LINEAR], "model")
     values["training"] = {**(values.get("training") or {}), "first_answer": "only" if word == LINEAR else "none"}
     if word == LINEAR:
@@ -309,8 +310,8 @@ def _use_preset(values: dict[str, Any], word: str) -> None:
 
 
 def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a model, or options of a part, with others in their place. A part that these name replaces the given
-    one; of another part, only the options that these set."""
+    """Merge mappings of a model's fields, or a part's options, from left to right. A part with a ``name`` replaces the
+    part before it; without one, its options are set in that part."""
     result = dict(given)
     for name, value in ((name, value) for other in others for name, value in other.items()):
         before = result.get(name)
@@ -320,7 +321,7 @@ def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, An
 
 
 def _drop_options(values: Any, override: str) -> None:
-    """Where an override gives a part of the model another name, remove the options that the new part does not have."""
+    """If an override names another part of the model, drop the options that the new part does not have."""
     key, _, name = override.partition("=")
     *path, last = key.split(".")
     if last != "name" or path[:1] != ["model"]:
@@ -341,7 +342,7 @@ def _drop_options(values: Any, override: str) -> None:
 
 
 def _depth(model: Mapping[str, Any]) -> dict[str, Any]:
-    """As many layers as a model has, of which a chain's block has several."""
+    """Return the number of layers of a model, counting each block of a chain."""
     block, repeated = model.get("block"), model.get("num_hidden_layers")
     blocks = block.get("blocks") if isinstance(block, dict) and block.get("name") == "chain" else None
     return (
@@ -350,9 +351,10 @@ def _depth(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task_settings(values: Mapping[str, Any], widths: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Dropout, pooling and the layers of the classifier of a recipe's model, which belong to the training and the task:
-    another model is trained with them too. widths: a block whose mixers keep the expansion of the recipe's mixers of
-    the same name."""
+    """Return the fields of a recipe's model that belong to its training and task, and stay with another model: dropout,
+    pooling and the classifier's layers.
+
+    widths: A block whose mixers keep the expansion of the recipe's mixers of the same name."""
     model = values.get("model") or {}
     names = ("embedding_dropout", "classifier_dropout", "classifier_hidden_size", "pooling")
     kept: dict[str, Any] = {name: value for name, value in model.items() if name in names}
@@ -379,9 +381,9 @@ def _check(recipe: Recipe) -> None:
         if value is not None and not value.strip():
             raise ValueError(f"data.{key} must not be empty")
     _check_lengths(data)
-    if training.schedule == "polynomial" and training.learning_rate <= _LAST_RATE:
+    if training.schedule == "polynomial" and training.learning_rate <= _FINAL_RATE:
         raise ValueError(
-            f"training.learning_rate must be over {_LAST_RATE:g}, with which the polynomial schedule ends, got "
+            f"training.learning_rate must be over {_FINAL_RATE:g}, with which the polynomial schedule ends, got "
             f"{training.learning_rate:g}"
         )
     if training.batch_size % training.accumulate:
@@ -405,7 +407,7 @@ _OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
 
 
 def rooted(recipe: Recipe) -> Recipe:
-    """The recipe with absolute local paths, so that a run is valid from any folder."""
+    """Make local paths of a recipe absolute, so that its run is valid from any folder."""
     source, folder = recipe.data.source, tokenizer_folder(recipe.data.tokenizer)
     paths: dict[str, Any] = {} if folder is None else {"tokenizer": str(folder.resolve())}
     if source and source != "stdlib":
@@ -421,5 +423,5 @@ def _rooted_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_path(name: Any) -> Any:
-    """The absolute path of a local file or folder; other names, such as of hubs, as they are."""
+    """Make the path of an existing file or folder absolute. Other names, such as those of hubs, are unchanged."""
     return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name

@@ -1,4 +1,4 @@
-"""Programs that follow a training, beside the log in its folder."""
+"""The programs that follow a training, such as TensorBoard, beside the log in its folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from lagwise.tables import shown
 
 
 def check_reports(names: str) -> list[str]:
-    """The names of `training.report_to`, for the Trainer. ValueError for one that is unknown or not installed."""
+    """Split the option ``report_to`` into names for the Trainer. ValueError for one that is unknown or not
+    installed."""
     found = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
     available = get_available_reporting_integrations()
     for name in found:
@@ -24,7 +25,7 @@ def check_reports(names: str) -> list[str]:
 
 
 def reporters(names: str, out: Path) -> list[str]:
-    """`check_reports`, and where TensorBoard's files go."""
+    """Return the names of `check_reports`, and tell TensorBoard's callback where to write."""
     found = check_reports(names)
     if "tensorboard" in found:
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")

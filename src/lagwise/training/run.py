@@ -1,4 +1,4 @@
-"""Train a recipe into a run folder."""
+"""Training a recipe into a run folder, and resuming it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from lagwise.training.launchers import check_restarts, check_sharing
 from lagwise.training.model import check_model, with_start, without_start
 from lagwise.training.new_folder import check_unused
 from lagwise.training.pieces import check_shared
-from lagwise.training.recipe import MOST_STEPS, Recipe, rooted
+from lagwise.training.recipe import MAX_STEPS, Recipe, rooted
 from lagwise.training.reports import check_reports
 from lagwise.training.setup import make_trainer, micro_batch_size, processes, training_arguments
 from lagwise.training.sharding import check_shards, load_weights
@@ -176,7 +176,7 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
 
 
 def _begin(recipe: Recipe, out: Path, identity: dict[str, Any]) -> None:
-    """Write the recipe, which makes ``out`` a run that can be resumed, and what identifies the run."""
+    """Write the recipe and the identity of a run, which make ``out`` a run that can be resumed."""
     shutil.rmtree(out / TOKENIZER, ignore_errors=True)
     with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
         write_json(partial / RUN_FILE, identity)
@@ -186,7 +186,7 @@ def _begin(recipe: Recipe, out: Path, identity: dict[str, Any]) -> None:
 
 
 def _fit_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> None:
-    """Fit the first answer and keep it in the run, if the recipe asks for one."""
+    """Fit the first answer and keep it in the run's folder, if the recipe asks for one."""
     if not needs_first_answer(recipe, data.task):
         return
     kind, first = recipe.training.first_answer, fit_first_answer(data, recipe.training.seed)
@@ -196,12 +196,12 @@ def _fit_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Non
 
 
 def _size(model: Any) -> int:
-    """The number of a model's parameters."""
+    """Count a model's parameters."""
     return sum(each.numel() for each in model.parameters())
 
 
 def _check_same(out: Path, begun: Any, asked: Any, key: str = "") -> None:
-    """ValueError if a run was begun with other settings, naming the first that differs."""
+    """ValueError that names the first setting that differs from those with which a run was begun."""
     if isinstance(begun, dict) and isinstance(asked, dict):
         for name in {**begun, **asked}:
             _check_same(out, begun.get(name), asked.get(name), f"{key}.{name}" if key else name)
@@ -213,18 +213,17 @@ def _check_same(out: Path, begun: Any, asked: Any, key: str = "") -> None:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe trains, in values of JSON."""
+    """Convert a recipe to JSON values, without the fields of other models."""
     return {name: value for name, value in json.loads(json.dumps(asdict(recipe))).items() if name != "words"}
 
 
 def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextManager[None]:
-    """The lock on a run, taken by the first process for all."""
+    """Lock a run's folder, in the first process for all."""
     return locked(out, "training") if arguments.process_index == 0 else nullcontext()
 
 
 def check_recipe(recipe: Recipe) -> Task:
-    """The recipe's task, before its data are read, after all checks that need no data. A ValueError says what is
-    wrong.
+    """Check everything that needs no data, and return the recipe's task. A ValueError says what is wrong.
 
     >>> from lagwise.training import load_recipe
     >>> type(check_recipe(load_recipe("tnn-lm"))).__name__
@@ -261,21 +260,21 @@ def _opened(task: Task, progress: bool) -> TaskData:
 
 
 def _resolved(recipe: Recipe, data: TaskData) -> Recipe:
-    """The recipe with the values that task and data determine: its source, its task's options, and the number of
+    """Fill in the values of a recipe that task and data determine: its source, its task's options, and the number of
     steps."""
     options = recipe.training
     if options.epochs is not None:
         steps = max(1, round(options.epochs * data.steps_per_epoch(options.batch_size)), options.least_steps)
-        if steps > MOST_STEPS:
-            raise ValueError(f"`epochs` {options.epochs:g} are {steps:.1e} steps, of at most {MOST_STEPS:,}")
-        evaluate_every = min(options.evaluate_every, -(-steps // 6))  # so that there are some to choose the best from
+        if steps > MAX_STEPS:
+            raise ValueError(f"`epochs` {options.epochs:g} are {steps:.1e} steps, of at most {MAX_STEPS:,}")
+        evaluate_every = min(options.evaluate_every, -(-steps // 6))  # to have some to choose the best from
         options = replace(options, steps=steps, evaluate_every=evaluate_every)
     options = replace(options, warmup_steps=min(options.warmup_steps, options.steps // 10))
     return replace(recipe, task={**recipe.task, **data.resolved()}, data=data.task.data, training=options)
 
 
 def _rewind_metrics(out: Path, step: int) -> None:
-    """Drop logged lines after the checkpoint, and the summary; training writes them again."""
+    """Drop the summary and the lines logged after a checkpoint's step: training writes them again."""
     path = out / METRICS_FILE
     if not path.is_file():  # stopped before the first line
         return

@@ -1,4 +1,4 @@
-"""What the Trainer needs: its arguments, the model, the examples and the callbacks of a recipe."""
+"""The Trainer of a recipe, with its arguments, model, examples and callbacks."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
 
 
 def processes() -> PartialState:
-    """This process among those that train together. On a CPU each would take itself for the only one, unless it is said
-    that it uses the CPU."""
+    """Return accelerate's state of this process. On a CPU, every process would take itself for the only one unless it
+    is told to use the CPU."""
     if group_size() > 1 and default_device().type == "cpu":
         return PartialState(cpu=True, backend="gloo")
     return PartialState()
 
 
 def micro_batch_size(recipe: Recipe) -> int:
-    """The rows of a micro-batch of one process. ValueError if the batch cannot be divided this way."""
+    """Divide the batch: the rows of one process's micro-batch. ValueError if it cannot be divided."""
     options, world = recipe.training, group_size()
     groups, left = divmod(world, options.sequence_parallel)
     if left or not groups:
         raise ValueError(
             f"`sequence_parallel` must divide the number of processes, got {options.sequence_parallel} for "
-            f"{world}: start 'torchrun --nproc-per-node {options.sequence_parallel} -m lagwise train ...'"
+            f"{world}; start {options.sequence_parallel} processes or a multiple, for example with torchrun"
         )
     if options.batch_size % (groups * options.accumulate):
         raise ValueError(
             f"`batch_size` must be a multiple of processes"
-            f"{' (groups of them)' if options.sequence_parallel > 1 else ''} times accumulate, got "
+            f"{' (groups of them)' if options.sequence_parallel > 1 else ''} times `accumulate`, got "
             f"{options.batch_size} for {groups} * {options.accumulate}"
         )
     return options.batch_size // (groups * options.accumulate)
@@ -97,12 +97,12 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
 
 
 def _use_one_gpu(arguments: TrainingArguments) -> None:
-    """Let one process use one GPU: with several, the Trainer would copy the model to all of them at every step, and
+    """Restrict the process to one GPU: with several, the Trainer would copy the model to all of them at every step, and
     multiply the batch by their number."""
     if arguments.n_gpu > 1:
         warnings.warn(
-            f"this process uses one of {arguments.n_gpu} GPUs; to train on all: torchrun --nproc-per-node "
-            f"{arguments.n_gpu} -m lagwise train ...",
+            f"this process uses one of {arguments.n_gpu} GPUs; to train on all, start a process for each, for example "
+            "with torchrun",
             stacklevel=2,
         )
         arguments._n_gpu = 1

@@ -1,8 +1,8 @@
-"""Models whose weights, gradients and optimiser states are divided between processes (`training.shard`).
+"""Sharding of weights, gradients and optimiser states between processes, by PyTorch's `fully_shard`.
 
-PyTorch's `fully_shard` does it on every device. Arithmetic is that of an unsharded model: what runs in bfloat16 is
-chosen by autocast, operation by operation, because a policy that casts the weights would also cast those that kernels
-keep in float32. Checkpoints are those of `torch.distributed.checkpoint`, which any number of processes can read.
+The arithmetic is that of an unsharded model: autocast chooses what runs in bfloat16, operation by operation, because a
+policy that casts the weights would also cast the weights that kernels keep in float32. `torch.distributed.checkpoint`
+writes checkpoints, which any number of processes can read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHARDS = "shards"  # folder of a checkpoint
 
 
 def check_shards(options: TrainingOptions) -> None:
-    """ValueError for options that need whole weights."""
+    """ValueError for options that need unsharded weights."""
     if not options.shard:
         return
     if options.optimizer != "adamw":
@@ -45,8 +45,8 @@ def check_shards(options: TrainingOptions) -> None:
 
 
 def shard(model: Any) -> None:
-    """Divide the weights of every layer, and of the rest, between all processes: a layer's are gathered while it
-    runs."""
+    """Shard the weights of every layer, and the remaining weights, between all processes. The weights of a layer are
+    gathered while it runs."""
     if not dist.is_initialized():  # one process: the same training, and the same checkpoints
         return
     device = next(model.parameters()).device.type
@@ -57,12 +57,12 @@ def shard(model: Any) -> None:
 
 
 def own_part(weight: Tensor) -> Tensor:
-    """What this process holds of a weight."""
+    """Return the shard of a weight that this process holds."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def save_shards(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
-    """Write the weights and the optimiser's state: every process its own part."""
+    """Write the weights and the optimiser's state, every process its own shard."""
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, _plain(optimizer))}
     with _alone() as alone:
         dcp.save(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
@@ -102,12 +102,12 @@ def check_saved_shards(checkpoint: Path, model: nn.Module | None) -> None:
 
 @contextmanager
 def _alone() -> Iterator[bool]:
-    """Whether this is the only process, of which PyTorch's checkpoints would warn."""
+    """Yield whether this is the only process, without the warning that PyTorch's checkpoints give then."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
         yield not dist.is_initialized()
 
 
 def _plain(optimizer: Any) -> Any:
-    """The optimiser, without accelerate's wrapping."""
+    """Return the optimiser without accelerate's wrapper."""
     return getattr(optimizer, "optimizer", optimizer)

@@ -1,4 +1,4 @@
-"""Trainings on streamed text (`data.streaming`)."""
+"""Training on text that is read and encoded while the model trains."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lagwise.data.options import MADE_OF_TEXT, DataOptions
 from lagwise.data.streams import StreamLoader
 from lagwise.training.recipe import Recipe, TrainingOptions
 
-_FILE = "stream_{}.json"  # one for each process
+_FILE = "stream_{}.json"  # of a process, by its rank
 
 
 class SavedStream:
-    """The batches of a process, and where they are, in a file of its own in every checkpoint."""
+    """The batches of a process, whose position in the stream is saved in a file of every checkpoint."""
 
     def __init__(self, loader: StreamLoader, process: int):
         self.loader, self.file = loader, _FILE.format(process)
@@ -26,7 +26,7 @@ class SavedStream:
         (folder / self.file).write_text(json.dumps(self.loader.state_dict()) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint. ValueError if it was written by another number of processes."""
+        """Continue from a checkpoint. ValueError if it was written by another number of processes."""
         if not (folder / self.file).is_file():
             raise ValueError(f"{self.file} is missing: a stream is resumed by as many processes as have begun it")
         self.loader.load_state_dict(json.loads((folder / self.file).read_text(encoding="utf-8")))
@@ -50,7 +50,7 @@ def check_streaming(data: DataOptions, training: TrainingOptions) -> None:
 
 
 def streamed_text(recipe: Recipe, data: Any, arguments: TrainingArguments) -> SavedStream | None:
-    """The batches of this process, if text is streamed. Processes that share sequences read the same."""
+    """Open the batches of this process; None if text is not streamed. Processes that share sequences read the same."""
     if not recipe.data.streaming:
         return None
     options, count = recipe.training, recipe.training.sequence_parallel

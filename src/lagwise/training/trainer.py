@@ -36,8 +36,8 @@ from lagwise.training.streaming import SavedStream
 
 
 class LagwiseTrainer(Trainer):
-    """Trainer whose checkpoints appear under their name only when complete. The task's data define batches,
-    the loss and the metrics."""
+    """A Trainer whose checkpoints appear under their name only when complete. The task's data define batches, the loss
+    and the metrics."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class LagwiseTrainer(Trainer):
         return super().train(*args, **kwargs)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Counts what the loss is a mean over also where labels have another name, so that any number of processes and
-        micro-batches gives the mean over all."""
+        """Count the terms of the loss also where labels have another name, so that the loss is the mean over all
+        processes and micro-batches."""
         samples, counted = super().get_batch_samples(*args, **kwargs)
         if counted is None and samples and self.data.label_arguments:
             own = torch.stack([self.data.counted(batch) for batch in samples]).sum()
@@ -96,7 +96,7 @@ class LagwiseTrainer(Trainer):
         return super().training_step(*args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any) -> Any:
-        """Leaves out the logits of a language model where only its loss is needed."""
+        """Compute the loss, without the logits of a language model if only the loss is needed."""
         if not model.training:
             kwargs.pop("num_items_in_batch", None)  # over all processes; `evaluation_loop` needs this batch's mean
         elif self.sharing is not None and kwargs.get("num_items_in_batch") is not None:  # every sharer counted all
@@ -130,7 +130,7 @@ class LagwiseTrainer(Trainer):
             self.data_collator = collate
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluates the averaged weights, if there are any, since the best model is chosen among these."""
+        """Evaluate the averaged weights, if there are any: the best model is chosen among them."""
         with self.average.in_use():
             return super().evaluate(*args, **kwargs)
 
@@ -157,8 +157,9 @@ class LagwiseTrainer(Trainer):
                 f.write(json.dumps(line) + "\n")
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Its loss is the mean over all labels, for any size of the batches and any number of processes. The Trainer's
-        is a mean over batches, the last of which may be smaller, or filled up with rows that other processes have."""
+        """Evaluate with a loss that is the mean over all labels, for any batch size and number of processes. The
+        Trainer's loss is a mean over batches, the last of which may be smaller or filled up with rows that other
+        processes have."""
         self._losses, self._evaluated = [], 0
         with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
             output = super().evaluation_loop(*args, **kwargs)
@@ -169,7 +170,7 @@ class LagwiseTrainer(Trainer):
         return output
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Keeps only those outputs and labels that the task's metrics need, and the sum of the loss."""
+        """Keep only the outputs and labels that the task's metrics need, and the sum of the loss."""
         rows = len(next(iter(inputs.values())))
         real = self._real_rows(rows)
         share = 1 if self.sharing is None else self.sharing.count
@@ -191,8 +192,8 @@ class LagwiseTrainer(Trainer):
         return loss, *(each[filled.to(each.device)] for each in kept)
 
     def _real_rows(self, rows: int) -> int:
-        """Rows of a validation batch that no other process has: the last batches are filled up to equal sizes with the
-        first rows of the data."""
+        """Count the rows of a validation batch that no other process has: the last batches are filled up to equal sizes
+        with the first rows of the data."""
         if self.sharing is not None:
             return self.sharing.real_rows(self._evaluated)
         state = self.accelerator.gradient_state
@@ -239,7 +240,7 @@ class LagwiseTrainer(Trainer):
         return os.path.join(run, PARTIAL) if self._saving else run
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Does not warn: tied weights are saved once, so their second name is expected to be missing."""
+        """Do not warn of tied weights: they are saved once, so their second name is expected to be missing."""
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
         if not load_result.unexpected_keys and set(load_result.missing_keys) <= tied:
             model: Any = self.accelerator.unwrap_model(self.model)
@@ -281,7 +282,7 @@ class LagwiseTrainer(Trainer):
 
 
 class Progress(TrainerCallback):
-    """One bar for the whole training: loss, the task's metric on validation data, and tokens or images per second."""
+    """A progress bar for the whole training: loss, validation metric, and tokens or images per second."""
 
     def __init__(self, data: TaskData, tokens_per_step: float, show: bool):
         self.data, self.tokens_per_step, self.show = data, tokens_per_step, show
@@ -313,23 +314,24 @@ class Progress(TrainerCallback):
 
 
 class HostHint(TrainerCallback):
-    """Says once if a GPU waits for Python: if hardly anything is left for it to do when a step has been launched."""
+    """A hint, printed once, that the GPU waits for Python: it has hardly any work left when a step has been
+    launched."""
 
-    STEP = 30  # when kernels are compiled and tables are made
-    SHARE = 0.1  # of a step's time
+    MEASURED_STEP = 30  # by then kernels are compiled and tables are made
+    WAITING_SHARE = 0.1  # of a step's time, below which the GPU's remaining work means that it waits
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.STEP:
+        if state.global_step == self.MEASURED_STEP:
             torch.cuda.synchronize()
             self.started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step != self.STEP + 1:
+        if state.global_step != self.MEASURED_STEP + 1:
             return
         launched = time.perf_counter() - self.started
         torch.cuda.synchronize()
         step = time.perf_counter() - self.started
-        if step - launched < self.SHARE * step:
+        if step - launched < self.WAITING_SHARE * step:
             print(
                 f"The GPU waits for Python, which takes {launched * 1e3:.1f} of the {step * 1e3:.1f} ms of a step: "
                 f"`compile={REDUCE_OVERHEAD}` or larger batches use more of it",
@@ -338,7 +340,7 @@ class HostHint(TrainerCallback):
 
 
 def _mean_loss(history: list[dict[str, float]]) -> float:
-    """Mean training loss over all steps, from lines with the mean since the line before."""
+    """Compute the mean training loss over all steps, from log lines with the mean since the line before."""
     total, step = 0.0, 0.0
     for line in history:
         if "loss" in line:

@@ -1,4 +1,4 @@
-"""YAML as plain values, of moderate size and without surprises."""
+"""A YAML reader for plain values of moderate size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import yaml
 
 from lagwise.files import one_line
 
-_MOST_NODES, _DEEPEST = 10_000, 50  # values, aliases expanded, and levels of nesting
+_MAX_NODES, _MAX_DEPTH = 10_000, 50  # values with aliases expanded, and levels of nesting
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without two kinds of numbers that nobody expects: 010, which would be 8, and 1:30, which would be 90."""
+    """A YAML loader without octal numbers such as 010 (8) and sexagesimal numbers such as 1:30 (90)."""
 
 
 _INTEGER = "tag:yaml.org,2002:int"
@@ -25,25 +25,25 @@ _Loader.add_implicit_resolver(_INTEGER, re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), l
 
 
 def parsed(text: bytes | str, what: str) -> Any:
-    """YAML as plain values. ValueError unless it is valid and of moderate size after expanding aliases."""
+    """Parse YAML as plain values. ValueError unless it is valid and of moderate size after expanding aliases."""
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
         if not _is_moderate(root):
-            raise ValueError(f"it has over {_MOST_NODES} values, aliases written out, or is over {_DEEPEST} deep")
+            raise ValueError(f"it has over {_MAX_NODES} values, aliases written out, or is over {_MAX_DEPTH} deep")
         return None if root is None else loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{what} is not valid YAML: {one_line(error)}") from error
 
 
 def _is_moderate(root: yaml.Node | None) -> bool:
-    """Whether a document is neither large nor deep. An alias counts as the node that it refers to, because a few lines
-    of aliases can expand to any size, or contain themselves."""
+    """Whether a document is neither large nor deep. An alias counts as the node it refers to, because a few lines of
+    aliases can expand to any size, or contain themselves."""
     waiting, count = [(root, 1)], 0
     while waiting:
         node, depth = waiting.pop()
         count += 1
-        if count > _MOST_NODES or depth > _DEEPEST:
+        if count > _MAX_NODES or depth > _MAX_DEPTH:
             return False
         if isinstance(node, yaml.MappingNode):
             _require_distinct(node)
@@ -54,7 +54,7 @@ def _is_moderate(root: yaml.Node | None) -> bool:
 
 
 def _require_distinct(node: yaml.MappingNode) -> None:
-    """ValueError for a key that occurs twice, of which YAML's readers drop one."""
+    """ValueError for a key that occurs twice: YAML's readers would drop one of the values."""
     keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
     seen: set[str] = set()
     for key in keys:
