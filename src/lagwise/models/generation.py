@@ -163,7 +163,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: b
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"the prompt has half of a UTF-16 pair at character {error.start} ({ascii(prompt[error.start])}), which is "
+            f"the prompt has half of a UTF-16 pair at character {error.start} ({prompt[error.start]!a}), which is "
             "no text; remove it"
         ) from error
     parts = []
