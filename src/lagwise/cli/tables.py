@@ -14,7 +14,7 @@ from lagwise.runs.evaluate import open_run
 
 def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:
     """The result of `lagwise.runs.evaluate_run`."""
-    recipe, task = open_run(run)
+    recipe, task = open_run(run, plain=True)
     if recipe.data.source is not None:  # otherwise they are generated
         typer.echo(plain(f"Test data: {evaluation['data']}"))
     for table in task.tables(evaluation):
