@@ -12,7 +12,9 @@ import pytest
 
 from lagwise import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
 from lagwise.data import load_tokenizer
-from lagwise.models.loading import save_tokenizer
+from lagwise.models import generate_text
+from lagwise.models.loading import load_language_model, save_tokenizer
+from lagwise.runs import evaluate_run
 
 pytestmark = pytest.mark.slow
 FIELDS = {"vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 1, "pad_token_id": 257, "eos_token_id": 256}
@@ -77,7 +79,7 @@ def test_lm_eval(tmp_path: Path, limit: int | None) -> None:
     assert 7 < found["rolling"]["bits_per_byte,none"] < 9  # a fresh model has 8, as all bytes are alike to it
 
 
-@pytest.mark.parametrize("script", ["sft", "dpo", "kto", "reward"])
+@pytest.mark.parametrize("script", ["sft", "chat", "dpo", "kto", "reward"])
 def test_trl(tmp_path: Path, script: str) -> None:
     pytest.importorskip("trl")
     head = LagwiseForSequenceClassification if script == "reward" else LagwiseForCausalLM
@@ -86,17 +88,33 @@ def test_trl(tmp_path: Path, script: str) -> None:
     pair = {"prompt": "say ", "chosen": "something good", "rejected": "nothing"}
     rows = {
         "sft": [{"text": "say something good"}],
+        "chat": [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good day"}]}],
         "kto": [
             {"prompt": "say ", "completion": text, "label": text != "nothing"} for text in ("something", "nothing")
         ],
     }.get(script, [pair])
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    (folder / "chat_template.jinja").write_text(template)
     run(
-        *(f"trl.scripts.{script}", "--model_name_or_path", folder, "--trust_remote_code", "--dataset_name"),
+        *(
+            f"trl.scripts.{'sft' if script == 'chat' else script}",
+            "--model_name_or_path",
+            folder,
+            "--trust_remote_code",
+            "--dataset_name",
+        ),
         *(tmp_path / "data", "--output_dir", tmp_path / "out", "--max_steps", 1, "--per_device_train_batch_size", 2),
         *("--use_cpu", "--bf16", "False", "--report_to", "none"),
     )
     trained = head.from_pretrained(tmp_path / "out")
     assert type(trained) is head
     assert (tmp_path / "out" / "modeling_lagwise.py").is_file()
+    if script == "chat":
+        (tmp_path / "held-out.txt").write_text("user: hi\nassistant: good day\n" * 50)
+        found = evaluate_run(tmp_path / "out", source=str(tmp_path / "held-out.txt"), lengths=[64], progress=False)
+        assert 0 < found["test"][0]["bits_per_byte"] < 10
+        model, tokenizer = load_language_model(tmp_path / "out")
+        assert tokenizer.chat_template == template
+        assert isinstance(generate_text(model, tokenizer, "hi", chat=True, max_new_tokens=3, seed=0), str)

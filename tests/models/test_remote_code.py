@@ -156,3 +156,46 @@ def test_a_model_made_from_a_configuration_needs_no_confirmation() -> None:
     config = LagwiseConfig(hidden_size=8, num_hidden_layers=1)
     assert "AutoModelForCausalLM" in config.auto_map
     assert isinstance(AutoModelForCausalLM.from_config(config), lagwise.LagwiseForCausalLM)
+
+
+@pytest.mark.parametrize("kind", [LagwiseConfig, LagwiseLinearConfig])
+def test_a_misspelt_option_is_an_error(kind: type) -> None:
+    with pytest.raises(
+        ValueError, match=rf"unknown option of {kind.__name__}: 'vocab_sise'; did you mean 'vocab_size'"
+    ):
+        kind(vocab_sise=5)
+    own = kind(num_labels=3, temperature=0.5, attn_implementation="sdpa")  # what transformers takes for every model
+    assert kind(**own.to_dict()).to_dict() == own.to_dict()
+
+
+def test_attributes_that_other_programs_add_are_kept(tmp_path: Path) -> None:
+    config = LagwiseConfig(hidden_size=8)
+    config.added = {"by": "another program"}
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).added == config.added
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"new_option": 1}, {"architectures": ["LagwiseForNews"]}, {"block": {"name": "new"}}, {"hidden_size": 9}],
+    ids=str,
+)
+def test_a_folder_of_a_newer_version_says_so(change: dict[str, object], tmp_path: Path) -> None:
+    lagwise.LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1)).save_pretrained(tmp_path)
+    load_tokenizer("bytes").save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    for version, says in (("99.1", True), ("0.2.0", False), ("unknown", False)):
+        (tmp_path / "config.json").write_text(json.dumps({**values, "lagwise_version": version}))
+        load_model(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps({**values, "lagwise_version": version, **change}))
+        if "new_option" in change and not says:
+            assert load_model(tmp_path)[0].config.new_option == 1
+            continue
+        with pytest.raises(ValueError, match=r"saved by lagwise 99\.1" if says else "^(?!.*saved by)"):
+            load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_attention_of_torch_may_be_asked_for(name: str) -> None:
+    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, block={"name": "mega", "chunk": 4})
+    assert AutoModelForCausalLM.from_config(config, attn_implementation=name).config._attn_implementation == name

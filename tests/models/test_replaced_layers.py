@@ -122,6 +122,22 @@ def test_lora_by_peft(recipe: str) -> None:
 
 
 @pytest.mark.slow
+def test_added_tokens_by_peft() -> None:
+    """peft replaces the embedding by a module that has only its weight."""
+    peft = pytest.importorskip("peft")
+    model = tiny("mega-lm")
+    expected = logits_and_text(model)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", r=2, trainable_token_indices=[7, 14])
+    adapted = peft.get_peft_model(model, config)
+    torch.testing.assert_close(logits_and_text(adapted), expected)
+    adapted.train()(input_ids=TOKENS, labels=TOKENS).loss.backward()
+    (rows,) = [p for name, p in adapted.named_parameters() if "trainable_tokens_delta" in name and p.requires_grad]
+    assert rows.shape[0] == 2
+    assert rows.grad is not None
+    assert rows.grad.any(1).all()
+
+
+@pytest.mark.slow
 @every_model
 def test_quantized_by_torchao(recipe: str, tmp_path: Path) -> None:
     quantization = pytest.importorskip("torchao.quantization")

@@ -256,3 +256,19 @@ class Fixed:
         model.lm_head.register_forward_hook(say)
         model.generation_config.eos_token_id = self.tokenizer.eos_token_id
         return model
+
+
+def test_a_users_message_is_answered(model: LagwiseForCausalLM) -> None:
+    """By the chat template, whose names of special tokens are these tokens; those of the message are text."""
+    tokenizer = load_tokenizer("bytes")
+    options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0, "echo": False}
+    answer = generate_text(model, tokenizer, "hello", chat=True, **{**options, "echo": True})
+    assert answer == generate_text(model, tokenizer, "user: hello\nassistant:", stop=["\nuser:"], **options)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}"
+    ids = torch.cat(generation.encode_chat(tokenizer, [{"role": "user", "content": "a<|endoftext|>"}])).tolist()
+    assert ids.count(tokenizer.eos_token_id) == 1
+    assert tokenizer.decode(ids) == "a<|endoftext|><|endoftext|>"
+    with pytest.raises(ValueError, match="max_new_tokens must be at most"):
+        generate_text(model, tokenizer, "a", max_new_tokens=10**30)
+    with pytest.raises(ValueError, match="half of a UTF-16 pair at character 1"):
+        generate_text(model, tokenizer, "a\udc00")

@@ -20,8 +20,8 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 from fastapi.testclient import TestClient
 
+from lagwise.models.generation import PLAIN_TEMPLATE
 from lagwise.serving.app import make_app
-from lagwise.serving.protocol import PLAIN_TEMPLATE
 
 ASK: dict[str, Any] = {"model": "small", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
 CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "w1"}], "max_tokens": 4}
@@ -117,7 +117,7 @@ def test_the_plain_template(client: TestClient, model: LagwiseForCausalLM) -> No
 
     request = ChatRequest(**{**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "w2"}]})
     tokenizer = load_tokenizer("bytes")
-    assert request.text(tokenizer) == ["user: w1\nassistant: w2\nassistant:"]
+    assert tokenizer.decode(request.prompt(tokenizer)) == "user: w1\nassistant: w2\nassistant:"
     assert request.rule(tokenizer).stop == ("\nuser:",)
     assert "assistant:" in PLAIN_TEMPLATE
     response = client.post("/v1/chat/completions", json=CHAT)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.checkpoint as dcp
 from processes import run_together
 from run_results import assert_equal_runs
 
@@ -55,6 +56,9 @@ def test_two_processes_share_weights_and_resume(tiny_recipe: Recipe, tmp_path: P
     assert run_together(train_sharded, tiny_recipe, run, 4) == [0, 0]
     assert [each.name for each in checkpoints(run)] == ["checkpoint-3"]
     assert (run / "checkpoint-3" / "shards" / "__1_0.distcp").is_file()
+    saved = dcp.FileSystemReader(run / "checkpoint-3" / "shards").read_metadata().state_dict_metadata
+    assert "model.model.embed_tokens.weight" in saved
+    assert "model.lm_head.weight" not in saved  # it is tied to the embeddings
     alone = shutil.copytree(run, tmp_path / "alone")
     cut = shutil.copytree(run, tmp_path / "cut") / "checkpoint-3" / "shards" / "__1_0.distcp"
     cut.write_bytes(cut.read_bytes()[:-100])

@@ -26,6 +26,9 @@ def generate(
     special: Annotated[
         bool, typer.Option("--special", help="Read names such as `<|endoftext|>` in the prompt as special tokens.")
     ] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the prompt as a user's message, by the chat template.")
+    ] = False,
     tokens: Annotated[int, number_option("Tokens to add at most.", within(1, 10**9, brackets="[]"))] = 500,
     temperature: Annotated[float, number_option("0 is greedy; above 1 is more random.", at_least(0))] = 0.8,
     top_p: Annotated[
@@ -53,6 +56,8 @@ def generate(
         from lagwise.models import generate_text
         from lagwise.models.loading import default_device, load_language_model
 
+    if chat and special:
+        raise typer.BadParameter("give --chat or --special, not both: only a chat template has special tokens")
     if prompt and prompt_file is not None:
         raise typer.BadParameter("give --prompt or --prompt-file, not both")
     text = prompt if prompt_file is None else read(prompt_file)
@@ -71,6 +76,7 @@ def generate(
             seed=seed,
             stop=stop or (),
             special=special,
+            chat=chat,
             echo=prompt_file is None,
             write=write,
             report=lines.append,

@@ -15,7 +15,7 @@ from lagwise.tasks.classification_results import constant_note, constant_of
 
 def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:
     """Print the result of `lagwise.runs.evaluate_run`."""
-    recipe, task = open_run(run)
+    recipe, task = open_run(run, plain=True)
     if recipe.data.source is not None:  # otherwise they are generated
         typer.echo(plain(f"Test data: {evaluation['data']}"))
     for table in task.tables(evaluation):

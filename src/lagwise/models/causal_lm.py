@@ -134,8 +134,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         asked += [getattr(each, "cache_implementation", None) for each in (generation_config, self.generation_config)]
         if name := next((name for name in asked if name not in _CACHE_IMPLEMENTATIONS), None):
             raise ValueError(
-                f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; leave "
-                "it out, and call model.compile_step() first for compiled code of fixed shapes"
+                f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; "
+                "leave it out, and call model.compile_step() first for compiled code of fixed shapes"
             )
         if (given := either(cache, past_key_values)) is not None:
             kwargs[CACHE] = given

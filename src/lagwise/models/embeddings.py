@@ -29,7 +29,7 @@ class TokenInput(nn.Embedding):
         super().__init__(vocab_size, hidden_size)
 
     @staticmethod
-    def check(input_ids: Tensor, embedding: nn.Embedding) -> None:
+    def check(input_ids: Tensor, vocab_size: int) -> None:
         """ValueError for ids of a wrong type or shape, or outside the vocabulary."""
         if input_ids.is_floating_point():
             raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
@@ -39,7 +39,7 @@ class TokenInput(nn.Embedding):
                 "with the end-of-text token"
             )
         if input_ids.device.type == "cpu" and not (torch.compiler.is_compiling() or transformed()):
-            check_vocabulary(input_ids, embedding.num_embeddings)
+            check_vocabulary(input_ids, vocab_size)
 
 
 class ValueInput(nn.Linear):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ from lagwise.models.inputs import check_prompt_length
 from lagwise.tables import check_integer
 from lagwise.text import pieces
 
+# Used if the tokenizer has no chat template: lines of "role: text".
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would continue with the user's part
 MOST_TOKENS = 10**9  # in one text
 PREFILL = 4096  # prompt tokens processed at a time, so that memory does not grow with the prompt
 _COLDEST = 1e-6  # a lower temperature would overflow
@@ -38,6 +43,7 @@ def generate_text(
     seed: int | None = None,
     stop: Sequence[str] = (),
     special: bool = False,
+    chat: bool = False,
     echo: bool = True,
     write: Callable[[str], None] | None = None,
     report: Callable[[str], None] | None = None,
@@ -59,6 +65,8 @@ def generate_text(
         seed: Seed of torch's random numbers.
         stop: Texts that end the output when they occur in the continuation.
         special: Whether the names of special tokens in the prompt, such as ``<|endoftext|>``, are read as these tokens.
+        chat: Whether the prompt is a user's message, which the tokenizer's chat template makes a conversation of
+            (`encode_chat`). The output is then the answer alone.
         echo: Whether the output includes the prompt.
         write: Called with each piece of the text as it is generated.
         report: Called at the end with a line of counts and speeds.
@@ -87,7 +95,11 @@ def generate_text(
         raise ValueError(f"stop must be a list of non-empty texts, got {stop!r}")
     if seed is not None:
         torch.manual_seed(seed)
-    parts = encode_prompt(tokenizer, prompt, special=special)
+    if chat:
+        parts = encode_chat(tokenizer, [{"role": "user", "content": prompt}])
+        stop, echo = [*stop, *(() if tokenizer.chat_template else PLAIN_STOP)], False
+    else:
+        parts = encode_prompt(tokenizer, prompt, special=special)
     ids = torch.cat(parts)[None]
     check_prompt_length(model.length_limit, ids.shape[1], max_new_tokens)
     writer = TextWriter(tokenizer, parts, stop, echo, write)
@@ -163,7 +175,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: b
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"the prompt has half of a UTF-16 pair at character {error.start} ({ascii(prompt[error.start])}), which is "
+            f"the prompt has half of a UTF-16 pair at character {error.start} ({prompt[error.start]!a}), which is "
             "no text; remove it"
         ) from error
     parts = []
@@ -184,6 +196,43 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: b
     if start is None:
         raise ValueError("the tokenizer has no token that starts a document; provide a prompt")
     return [torch.tensor([start], device="cpu")]  # the end of text separates documents, so a document begins after it
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[Tensor]:
+    """Encode a conversation, as the tokenizer's chat template or `PLAIN_TEMPLATE` writes it, in parts.
+
+    Names of special tokens in the template are these tokens; in a message they are text like any other.
+
+    Args:
+        tokenizer: The tokenizer.
+        messages: ``{"role": ..., "content": ...}`` of each message, in order.
+
+    Raises:
+        ValueError: If the template fails, or a message cannot be encoded.
+    """
+    special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    names = re.compile("|".join(re.escape(name) for name in sorted(special, key=len, reverse=True)) or "(?!)")
+    mark, found = uuid.uuid4().hex, []
+
+    def marked(name: re.Match[str]) -> str:
+        found.append(name[0])
+        return f"{mark}:{len(found) - 1}:"
+
+    safe: Any = [{**message, "content": names.sub(marked, message["content"])} for message in messages]
+    template: Any = tokenizer.chat_template or PLAIN_TEMPLATE
+    try:
+        text = tokenizer.apply_chat_template(safe, chat_template=template, tokenize=False, add_generation_prompt=True)
+    except ImportError:
+        raise
+    except Exception as error:  # templates raise any type
+        raise ValueError(f"the chat template refuses these messages: {error}") from error
+    ids: list[Tensor] = []
+    for number, part in enumerate(re.split(f"{mark}:([0-9]+):", str(text))):
+        if number % 2:
+            ids += encode_prompt(tokenizer, found[int(part)])
+        elif part:
+            ids += encode_prompt(tokenizer, part, special=True)
+    return ids or encode_prompt(tokenizer, "")
 
 
 def _shortened(text: str) -> str:

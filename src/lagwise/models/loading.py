@@ -22,6 +22,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.memory import check_memory
 from lagwise.models.registry import HEADS
+from lagwise.models.remote_code import newer
 from lagwise.tables import known, shown
 
 _WEIGHTS = "model.safetensors"
@@ -83,15 +84,16 @@ def load_model(
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{str(folder)!r} is not a model folder: it has no config.json")
     config = read_config(folder, **changes)
-    head = HEADS[known((config.architectures or ["LagwiseForCausalLM"])[0], HEADS, f"architecture in {folder}")]
-    if isinstance(config, LagwiseConfig):
-        check_memory(head, config, training=False)
-    with torch.device("meta"):
-        planned = head(config)
-    try:
-        check_weights(folder, planned)
-    except ValueError as error:
-        raise ValueError(f"the changes asked for need other weights: {error}" if changes else str(error)) from error
+    with _advised(read_json(folder / "config.json")):
+        head = HEADS[known((config.architectures or ["LagwiseForCausalLM"])[0], HEADS, f"architecture in {folder}")]
+        if isinstance(config, LagwiseConfig):
+            check_memory(head, config, training=False)
+        with torch.device("meta"):
+            planned = head(config)
+        try:
+            check_weights(folder, planned)
+        except ValueError as error:
+            raise ValueError(f"the changes asked for need other weights: {error}" if changes else str(error)) from error
     if (folder / "generation_config.json").is_file():
         read_json(folder / "generation_config.json")  # transformers would ignore a damaged one
     try:
@@ -143,10 +145,24 @@ def read_config(folder: Path, **changes: Any) -> LagwiseConfig:
         raise ValueError(
             f"config.json in {str(folder)!r} has dtype {shown(values['dtype'])}, not a floating-point type"
         )
+    for name in changes:
+        known(name, _CONFIGS[kind].option_names(), f"option of {_CONFIGS[kind].__name__}")
     try:
-        return _CONFIGS[kind].from_dict({**values, **changes})
+        with _advised(values):
+            return _CONFIGS[kind].from_dict({**values, **changes})
     except Exception as error:  # transformers raises many types of exceptions for its own fields
         raise ValueError(f"config.json in {str(folder)!r} is not valid: {one_line(error)}") from error
+
+
+@contextmanager
+def _advised(values: Mapping[str, Any]) -> Iterator[None]:
+    """Add to a ValueError that a newer lagwise has saved the folder of this config.json, if it has."""
+    try:
+        yield
+    except ValueError as error:
+        if not (advice := newer(values)) or advice in str(error):
+            raise
+        raise ValueError(f"{error}{advice}") from error
 
 
 def load_model_weights(model: Any, folder: Path) -> None:

@@ -66,6 +66,7 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
     config: LagwiseConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _supports_sdpa = True  # attention, where a block has it, is torch's
     _no_split_modules = ["LagwiseLayer"]
     _skip_keys_device_placement = list(NAMES)
 
@@ -396,7 +397,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             return embeds, None
         x = given[expected]
         assert x is not None
-        self.input_type.check(x, self.embed_tokens)
+        # Adapters replace the embedding of tokens by modules that have only its weight.
+        self.input_type.check(x, self.config.vocab_size if expected == "input_ids" else self.embed_tokens)
         h = self._scaled(self.embed_tokens(x, mask) if self._by_row else self.embed_tokens(x))
         return h, self.embed_tokens.grid(x) if expected == "pixel_values" else None
 

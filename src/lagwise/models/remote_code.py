@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from packaging.version import InvalidVersion, Version
+from transformers import GenerationConfig
+
 from lagwise._version import __version__
 from lagwise.files import follow_umask
 from lagwise.models.classes import ModelClass
+from lagwise.tables import known
 
 _MODULE = "modeling_lagwise"
+# Names beside the fields of a configuration that transformers takes, or writes into config.json.
+_OF_TRANSFORMERS = ("attn_implementation", "custom_pipelines", "dtype", "experts_implementation", "model_type")
+_OF_TRANSFORMERS += ("name_or_path", "num_labels", "output_attentions", "per_layer_config", "quantization_config")
+_OF_TRANSFORMERS += ("torch_dtype", "transformers_version")
 _CODE = '''"""Loads the model in this folder with trust_remote_code=True, where lagwise is installed."""
 
 from lagwise.models import ({names}
 )
 '''
+
+
+_OF_FILES = ("auto_map", "lagwise_version")
+
+
+def newer(values: Mapping[str, Any]) -> str:
+    """What to do about a config.json of a newer lagwise, for the end of a message; empty if it is not newer."""
+    saved = values.get("lagwise_version")
+    try:
+        later = isinstance(saved, str) and Version(saved) > Version(__version__)
+    except InvalidVersion:
+        later = False
+    return (
+        f"; it was saved by lagwise {saved}, which is newer than this {__version__}: upgrade lagwise" if later else ""
+    )
 
 
 def auto_map(classes: Mapping[str, ModelClass]) -> dict[str, str]:
@@ -30,10 +54,35 @@ class SavedWithCode:
     #: the classes that it describes, itself included
     auto_classes: ClassVar[Mapping[str, ModelClass]]
 
+    def __post_init__(self, **kwargs: Any) -> None:
+        names = self.option_names()
+        for name in kwargs:
+            if not name.startswith("_"):
+                known(name, names, f"option of {type(self).__name__}")
+        super().__post_init__(**kwargs)  # type: ignore[misc]
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """Names that the constructor takes: first its own fields, then what transformers takes for every model."""
+        fields: Any = cls
+        generation = GenerationConfig._get_default_generation_params()
+        every = [*(field.name for field in dataclasses.fields(fields)), *_OF_TRANSFORMERS, *_OF_FILES, *generation]
+        return sorted(every, key=lambda name: name not in cls.__annotations__)
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        config_dict = {k: v for k, v in config_dict.items() if k not in ("auto_map", "lagwise_version")}
-        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+        """As in transformers. Other programs may have added names, which become attributes; ValueError for those that
+        a newer lagwise has added, whose meaning is not known."""
+        names = cls.option_names()
+        others = {k: v for k, v in config_dict.items() if k not in names and not k.startswith("_")}
+        if others and (advice := newer(config_dict)):
+            raise ValueError(f"unknown option {next(iter(others))!r}{advice}")
+        config_dict = {k: v for k, v in config_dict.items() if k not in others and k not in _OF_FILES}
+        found = super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+        config = found[0] if isinstance(found, tuple) else found
+        for name, value in others.items():
+            setattr(config, name, value)
+        return found
 
     def to_diff_dict(self) -> dict[str, Any]:
         written = super().to_diff_dict()  # type: ignore[misc]

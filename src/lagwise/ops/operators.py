@@ -71,8 +71,13 @@ def graph_operator(
         pairs = zip(derive(*arguments), given, strict=True)
         return [gradient.to(x.dtype).contiguous() for gradient, x in pairs if x is not None]
 
+    def separate(*arguments: Any) -> Any:
+        results = compute(*arguments)
+        single = isinstance(results, Tensor)
+        return _separate((results,), arguments)[0] if single else _separate(results, arguments)
+
     returned = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
-    operator = torch.library.custom_op(f"lagwise::{name}", compute, mutates_args=(), schema=schema(inputs, returned))
+    operator = torch.library.custom_op(f"lagwise::{name}", separate, mutates_args=(), schema=schema(inputs, returned))
     given = [*(f"grad_{each}" for each in results.split()), *inputs, *kept.split()]
     backward = torch.library.custom_op(
         f"lagwise::{name}_gradients", contiguous_gradients, mutates_args=(), schema=schema(given, "Tensor[]")
@@ -93,6 +98,17 @@ def graph_operator(
     backward.register_fake(lambda *given: [x.new_empty(x.shape) for x in given[found:][:wanted] if x is not None])
     operator.register_autograd(differentiate, setup_context=save)
     return operator
+
+
+def _separate(results: Iterable[Tensor], inputs: Iterable[Any]) -> tuple[Tensor, ...]:
+    """Results that share no memory with inputs or with each other, which PyTorch forbids in an operator."""
+    used = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, Tensor)}
+    apart = []
+    for result in results:
+        shared = result.untyped_storage().data_ptr() in used
+        apart.append(result.clone() if shared else result)
+        used.add(apart[-1].untyped_storage().data_ptr())
+    return tuple(apart)
 
 
 def _autograd_gradients(

@@ -158,7 +158,7 @@ class Layout:
         values."""
         self._found["buckets"] = self._for_graphs()
 
-    @torch.compiler.disable  # compilers begin a new graph here
+    @torch.compiler.disable(reason="groups of packed rows depend on the values of seq_idx: leave out fullgraph=True")
     def _for_graphs(self) -> tuple[Bucket, ...]:
         found = self._grouped(graph=True)
         for bucket in found:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lagwise._version import __version__
-from lagwise.files import RUN_FILE, read_json, write_json
+from lagwise.data.options import DataOptions
+from lagwise.files import RECIPE_FILE, RUN_FILE, read_json, write_json
+from lagwise.models import LagwiseForCausalLM
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
 from lagwise.tables import known
@@ -58,9 +60,11 @@ def evaluate_run(
         name = override.removeprefix("model.").partition("=")[0].partition(".")[0]
         known(name, field_types(), "key in model that an evaluation can change")
     run = Path(run)
-    recipe, task = open_run(run, overrides)
+    recipe, task = open_run(run, overrides, plain=not overrides)
+    if source is None and not (run / RECIPE_FILE).is_file():
+        raise ValueError(f"{str(run)!r} is a model folder, which has no data of its own; give other data with `source`")
     model, _ = load_model(run, device=default_device(), **(own_fields(recipe) if overrides else {}))
-    result: dict[str, Any] = {"data": source or task.data.source or task.key(), "trained_at": recipe.data.length}
+    result: dict[str, Any] = {"data": source or task.data.source or task.key(), "trained_at": _trained_at(run, recipe)}
     if source is not None:
         result["given"] = True
     if source is None or baseline:
@@ -114,10 +118,19 @@ def _counted(score: Mapping[str, Any]) -> int:
     return next((score[name] for name in ("tokens", "masked", "sequences") if name in score), 0)
 
 
-def open_run(run: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Task]:
-    """Read a run's recipe and build its task. FileNotFoundError if the folder is not a finished run."""
-    if not (run / "recipe.yaml").is_file():
-        load_model(run)  # says why not
+def _trained_at(run: Path, recipe: Recipe) -> int | None:
+    """Return the length of training, None where it is not known."""
+    return recipe.data.length if (run / RECIPE_FILE).is_file() else None
+
+
+def open_run(run: Path, overrides: Sequence[str] = (), *, plain: bool = False) -> tuple[Recipe, Task]:
+    """Read a run's recipe and build its task; with `plain`, also of a folder that has a language model alone, as other
+    programs save it. FileNotFoundError if the folder is not a finished run."""
+    if not (run / RECIPE_FILE).is_file():
+        model, _ = load_model(run)  # says why not
+        if plain and isinstance(model, LagwiseForCausalLM):
+            recipe = Recipe(data=DataOptions(tokenizer=str(run)))
+            return recipe, make_task(recipe)
         raise FileNotFoundError(f"{str(run)!r} is a model folder, not a run: it has no recipe.yaml")
     recipe = load_run(run, overrides)
     return recipe, make_task(recipe)

@@ -127,7 +127,7 @@ def make_app(
         with _as_http():
             prompts = body.prompts()
             scheduler.require_capacity(len(prompts) * body.texts)  # do not encode prompts that would be refused
-            ids = [await run_in_threadpool(_encoded, scheduler.tokenizer, [p]) for p in prompts]
+            ids = [await run_in_threadpool(_encoded, scheduler.tokenizer, p) for p in prompts]
             return reply(body, ids, body.rule())
 
     @app.post("/v1/chat/completions")
@@ -136,8 +136,7 @@ def make_app(
         scheduler = generator()
         with _as_http():
             scheduler.require_capacity(body.texts)
-            parts = await run_in_threadpool(body.text, scheduler.tokenizer)
-            ids = await run_in_threadpool(_encoded, scheduler.tokenizer, parts, special=True)
+            ids = await run_in_threadpool(body.prompt, scheduler.tokenizer)
             return reply(body, [ids], body.rule(scheduler.tokenizer))
 
     @app.post("/v1/embeddings")
@@ -146,7 +145,7 @@ def make_app(
 
         def answer() -> Response:
             body.check_size(embedder.size)
-            ids = [_encoded(embedder.tokenizer, [text]) for text in body.texts()]
+            ids = [_encoded(embedder.tokenizer, text) for text in body.texts()]
             vectors = [body.encoded(vector) for vector in embedder.embed(ids)]
             return _json(embeddings_body(name, vectors, sum(map(len, ids))))
 
@@ -343,19 +342,11 @@ class _Guard:
                 await _error(408, f"the request took more than {self.timeout:g} seconds")(scope, receive, send)
 
 
-def _encoded(
-    tokenizer: PreTrainedTokenizerBase, parts: Sequence[str | list[int]], *, special: bool = False
-) -> list[int]:
-    """Token ids of a prompt in parts. With ``special``, names of special tokens in every second part, from the first
-    one, are these tokens."""
-    ids: list[int] = []
-    for number, part in enumerate(parts):
-        if isinstance(part, list):
-            ids += part
-        elif part or len(parts) == 1:
-            encoded = encode_prompt(tokenizer, part, special=special and number % 2 == 0)
-            ids += [token for each in encoded for token in each.tolist()]
-    return ids
+def _encoded(tokenizer: PreTrainedTokenizerBase, prompt: str | list[int]) -> list[int]:
+    """Token ids of a prompt."""
+    if isinstance(prompt, list):
+        return prompt
+    return [token for part in encode_prompt(tokenizer, prompt) for token in part.tolist()]
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import itertools
-import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -15,13 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lagwise.models.generation import PLAIN_STOP, encode_chat
 from lagwise.serving.sampling import Sampling
 from lagwise.serving.scheduler import TokenLogprobs
 from lagwise.tables import shown
 
-# Used if the tokenizer has no chat template: lines of "role: text".
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
-_PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would continue with the user's part
 _MOST_LIKELY = 20  # tokens with probabilities, as in OpenAI's API
 _MOST_TEXTS = 2048  # to embed in one request, as in OpenAI's API
 _DEFAULT_TOKENS = 16  # default length of a completion, as in OpenAI's API
@@ -202,35 +199,12 @@ class ChatRequest(Request):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def rule(self, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-        return self.sampling(self.max_completion_tokens, () if tokenizer.chat_template else _PLAIN_STOP)
+        return self.sampling(self.max_completion_tokens, () if tokenizer.chat_template else PLAIN_STOP)
 
-    def text(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """The conversation as formatted by the tokenizer's template or `PLAIN_TEMPLATE`, in parts.
-
-        In every second part, from the second one, is the name of a special token that a message has, which is not to be
-        read as this token; in the others such names are the template's. ValueError if the template fails.
-        """
-        special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
-        names = re.compile("|".join(re.escape(name) for name in sorted(special, key=len, reverse=True)) or "(?!)")
-        mark, found = uuid.uuid4().hex, []
-
-        def marked(name: re.Match[str]) -> str:
-            found.append(name[0])
-            return f"{mark}:{len(found) - 1}:"
-
-        messages: Any = [message.plain() for message in self.messages]
-        messages = [{**message, "content": names.sub(marked, message["content"])} for message in messages]
-        template: Any = tokenizer.chat_template or PLAIN_TEMPLATE
-        try:
-            text = tokenizer.apply_chat_template(
-                messages, chat_template=template, tokenize=False, add_generation_prompt=True
-            )
-        except ImportError:
-            raise
-        except Exception as error:  # templates raise any type
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
-        parts = re.split(f"{mark}:([0-9]+):", str(text))
-        return [found[int(part)] if number % 2 else part for number, part in enumerate(parts)]
+    def prompt(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Token ids of the conversation. ValueError if it cannot be written by the chat template, or encoded."""
+        encoded = encode_chat(tokenizer, [message.plain() for message in self.messages])
+        return [token for part in encoded for token in part.tolist()]
 
 
 class Bodies:

@@ -90,7 +90,9 @@ class LanguageModelling(RunningText):
         valid, scored = evaluation["valid"], max(score["tokens"] for score in evaluation["test"])
         test = [score for score in evaluation["test"] if score["tokens"] == scored]
         others = [score for score in evaluation["test"] if score["tokens"] < scored]  # kept from other evaluations
-        title = f"The same {test[0]['text_bytes']:,} test bytes; trained at length {evaluation['trained_at']}"
+        title = f"The same {test[0]['text_bytes']:,} test bytes"
+        if evaluation["trained_at"] is not None:  # else the folder is of another program
+            title += f"; trained at length {evaluation['trained_at']}"
         if max(score["length"] for score in test) > scored:
             title += f" (only {scored:,} tokens are scored: longer lengths read them at once)"
         rows = [(f"this model, length {s['length']}", *_columns(s)) for s in test]

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -63,17 +64,17 @@ def own_part(weight: Tensor) -> Tensor:
 
 def save_shards(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
     """Write the weights and the optimiser's state, every process its own shard."""
-    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, _plain(optimizer))}
+    state = {"model": _weights(model), "optimizer": get_optimizer_state_dict(model, _plain(optimizer))}
     with _alone() as alone:
         dcp.save(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Read the weights of `save_shards`, by any number of processes."""
-    state = {"model": get_model_state_dict(model)}
+    state = {"model": _weights(model)}
     with _alone() as alone:
         dcp.load(state, checkpoint_id=checkpoint / SHARDS, no_dist=alone)
-    set_model_state_dict(model, state["model"])
+    set_model_state_dict(model, state["model"], options=StateDictOptions(strict=False))  # tied weights are there once
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
@@ -94,10 +95,23 @@ def check_saved_shards(checkpoint: Path, model: nn.Module | None) -> None:
     for name, size in sizes.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size < size:
             raise ValueError(f"{SHARDS}/{name} is missing or cut short")
-    for name, weight in ({} if model is None else model.state_dict()).items():
+    if model is None:
+        return
+    for name, weight in model.state_dict().items():
         saved = metadata.state_dict_metadata.get(f"model.{name}")
-        if saved is None or saved.size != weight.shape:
+        if name not in _tied(model) and (saved is None or saved.size != weight.shape):
             raise ValueError(f"{SHARDS} has no {name} of shape {tuple(weight.shape)}")
+
+
+def _weights(model: nn.Module) -> dict[str, Any]:
+    """Weights and buffers by name, a tied weight by its first name alone."""
+    return {name: value for name, value in get_model_state_dict(model).items() if name not in _tied(model)}
+
+
+def _tied(model: nn.Module) -> set[str]:
+    """Names of weights that have another name before."""
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return every - {name for name, _ in model.named_parameters()}
 
 
 @contextmanager
