@@ -17,6 +17,7 @@ from types import ModuleType
 _ON_IMPORT = {
     "transformers.models.auto.configuration_auto": "lagwise.models.configuration",
     "transformers.models.auto.modeling_auto": "lagwise.models.registry",
+    "transformers.models.auto.tokenization_auto": "lagwise.models.tokenizer",
 }
 # Our modules may need these complete, and importing one of them may import the Auto classes.
 _FIRST = ("lagwise.models.", "transformers.modeling_layers")

@@ -368,3 +368,16 @@ def test_a_drawing_on_a_transparent_ground_stays_visible(mode: str, channels: in
         image.convert(mode).save(file, "PNG")
     pixels = np.asarray(decode(file.getvalue(), channels, "it")).reshape(4, 4, channels)
     np.testing.assert_array_equal(pixels, np.where(drawing[..., 3:] > 0, 0, 255).repeat(channels, 2))
+
+
+def test_labels_in_a_table_above_the_images(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for i in range(6):
+        Image.fromarray(np.full((4, 4), i, np.uint8)).save(tmp_path / "images" / f"{i}.png")
+    lines = [f"images/{i}.png,{i},{'ab'[i % 2]}" for i in range(5)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file_name,number,kind", *lines]))
+    source = open_images(str(tmp_path), label="kind")
+    assert source.read()["train"]["label"][:] == [*"ababa"]
+    assert "1 file is not read: 1 .png (first 'images/5.png')" in source.notes
+    with pytest.raises(ValueError, match=r"labels\.csv has no column 'label' \(columns: file_name, number, kind\)"):
+        open_images(str(tmp_path))

@@ -451,3 +451,23 @@ def test_a_table_of_series_without_the_column_of_labels_is_told_how_to_name_it(t
     source = open_series(str(folder / "a.csv"), ["load", "long"])
     with pytest.raises(ValueError, match=r"has no column 'load'; name the right one with task\.label=COLUMN"):
         read_labelled(source, ("input_values",), ["load", "long"], values=True)
+
+
+@pytest.mark.parametrize("table", ["metadata.csv", "labels.csv", "metadata.jsonl"])
+def test_labels_in_a_table_beside_the_sounds(table: str, tmp_path: Path) -> None:
+    for split, count in (("train", 4), ("test", 2)):
+        for i in range(count):
+            write(tmp_path / split / f"{i}.wav", wave(20 + i))
+        rows = pd.DataFrame({"file_name": [f"{i}.wav" for i in range(count)], "label": ["yes", "no"] * (count // 2)})
+        path = tmp_path / split / table
+        rows.to_json(path, orient="records", lines=True) if path.suffix == ".jsonl" else rows.to_csv(path, index=False)
+    found = open_rows(str(tmp_path)).read()
+    assert {split: rows["label"][:] for split, rows in found.items()} == {
+        "train": ["yes", "no"] * 2,
+        "test": ["yes", "no"],
+    }
+    assert open_rows(str(tmp_path)).notes == ()
+    if table == "labels.csv":
+        (tmp_path / "train" / table).write_text("file_name,label\n9.wav,yes\n")
+        with pytest.raises(ValueError, match=r"labels\.csv, row 1: there is no file .*9\.wav"):
+            open_rows(str(tmp_path))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
+import os
+import threading
 from pathlib import Path
 
 import pytest
+from datasets import Dataset, DatasetDict
 
-from lagwise.data import open_source, read_documents, reading
+from lagwise.data import open_rows, open_source, open_stream, prepare_labelled, read_documents, reading
+from lagwise.data.split_files import write_row_split
 
 TEXT = "A line of text, with ünïcödé in it.\n" * 200
 
@@ -179,3 +184,68 @@ class TestSources:
 
 def test_documents_of_a_python_file() -> None:
     assert "def test_documents_of_a_python_file" in next(read_documents(Path(__file__)))
+
+
+def test_data_sets_are_sources_themselves_and_saved(tmp_path: Path) -> None:
+    rows = Dataset.from_dict({"text": [f"row {i}" for i in range(40)], "label": ["a", "b"] * 20})
+    rows.save_to_disk(tmp_path / "one")
+    DatasetDict(train=rows, validation=rows.select([1]), test=rows.select([2, 3])).save_to_disk(tmp_path / "two")
+    for source in (rows, str(tmp_path / "one")):
+        assert [len(list(open_source(source).documents(split))) for split in ("train", "valid", "test")] == [36, 2, 2]
+        assert open_rows(source).read()["train"]["label"][:] == rows["label"][:]
+        assert prepare_labelled(source, cache=tmp_path, progress=False).label_names == ("a", "b")
+    assert open_rows(str(tmp_path / "two")).split_names == ("train", "valid", "test")
+    assert list(open_source(str(tmp_path / "two")).documents("test")) == ["row 2", "row 3"]
+    stream = open_stream(str(tmp_path / "two"), "bytes")
+    assert next(iter(stream.rows))["text"] == "row 0"
+    with pytest.raises(ValueError, match="must be a name, a Dataset or a DatasetDict, got list"):
+        open_rows([1])  # type: ignore[arg-type]
+
+
+def test_a_json_array_is_read_as_lines_are(tmp_path: Path) -> None:
+    records = [{"text": f"ä {i}", "label": i % 2} for i in range(40)]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    wanted = open_rows(str(tmp_path / "lines.jsonl")).read()["train"][:]
+    for name, indent in (("a.jsonl", None), ("a.json", 1)):
+        (tmp_path / name).write_text(json.dumps(records, indent=indent))
+        source = open_rows(str(tmp_path / name))
+        assert source.columns == ("text", "label")
+        assert source.read()["train"][:] == wanted
+        assert list(read_documents(tmp_path / name)) == wanted["text"]
+        write_row_split(source, {"train": ("train", [1, 3])}, tmp_path / f"split-{name}")
+        assert open_rows(str(tmp_path / f"split-{name}")).read()["train"]["text"] == ["ä 1", "ä 3"]
+    for text, message in (("[1]", "element 1 of the array is not an object but int"), ("[{", "not a JSON array")):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            open_rows(str(tmp_path / "a.json")).read()
+
+
+def test_a_description_in_json_beside_texts_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "titles.json").write_text('["a title"]')
+    (tmp_path / "a.txt").write_text(TEXT)
+    source = open_source(str(tmp_path))
+    assert {path.name for files in source.files.values() for path in files} == {"a.txt"}
+    assert "1 .json" in source.notes[0]
+
+
+def test_rows_of_chats_name_the_library_that_learns_them(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}) + "\n")
+    with pytest.raises(ValueError, match="'messages' are learned with trl"):
+        list(open_source(str(tmp_path / "a.jsonl")).documents("train"))
+    with pytest.raises(ValueError, match="'messages' are learned with trl"):
+        prepare_labelled(str(tmp_path / "a.jsonl"), cache=tmp_path, progress=False)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    for name, text, columns in (("a", "text,label\nx,y\n", ("text", "label")), ("b", '{"text": "x"}\n', ("text",))):
+        pipe = tmp_path / name
+        os.mkfifo(pipe)
+        threading.Thread(target=pipe.write_text, args=(text,), daemon=True).start()
+        assert open_rows(str(pipe)).columns == columns
+        assert open_rows(str(pipe)).read()["train"]["text"] == ["x"]
+
+
+def test_a_file_that_was_compressed_twice_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(gzip.compress(TEXT.encode())))
+    assert list(read_documents(tmp_path / "a.txt.gz")) == [TEXT]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from lagwise.data import load_tokenizer, prepare, token_bytes
 from lagwise.data.tokenizers import with_mask, with_pairs, without_template
@@ -156,3 +157,21 @@ class TestTemplates:
     def test_a_tokenizer_that_adds_nothing_is_not_copied(self) -> None:
         tokenizer = load_tokenizer("bytes")
         assert without_template(tokenizer) is tokenizer
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe", "bpe-uncased"])
+def test_words_of_a_row_have_the_tokens_of_running_text(name: str, tmp_path: Path) -> None:
+    rows = [["the", "lamp", "is", "on", "the", "table"], ["the", "river"]]
+    made = load_tokenizer(name, vocab_size=300, texts=iter([" ".join(row) for row in rows] * 20))
+    made.save_pretrained(tmp_path)
+    for options in ({}, {"add_prefix_space": True}):
+        loaded: Any = AutoTokenizer.from_pretrained(tmp_path, **options)
+        texts = [loaded(" ".join(row))["input_ids"] for row in rows]
+        assert loaded(rows, is_split_into_words=True)["input_ids"] == texts
+        assert loaded(rows[0], is_split_into_words=True)["input_ids"] == texts[0]
+        assert loaded.decode(texts[0]).startswith(" ") == bool(options)
+        pair = loaded(rows[0], rows[1], is_split_into_words=True)["input_ids"]
+        assert pair == texts[0] + texts[1]
+    words = made(rows[0], is_split_into_words=True, return_offsets_mapping=True)
+    ends = {word: end for word, (_, end) in zip(words.word_ids(), words["offset_mapping"], strict=True)}
+    assert ends == {i: len(word) for i, word in enumerate(rows[0])}

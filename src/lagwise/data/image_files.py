@@ -20,22 +20,26 @@ from lagwise.data.folders import (
     check_file,
     class_folders,
     files_below,
+    meant_splits,
     nested_note,
     split_word,
     unread_note,
 )
 from lagwise.data.generated import generated_source
 from lagwise.data.images import SUFFIXES, encode_array
+from lagwise.data.label_tables import label_tables, listed_labels
 from lagwise.data.labelled_rows import label_cells
 from lagwise.data.reading import decoded, inner_suffix, read_whole
 from lagwise.data.row_files import file_kind, load_arrays
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import hash_files
+from lagwise.data.sources import hash_files, is_dataset
 from lagwise.data.splits import SPLITS, split_sizes
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from lagwise.data.sources import Data
 
 DIGITS = "digits"
 _PATHFINDER_CLASSES = ("apart", "joined")
@@ -162,7 +166,7 @@ def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: P
     return rows if any(map(class_of, paths)) or not paths else rows.remove_columns("label")
 
 
-def open_images(name: str, *, image: str = "image", label: str = "label") -> ImageSource:
+def open_images(name: Data, *, image: str = "image", label: str = "label") -> ImageSource:
     """Find labelled images by name.
 
     A folder of image files: their folders are the classes, which may be in folders of splits (`class_folders`). A
@@ -173,17 +177,20 @@ def open_images(name: str, *, image: str = "image", label: str = "label") -> Ima
     ``hub:NAME``, whose column ``image`` holds encoded images. ``digits``: scikit-learn's 1,797 handwritten digits of
     8 x 8.
 
-    Image files directly in a folder, in no class folder, have no label.
+    Image files directly in a folder, in no class folder, have no label, unless a table ``metadata.csv`` or
+    ``labels.csv`` beside them or above has it, in columns ``file_name`` and ``label``.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
     if name == DIGITS:
         return ImageSource(name, image, label)
+    if is_dataset(name):
+        return _of_rows(name, image, label)
     path = generated_source(name) or expanded(name)
-    if not name.startswith("hub:") and inner_suffix(path) == ".npz" and path.is_file():
+    if inner_suffix(path) == ".npz" and path.is_file():
         check_file(path)
         return ImageSource(name, image, label, arrays=path)
-    if name.startswith("hub:") or not path.is_dir():
+    if not path.is_dir():
         return _of_rows(name, image, label)
     found = files_below(path)
     files = [file for file in found if file.suffix.lower() in SUFFIXES]
@@ -198,6 +205,11 @@ def open_images(name: str, *, image: str = "image", label: str = "label") -> Ima
         raise ValueError(
             f"{name!r} has Pathfinder's folder imgs, but not its folder metadata, which has the labels; copy both"
         )
+    if listed := label_tables(found):
+        labels = listed_labels(listed, files, label)
+        splits, titles = meant_splits(path, {file: split_word(file.relative_to(path)) for file in labels})
+        notes = (*unread_note(path, found, [*labels, *listed]), *titles)
+        return ImageSource(name, image, label, by_split(path, splits), labels, notes=notes)
     places = class_folders(path, files)
     check_classes(path, places, "images")
     for file in files:
@@ -212,9 +224,9 @@ def open_images(name: str, *, image: str = "image", label: str = "label") -> Ima
     )
 
 
-def _of_rows(name: str, image: str, label: str) -> ImageSource:
+def _of_rows(name: Data, image: str, label: str) -> ImageSource:
     rows = open_rows(name)
-    return ImageSource(name, image, label, rows=rows, notes=rows.notes)
+    return ImageSource(rows.name, image, label, rows=rows, notes=rows.notes)
 
 
 def _pathfinder(source: ImageSource, tables: list[Path], files: list[Path]) -> ImageSource:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+    from lagwise.data.sources import Data
+
 _FORMAT = 2  # raise when the meaning of the files changes
 INPUTS = ("tokens", "values")
 
@@ -116,7 +118,7 @@ class LabelledData:
 
 
 def prepare_labelled(
-    source: str | RowSource,
+    source: Data | RowSource,
     *,
     text: str | Sequence[str] = "text",
     label: str | list[str] = "label",
@@ -147,7 +149,7 @@ def prepare_labelled(
     ValueError, one line, for missing columns, empty tables, empty texts, inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
-    source = names_as_written(open_rows(source) if isinstance(source, str) else source, label, kind)
+    source = names_as_written(source if isinstance(source, RowSource) else open_rows(source), label, kind)
     columns = input_columns(text, label, kind, inputs, length, separate)
     content = content_key(source, tokenizer, vocab_size)
     key = _key(content, columns, label, kind, inputs, length, separate)
@@ -180,7 +182,7 @@ def prepare_labelled(
 
 
 def labelled_key(
-    source: str | RowSource,
+    source: Data | RowSource,
     *,
     text: str | Sequence[str],
     label: str | list[str],
@@ -194,7 +196,7 @@ def labelled_key(
     """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
     encoded. ValueError for options that are invalid for any data."""
     columns = input_columns(text, label, kind, inputs, length, separate)
-    source = names_as_written(open_rows(source) if isinstance(source, str) else source, label, kind)
+    source = names_as_written(source if isinstance(source, RowSource) else open_rows(source), label, kind)
     return _key(content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length, separate)
 
 

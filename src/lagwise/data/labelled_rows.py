@@ -30,6 +30,7 @@ from lagwise.data.several_labels import (
     read_several,
     strata,
 )
+from lagwise.data.sources import chat_hint
 from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
 from lagwise.data.text_tables import read_text_table
 
@@ -258,7 +259,7 @@ def _no_column(absent: Mapping[str, str], columns: Sequence[str], where: str, he
         hints.append(f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN")
     return (
         f"{where} has no column {' and no column '.join(map(repr, absent))}; {', '.join(dict.fromkeys(hints))} "
-        f"(columns: {_list_names(columns)}){_first_line(headers)}"
+        f"(columns: {_list_names(columns)}){chat_hint(columns) or _first_line(headers)}"
     )
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import bz2
 import codecs
 import gzip
 import io
 import itertools
 import lzma
+import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +27,9 @@ _ENCODINGS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # f
 _ENCODINGS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 #: Endings of the names of compressed files, for messages.
 COMPRESSIONS = ".xz, .gz, .bz2, .zst or .zip"
+_PIPE_HEAD = 64  # bytes
+#: How the content of a pipe begins, and the suffix of such files.
+_PIPED = {b"PAR1": ".parquet", b"{": ".jsonl", b"[": ".jsonl", b"PK\x03\x04": ".npz", b"RIFF": ".wav"}
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 #: How files begin that are no text, and what to do about them.
 _KINDS = {
@@ -62,13 +68,39 @@ def _open_zip(path: Path, mode: str) -> IO[bytes]:
     return archive.open(names[0])
 
 
+def _open_gz(path: Path, mode: str) -> IO[bytes]:
+    """The content of a .gz file, also of one that was compressed twice."""
+    file: Any = gzip.GzipFile(path, mode)
+    while file.peek(2)[:2] == b"\x1f\x8b":
+        file = gzip.GzipFile(fileobj=file, mode=mode)
+    return file
+
+
 _PACKED: dict[str, Callable[..., Any]] = {
     ".xz": lzma.open,
-    ".gz": gzip.open,
+    ".gz": _open_gz,
     ".bz2": bz2.open,
     ".zst": _open_zst,
     ".zip": _open_zip,
 }
+
+
+@cache
+def without_pipe(path: Path, suffix: str) -> Path:
+    """The path of a file; of a named pipe, such as bash's ``<(command)``, that of a temporary copy with a suffix, as a
+    pipe is read only once. The copy is made at the first call and removed at the end of the process. suffix: of tables
+    or texts; that of .parquet, .jsonl, .npz or .wav where the content is such a file."""
+    if not path.is_fifo():
+        return path
+    folder = Path(tempfile.mkdtemp(prefix="lagwise-pipe-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy = folder / "pipe"
+    with open(path, "rb") as source, open(copy, "wb") as target:
+        shutil.copyfileobj(source, target)
+    with open(copy, "rb") as f:
+        head = f.read(_PIPE_HEAD).lstrip()
+    kind = next((kind for start, kind in _PIPED.items() if head.startswith(start)), suffix)
+    return copy.rename(copy.with_suffix(kind))
 
 
 @contextmanager

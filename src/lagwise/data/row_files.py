@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import zipfile
@@ -26,7 +27,8 @@ from lagwise.files import one_line
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
-RECORDS = (".jsonl", ".parquet", ".npz", ".ts", ".arff")  # files whose values have types
+JSON = (".jsonl", ".json")  # objects on lines, or in an array
+RECORDS = (*JSON, ".parquet", ".npz", ".ts", ".arff")  # files whose values have types
 SEQUENCES = (*FASTA, *FASTQ)  # whose files, or folders, are classes
 
 
@@ -51,10 +53,11 @@ def read_columns(path: Path) -> tuple[str, ...]:
     kind = file_kind(path)
     if kind in TEXT_TABLES:
         return tuple(read_head(path).names)
-    if kind == ".jsonl":
+    if kind in JSON:
         with opened(path) as f:
             line = next((line for line in f if line.strip()), b"")
-        return tuple(_jsonl(read_whole(path) if marked_encoding(line) else line, path, None).column_names)
+        whole = marked_encoding(line) or not line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+        return tuple(_jsonl(read_whole(path) if whole else line, path, None).column_names)
     if kind in ONE_ROW:
         return _TEXT_COLUMNS if kind == ".txt" else SOUND_COLUMNS
     if kind == ".npz" and not is_compressed(path) and zipfile.is_zipfile(path):
@@ -79,16 +82,35 @@ def _text_table(data: bytes, path: Path, columns: Sequence[str] | None, written:
 
 
 def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects in the lines that are not empty, and the numbers of these. ValueError names a faulty line."""
-    for number, line in enumerate(lines, 1):
+    """The JSON objects in the lines that are not empty, and the numbers of these; of a JSON array its objects, and
+    their numbers. ValueError names a faulty line."""
+    rest = iter(lines)
+    for number, line in enumerate(rest, 1):
         if not line.strip():
             continue
+        if line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            yield from _array_records(b"\n".join([line, *rest]), path)
+            return
         try:
             record = json.loads(decoded(line, path).removeprefix("\ufeff"))
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not a JSON object ({one_line(error)})") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
+        yield number, record
+
+
+def _array_records(data: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON array, and their numbers."""
+    try:
+        records = json.loads(decoded(data, path).removeprefix("\ufeff"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not a JSON array of objects ({one_line(error)}); write one, or an object on each line"
+        ) from error
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}: element {number} of the array is not an object but {type(record).__name__}")
         yield number, record
 
 
@@ -187,7 +209,7 @@ def _is_wanted(name: str, columns: Sequence[str] | None) -> bool:
 READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".csv": _text_table,
     ".tsv": _text_table,
-    ".jsonl": _jsonl,
+    **dict.fromkeys(JSON, _jsonl),
     ".parquet": _parquet,
     ".npz": _npz,
     ".ts": ts_table,

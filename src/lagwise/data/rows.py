@@ -23,17 +23,20 @@ from lagwise.data.folders import (
     split_word,
     unread_note,
 )
-from lagwise.data.reading import COMPRESSIONS, check_spreadsheet
+from lagwise.data.label_tables import label_tables, listed_labels
+from lagwise.data.reading import COMPRESSIONS, check_spreadsheet, without_pipe
 from lagwise.data.row_files import ONE_ROW, READERS, SEQUENCES, TEXT_TABLES, file_kind, read_columns, read_table
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sound_files import SOUNDS
-from lagwise.data.sources import hash_files, hub_splits, no_source
+from lagwise.data.sources import hash_files, hub_splits, is_dataset, no_source, source_name
 from lagwise.data.splits import SPLITS
 from lagwise.data.text_tables import read_head
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from lagwise.data.sources import Data
 
 _HEAD = 1000  # rows of a table that show how its numbers are written
 
@@ -203,17 +206,19 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
     return rows
 
 
-def open_rows(name: str) -> RowSource:
+def open_rows(name: Data) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .parquet, .npz, .ts, .arff, FASTA, FASTQ or a sound, each also compressed). A folder of
-    such files: in splits by the words in their names (`split_word`), else all of them as one table. ``hub:NAME`` or
-    ``hub:NAME:CONFIG``: a Hugging Face data set. Of .csv and .tsv see `read_text_table`. Every array of an .npz file is
-    a column, its first axis the rows. A sound (.wav, .flac, .mp3, .ogg) is a row, whose label is the name of a folder:
-    sounds are in a folder for each class, and these may be in a folder for each split (`class_folders`). So are .txt
-    files, in the column ``text``, in a folder without other rows; texts beside the class folders and in IMDb's folder
-    of reviews without a label, unsup, are left out. Of FASTA and FASTQ see `read_sequences`: a row for each record,
-    whose label is the name of its class folder, or else of its file. Files of other kinds are counted in the notes.
+    A file (.csv, .tsv, .jsonl, .json, .parquet, .npz, .ts, .arff, FASTA, FASTQ or a sound, each also compressed). A
+    folder of such files: in splits by the words in their names (`split_word`), else all of them as one table. A data
+    set: ``hub:NAME`` or ``hub:NAME:CONFIG``, a folder of `save_to_disk`, a `datasets.Dataset` or `DatasetDict`. Of .csv
+    and .tsv see `read_text_table`. Every array of an .npz file is a column, its first axis the rows. A sound (.wav,
+    .flac, .mp3, .ogg) is a row, whose label is the name of a folder: sounds are in a folder for each class, and these
+    may be in a folder for each split (`class_folders`). A table ``metadata.csv`` or ``labels.csv`` beside the sounds,
+    with columns ``file_name`` and ``label``, has their labels instead. So are .txt files, in the column ``text``, in a
+    folder without other rows; texts beside the class folders and in IMDb's folder of reviews without a label, unsup,
+    are left out. Of FASTA and FASTQ see `read_sequences`: a row for each record, whose label is the name of its class
+    folder, or else of its file. Files of other kinds are counted in the notes.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
 
@@ -224,9 +229,9 @@ def open_rows(name: str) -> RowSource:
     ...     open_rows(f"{folder}/rows.csv").columns
     ('text', 'label')
     """
-    if name.startswith("hub:"):
-        return RowSource(name, dataset=hub_splits(name))
-    path = expanded(name)
+    if is_dataset(name):
+        return RowSource(source_name(name), dataset=hub_splits(name))
+    path = without_pipe(expanded(name), ".csv")
     suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"
     if path.is_file():
         check_spreadsheet(path)
@@ -248,8 +253,11 @@ def open_rows(name: str) -> RowSource:
     found = files_below(path)
     kinds = {file: kind for file in found if (kind := file_kind(file))}
     texts = [file for file, kind in kinds.items() if kind == ".txt"]
-    others = [file for file, kind in kinds.items() if kind != ".txt"]
-    files = others or _texts(path, texts)
+    records = [file for file, kind in kinds.items() if kind == ".json"]  # beside other files it describes them
+    others = [file for file, kind in kinds.items() if kind not in (".txt", ".json")]
+    if tables := label_tables(found) if {*kinds.values()} & {*SOUNDS} else []:
+        return _listed(name, path, found, tables)
+    files = others or _texts(path, texts) or records
     if not files:
         raise ValueError("; ".join((f"no {suffixes} file in folder {name!r}", *unread_note(path, found, ()))))
     places = class_folders(path, [file for file in files if kinds[file] in ONE_ROW])
@@ -263,6 +271,17 @@ def open_rows(name: str) -> RowSource:
     splits, titles = meant_splits(path, splits)
     notes = (*nested_note(places), *unread_note(path, found, files), *titles)
     return RowSource(name, by_split(path, splits), classes=classes, file_notes=notes)
+
+
+def _listed(name: str, root: Path, found: Sequence[Path], tables: Sequence[Path]) -> RowSource:
+    """Sounds whose labels are in tables beside them."""
+    sounds = [file for file in found if file_kind(file) in SOUNDS]
+    labels = listed_labels(tables, sounds)
+    for file in labels:
+        check_file(file)
+    splits, titles = meant_splits(root, {file: split_word(file.relative_to(root)) for file in labels})
+    notes = (*unread_note(root, found, [*labels, *tables]), *titles)
+    return RowSource(name, by_split(root, splits), classes=labels, file_notes=notes)
 
 
 def _texts(root: Path, texts: list[Path]) -> list[Path]:

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
@@ -27,6 +27,9 @@ from lagwise.data.series_files import (
 from lagwise.data.text_tables import is_data, no_header, read_text_table
 from lagwise.files import expanded
 from lagwise.tables import known
+
+if TYPE_CHECKING:
+    from lagwise.data.sources import Data
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ def _long(path: Path, group: str, name: str, per_sample: bool) -> str:
 
 
 def open_series(
-    name: str,
+    name: Data,
     label: str | Sequence[str],
     *,
     per_sample: bool = False,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,13 @@ from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.sample_times import read_times, with_times
 from lagwise.data.series_files import SERIES, first_rate, read_sound, row_numbers
 from lagwise.data.sound_files import SOUNDS
+from lagwise.data.sources import is_dataset
 from lagwise.data.text_tables import read_text_table
 from lagwise.files import expanded
 from lagwise.tables import known
+
+if TYPE_CHECKING:
+    from lagwise.data.sources import Data
 
 INPUTS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
 TARGETS = ("clean", "target", "targets", "output", "outputs", "reference", "references")
@@ -209,7 +213,7 @@ def _stacked(arrays: Sequence[np.ndarray], where: str) -> np.ndarray:
 
 
 def open_signals(
-    name: str,
+    name: Data,
     *,
     features: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
@@ -227,8 +231,8 @@ def open_signals(
 
     FileNotFoundError or ValueError name what is missing, such as a partner. Only names of files are read yet.
     """
-    path = expanded(name)
-    sounds = _sounds(path, ("target", "none", "input") if alone else ()) if path.is_dir() else None
+    in_folder = not is_dataset(name) and (path := expanded(str(name))).is_dir()
+    sounds = _sounds(path, ("target", "none", "input") if alone else ()) if in_folder else None
     if sounds is not None and time is not None:
         raise ValueError(f"task.time {time!r} names a column of tables or records, but {name!r} has sounds")
     if sounds is not None:
@@ -236,7 +240,7 @@ def open_signals(
     rows = open_rows(name)
     source = SignalSource(rows, features=features, targets=None if alone else targets or TARGET, rate=rate, time=time)
     if not alone and any(file_kind(file) in SOUNDS for file in rows.files.get("train", ())):
-        raise ValueError(_unpaired(name))
+        raise ValueError(_unpaired(rows.name))
     if time in (*(features or ()), *(targets or TARGET)):
         raise ValueError(f"column {time!r} is in task.time and in task.features or task.targets")
     if features is not None and not alone and (both := {*features} & {*(targets or TARGET)}):

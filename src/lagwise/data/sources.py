@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,13 +28,19 @@ from lagwise.data.reading import (
     opened,
     read_text,
     read_whole,
+    without_pipe,
 )
-from lagwise.data.row_files import read_records
+from lagwise.data.row_files import JSON, read_records
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, deal, split_shares, text_between, text_places
-from lagwise.files import expanded
+from lagwise.files import expanded, one_line
 from lagwise.tables import shown
 
-SUFFIXES = (".txt", ".jsonl", ".parquet", *FASTA, *FASTQ)
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+    Data = str | Dataset | DatasetDict  # a name, or a data set itself
+
+SUFFIXES = (".txt", *JSON, ".parquet", *FASTA, *FASTQ)
 _STDLIB_SKIPPED = {
     "site-packages",
     "dist-packages",
@@ -47,6 +53,7 @@ _STDLIB_SKIPPED = {
 }
 
 
+_SAVED = (("dataset_dict.json",), ("state.json", "dataset_info.json"))  # files of a folder of `save_to_disk`
 _HUB_NAME = re.compile(r"\w[\w-]*(/\w[\w-]*)?(:[\w.-]+)?")  # without points, which the names of files have
 
 
@@ -108,23 +115,23 @@ class Source:
         return hash_files(self.files, digest)
 
 
-def open_source(name: str) -> Source:
+def open_source(name: Data) -> Source:
     """Find data by name.
 
     ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet,
     FASTA or FASTQ, each also compressed): split by position or by document. A folder of such files: split by the words
-    in their names (`split_word`), else by file. ``hub:NAME`` or ``hub:NAME:CONFIG``: a Hugging Face data set with a
-    ``text`` column.
+    in their names (`split_word`), else by file. A data set with a ``text`` column: ``hub:NAME`` or ``hub:NAME:CONFIG``,
+    a folder of `save_to_disk`, a `datasets.Dataset` or `DatasetDict`.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
+    if is_dataset(name):
+        return _of_dataset(name)
     if name == "stdlib":
         return _by_file(name, _stdlib_files())
-    if name.startswith("hub:"):
-        return _hub(name)
     if not name.strip():
         raise ValueError("name the data: a file, a folder, 'stdlib' or 'hub:NAME'")
-    path = expanded(name)
+    path = without_pipe(expanded(name), ".txt")
     if path.is_file():
         check_spreadsheet(path)
         check_file(path)
@@ -132,7 +139,8 @@ def open_source(name: str) -> Source:
     if not path.is_dir():
         raise no_source(name, "'stdlib' is Python's own source, ")
     found = files_below(path)
-    files = [file for file in found if _is_data(file)]
+    likely = [file for file in found if _is_data(file)]
+    files = [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
     notes = unread_note(path, found, files)
     if not files:
         raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {name!r}")
@@ -183,6 +191,12 @@ def read_documents(path: Path) -> Iterator[str]:
     return (_joined(parts, path) for parts in document_parts(path))
 
 
+def chat_hint(columns: Iterable[str]) -> str:
+    """What to do with rows of chats, for the end of a message about a missing column of text; else an empty text."""
+    chats = next((name for name in ("messages", "conversations") if name in columns), None)
+    return "" if chats is None else f"; chats in {chats!r} are learned with trl's SFTTrainer, whose model a run can be"
+
+
 def _joined(parts: Iterable[str], path: Path) -> str:
     """A document in memory. ValueError if it is too large."""
     document, size = [], 0
@@ -198,12 +212,15 @@ def document_parts(path: Path) -> Iterator[Iterable[str]]:
     kind = _kind(path)
     if kind == ".parquet":
         yield from ([text] for text in _parquet(path))
-    elif kind == ".jsonl":
+    elif kind in JSON:
         with opened(path) as f:
             for number, record in read_records(_lines(f, path), path):
                 where = f"{path}, line {number}"
                 if "text" not in record:
-                    raise ValueError(f"{where}: expected a JSON object with a 'text' field (it has {shown([*record])})")
+                    raise ValueError(
+                        f"{where}: expected a JSON object with a 'text' field (it has {shown([*record])})"
+                        f"{chat_hint(record)}"
+                    )
                 yield [checked_text(record["text"], where)]
     elif kind in FASTA + FASTQ:
         yield from ([sequence] for _, sequence in sequence_records(read_whole(path), path))
@@ -270,11 +287,34 @@ def _stdlib_files() -> list[Path]:
     return sorted(f for f in files if f.stat().st_size > 0 and not f.name.startswith("_sysconfigdata"))
 
 
-def load_hub(name: str, *, streaming: bool = False) -> Any:
-    """The splits of ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict, or streaming an IterableDatasetDict. ValueError
-    if it cannot be loaded."""
-    from datasets import load_dataset
+def is_dataset(source: Data) -> bool:
+    """Whether the library datasets loads a source: ``hub:NAME``, a folder of `save_to_disk`, or a data set itself."""
+    if not isinstance(source, str):
+        return True
+    folder = expanded(source)
+    return source.startswith("hub:") or any(all((folder / name).is_file() for name in names) for names in _SAVED)
 
+
+def source_name(source: Data) -> str:
+    """The name of a source for people."""
+    return source if isinstance(source, str) else type(source).__name__
+
+
+def load_hub(name: Data, *, streaming: bool = False) -> Any:
+    """The splits of a data set (`is_dataset`), a DatasetDict, or streaming an IterableDatasetDict. ValueError if it
+    cannot be loaded."""
+    from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+
+    saved = isinstance(name, str) and not name.startswith("hub:")
+    if saved or not isinstance(name, str):
+        try:
+            loaded: Any = load_from_disk(str(expanded(str(name)))) if saved else name
+        except Exception as error:
+            raise ValueError(f"cannot load the data set in folder {name!r}: {one_line(error)}") from error
+        if not isinstance(loaded, Dataset | DatasetDict):
+            raise ValueError(f"a source must be a name, a Dataset or a DatasetDict, got {type(name).__name__}")
+        splits = loaded if isinstance(loaded, DatasetDict) else {"train": loaded}
+        return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streaming else splits
     path, _, config = name.removeprefix("hub:").partition(":")
     try:
         return load_dataset(path, config or None, streaming=streaming)
@@ -282,8 +322,9 @@ def load_hub(name: str, *, streaming: bool = False) -> Any:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
 
 
-def hub_splits(name: str, *, streaming: bool = False) -> dict[str, Any]:
-    """Splits by our names; the first of several validation or test sets."""
+def hub_splits(name: Data, *, streaming: bool = False) -> dict[str, Any]:
+    """The splits of a data set (`is_dataset`) as train, valid and test; of several validation or test sets the
+    first."""
     loaded = load_hub(name, streaming=streaming)
     named: dict[str, Any] = {}
     for split in loaded:
@@ -292,16 +333,17 @@ def hub_splits(name: str, *, streaming: bool = False) -> dict[str, Any]:
             named.setdefault(word, loaded[split])
     if "train" not in named:
         if len(loaded) != 1:
-            raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
+            raise ValueError(f"data set {source_name(name)!r} has no train split (it has {', '.join(loaded)})")
         named = named or {"train": next(iter(loaded.values()))}
     return named
 
 
-def _hub(name: str) -> Source:
-    splits = hub_splits(name)
+def _of_dataset(source: Data) -> Source:
+    splits, name = hub_splits(source), source_name(source)
     train, held = splits["train"], [splits[split] for split in ("valid", "test") if split in splits]
     if "text" not in train.column_names:
-        raise ValueError(f"data set {name!r} has no 'text' column (it has {', '.join(train.column_names)})")
+        has = ", ".join(train.column_names)
+        raise ValueError(f"data set {name!r} has no 'text' column (it has {has}){chat_hint(train.column_names)}")
     if not held:
         parts = train.train_test_split(2 * TEXT_HELD_OUT, seed=0, shuffle=False)
         train, held = parts["train"], list(parts["test"].train_test_split(0.5, shuffle=False).values())

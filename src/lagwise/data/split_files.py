@@ -15,7 +15,7 @@ import numpy as np
 import lagwise.data.arrow as pa
 from lagwise.data.fasta import FASTA, written_records
 from lagwise.data.reading import decoded, inner_suffix, read_whole
-from lagwise.data.row_files import SEQUENCES, TEXT_TABLES, file_kind, load_arrays, read_table
+from lagwise.data.row_files import JSON, SEQUENCES, TEXT_TABLES, file_kind, load_arrays, read_table
 from lagwise.data.rows import RowSource
 from lagwise.data.sources import SUFFIXES, Source
 from lagwise.data.splits import SPLITS
@@ -91,7 +91,7 @@ def _texts(source: Source, split: str) -> Iterator[tuple[str, list[str]]]:
 
 def _file_bytes(suffix: str, documents: list[str]) -> bytes:
     """A file of documents."""
-    if suffix == ".jsonl":
+    if suffix in JSON:
         return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents).encode()
     if suffix == ".parquet":
         return _parquet(pa.table({"text": pa.array(documents, pa.string())}))
@@ -129,8 +129,10 @@ def _rows(path: Path, kind: str, numbers: np.ndarray) -> bytes:
         records = written_records(data, path)
         return "".join(records[i] for i in numbers).encode()
     text = decoded(data, path).removeprefix("\ufeff")
-    lines = text.split("\n") if kind == ".jsonl" else text.splitlines()
-    begins = 0 if kind == ".jsonl" else 1 + next(i for i, line in enumerate(lines) if line.strip().lower() == "@data")
+    if kind in JSON and text.lstrip().startswith("["):
+        text = "\n".join(json.dumps(record, ensure_ascii=False) for record in json.loads(text))
+    lines = text.split("\n") if kind in JSON else text.splitlines()
+    begins = 0 if kind in JSON else 1 + next(i for i, line in enumerate(lines) if line.strip().lower() == "@data")
     rows = [line for line in lines[begins:] if line.strip() and not line.strip().startswith(_COMMENTS.get(kind, "\n"))]
     return "".join(f"{line.rstrip()}\n" for line in (*lines[:begins], *(rows[i] for i in numbers))).encode()
 

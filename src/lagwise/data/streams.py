@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lagwise.data.sources import checked_text, document_parts, hub_splits, open_source
+from lagwise.data.sources import checked_text, document_parts, hub_splits, is_dataset, open_source
 from lagwise.data.tokenizers import encode_texts, load_tokenizer, pieces
 from lagwise.data.tokens import EncodedText
 
@@ -55,7 +55,7 @@ def open_stream(name: str, tokenizer: str) -> StreamedText:
     train on. ValueError if nothing is left to train on, and the errors of reading.
     """
     made = load_tokenizer(tokenizer)
-    rows, held = _hub_rows(name) if name.startswith("hub:") else _file_rows(name)
+    rows, held = _hub_rows(name) if is_dataset(name) else _file_rows(name)
     splits, sizes, skipped = {}, {}, frozenset()
     where = f"the first {HELD_OUT:,} characters of each of valid and test"
     if not held:
@@ -77,8 +77,8 @@ def open_stream(name: str, tokenizer: str) -> StreamedText:
 
 
 def stream_key(name: str, tokenizer: str) -> str:
-    """Identifies a source by the names and sizes of its files, without reading them, and its tokenizer."""
-    if name.startswith("hub:"):
+    """Hash of the names and sizes of a source's files, without reading them, and of its tokenizer."""
+    if is_dataset(name):
         made_of: Any = name
     else:
         source = open_source(name)

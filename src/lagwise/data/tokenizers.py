@@ -288,11 +288,15 @@ def _frequent_words(vocab_size: int, texts: Iterator[str] | None):
 
 
 def _wrap(tokenizer) -> PreTrainedTokenizerBase:
+    from tokenizers.pre_tokenizers import ByteLevel
     from transformers import PreTrainedTokenizerFast
+
+    from lagwise.models.tokenizer import ByteLevelTokenizer
 
     has_end = tokenizer.token_to_id(END_OF_TEXT) is not None
     tokenizer.add_special_tokens([END_OF_TEXT] if has_end else [END_OF_TEXT, PAD])
-    return PreTrainedTokenizerFast(
+    kind = ByteLevelTokenizer if isinstance(tokenizer.pre_tokenizer, ByteLevel) else PreTrainedTokenizerFast
+    return kind(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
