@@ -92,6 +92,8 @@ def test_errors_of_a_level_count_as_one() -> None:
     assert independent_errors(levels, 7) == pytest.approx(7)
     assert independent_errors(noise, 10) == pytest.approx(10 * (1 + 9 * 0.5), rel=0.1)
     assert independent_errors(noise, 4000) == pytest.approx(40_000, rel=0.1)
+    balanced = np.tile([1.0, -1.0], 12)[None, :, None]  # whose mean says nothing
+    assert independent_errors(balanced + 1e-6, 1) == pytest.approx(1 + 23 / 11)
 
 
 def test_intervals_cover_series_that_were_calm_on_the_held_out_rows() -> None:

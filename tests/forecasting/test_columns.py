@@ -209,7 +209,7 @@ def test_invalid_columns(change: Any, options: dict[str, Any], message: str) -> 
 def test_rows_need_their_columns() -> None:
     x, columns = data()
     forecaster = fitted(x, columns)
-    with pytest.raises(ValueError, match="fitted with columns; give those of X"):
+    with pytest.raises(ValueError, match="fitted with columns; pass `columns` for X"):
         forecaster.predict(X=x)
     with pytest.raises(ValueError, match="need values for the rows of the horizon after X"):
         forecaster.predict(X=x, columns=Columns(columns.future[:-HORIZON], columns.past, columns.static))
@@ -229,5 +229,5 @@ def test_rows_without_columns_are_no_hindrance_to_choosing() -> None:
 
 def test_columns_that_no_candidate_can_use_are_an_error() -> None:
     x, columns = data()
-    with pytest.raises(ValueError, match="columns need the model 'ridge', which is not among those to try"):
+    with pytest.raises(ValueError, match="columns are only supported by the model 'ridge'; give it as `model`"):
         choose_forecaster(x, HORIZON, columns=columns, model="smoothing")

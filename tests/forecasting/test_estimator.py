@@ -218,6 +218,17 @@ def test_intervals_cover_held_out_noise() -> None:
     assert 0.75 < np.mean(inside) < 0.85
 
 
+def test_intervals_of_one_held_out_window_cover_too() -> None:
+    rng, shares = np.random.default_rng(0), []
+    for _ in range(8):
+        x = 3 * np.sin(np.arange(120) * np.pi / 6) + rng.normal(size=120)
+        forecaster = LagForecaster(horizon=24, look_back=12, validation=24).fit(x[:96])
+        lower, upper = forecaster.predict_interval(coverage=0.9)
+        shares.append(np.mean((lower <= x[96:]) & (x[96:] <= upper)))
+        assert forecaster.independent_ <= 24
+    assert np.mean(shares) >= 0.9
+
+
 def test_one_series_and_frames() -> None:
     x = waves()
     one, column = small().fit(x[:, 0]), small().fit(x[:, :1])

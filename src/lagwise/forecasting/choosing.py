@@ -18,23 +18,24 @@ from lagwise.forecasting.gaps import first_observed, scales
 from lagwise.progress import progress_bar
 from lagwise.tables import check_integer
 
-_LONGEST = 1440  # longest look-back to try, in rows
-_SEPARATE = 20  # series, of which each has a smoothing of its own, or a map of its own with columns
-_INPUTS = 2000  # most inputs of a map, of the series and its columns
-_MAPS = 500  # series, of which each may have a map of its own
-_MEMORY = 200  # look-back of exponential smoothing, or 3 seasons
-_MOST_ORIGINS = 10  # rows from which candidates are fitted anew
-_VALUES = 20_000  # values over the number of origins
-_NEAR = 1.15  # times the lowest error: forecasters that are averaged
-_PENALTY = 0.1  # where rows are too few to choose one
-_INNER = 0.2  # share of the rows before an origin that choose penalties
+_MAX_LOOK_BACK_ROWS = 1440
+_MAX_SEPARATE_SERIES = 20  # each with a smoothing of its own, or a map of its own with columns
+_MAX_INPUTS = 2000  # of a map, of the series and its columns
+_MAX_SEPARATE_MAPS = 500  # one for each series
+_SMOOTHING_LOOK_BACK_ROWS = 200  # or 3 seasons
+_MAX_ORIGINS = 10  # rows from which candidates are fitted anew
+_MAX_VALUES_TIMES_ORIGINS = 20_000
+_AVERAGED_ERROR_RATIO = 1.15  # forecasters up to this times the lowest error are averaged
+_DEFAULT_PENALTY = 0.1  # where rows are too few to choose one
+_PENALTY_ROWS_SHARE = 0.2  # of the rows before an origin, to choose penalties by
 BASELINE = "last value"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A forecaster, fitted if it is the best, its name, the mean absolute error of its forecasts of held-out rows for
-    each series in its own units, and the mean over series of these errors in standard deviations."""
+    """Candidate of `choose_forecaster`: its name, a forecaster (fitted if it is the best), the mean absolute error of
+    its forecasts of held-out rows for each series in its own unit, and the mean over series of these errors in standard
+    deviations."""
 
     name: str
     forecaster: LagForecaster
@@ -44,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Backtest:
-    """Errors ``(windows, horizon, series)`` of what candidates forecast at some rows, in standard deviations of the
+    """Backtest of candidates: their errors ``(windows, horizon, series)`` at some rows, in standard deviations of the
     series or, with ``logs``, of its logarithms; NaN where not observed."""
 
     errors: list[np.ndarray]
@@ -54,21 +55,21 @@ class _Backtest:
     near: float
 
     def sizes(self, picked: Sequence[int], windows: Any = slice(None)) -> np.ndarray:
-        """Absolute errors of the average of candidates, in standard deviations of values."""
+        """Compute absolute errors of the average of candidates, in standard deviations of values."""
         errors = np.mean([self.errors[i][windows] for i in picked], axis=0)
         if self.logs[picked[0]]:
             errors = self.targets[windows] / self.scale * np.expm1(errors)
         return np.abs(errors)
 
     def ranks(self, windows: Any = slice(None)) -> tuple[list[int], np.ndarray]:
-        """The candidates, best first, and their mean errors in this order."""
+        """Rank the candidates, best first, and return their mean errors in this order."""
         found = np.array([_mean(self.sizes([i], windows), (0, 1)).mean() for i in range(len(self.errors))])
         order = np.argsort(found, kind="stable")
         return order.tolist(), found[order]
 
     def picked(self, windows: Any = slice(None)) -> list[int]:
-        """The candidates to average: those whose errors are at most ``near`` times the lowest, and which also forecast
-        logarithms if the best does. Repeating the last value, the first one, stays alone."""
+        """Pick the candidates to average: those whose errors are at most ``near`` times the lowest, and which also
+        forecast logarithms if the best does. Repeating the last value, the first candidate, stays alone."""
         order, means = self.ranks(windows)
         if order[0] == 0:
             return [0]
@@ -158,7 +159,7 @@ def choose_forecaster(
     logs, scale = [bool(options[name].get("logs")) for name in names], scales(x)[1]
     errors = [each if logs[i] else each / scale for i, each in enumerate(errors)]
     targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
-    tested = _Backtest(errors, logs, targets, scale, _NEAR if len(origins) > 1 else 1.0)
+    tested = _Backtest(errors, logs, targets, scale, _AVERAGED_ERROR_RATIO if len(origins) > 1 else 1.0)
     picked, (order, _) = tested.picked(), tested.ranks()
     data = x[:, 0] if one else x
     fitted = [
@@ -186,7 +187,7 @@ def choose_forecaster(
 
 
 def reason(ranked: Sequence[Candidate]) -> str:
-    """One sentence on why `choose_forecaster` ranked the first candidate first."""
+    """Say in one sentence why `choose_forecaster` ranked the first candidate first."""
     best = ranked[0]
     held = "held-out rows, which no candidate was fitted to"
     if best.name == BASELINE:
@@ -194,9 +195,10 @@ def reason(ranked: Sequence[Candidate]) -> str:
     baseline = next(each.error for each in ranked if each.name == BASELINE)
     beside = f"{_beside(best.error, baseline)} repeating the last value"
     if best.name.startswith("average"):
+        near = f"{_AVERAGED_ERROR_RATIO - 1:.0%}"
         return (
-            f"Chosen: the {best.name}, whose errors on {held}, differ by less than {_NEAR - 1:.0%}. Its mean absolute "
-            f"error is {beside}."
+            f"Chosen: the {best.name}, whose errors on {held}, differ by less than {near}. Its mean absolute error is "
+            f"{beside}."
         )
     shared = ", one map for all series" if best.forecaster.shared_ else ", a map for each series"
     shared = shared if len(best.forecaster.scale_) > 1 else ""
@@ -204,7 +206,7 @@ def reason(ranked: Sequence[Candidate]) -> str:
 
 
 def _beside(error: float, other: float) -> str:
-    """How much lower or higher an error is than another one."""
+    """Say how much lower or higher an error is than another one."""
     change = error / other - 1 if error != other else 0.0
     if abs(change) < 0.005:
         return "about that of"
@@ -212,11 +214,14 @@ def _beside(error: float, other: float) -> str:
 
 
 def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin: int) -> list[int]:
-    """The rows before which candidates are fitted, in order. Data too short for a given look-back are an error."""
+    """Choose the rows before which candidates are fitted, in order. ValueError if the data are too short for a given
+    look-back."""
     last = rows - horizon
     size = rows - begin
-    count = min(_MOST_ORIGINS, _VALUES // (size * series))
-    first = max(begin + size // 2, horizon + 1) if count > 1 else last - max(0, round(_INNER * size) - horizon)
+    count = min(_MAX_ORIGINS, _MAX_VALUES_TIMES_ORIGINS // (size * series))
+    first = (
+        max(begin + size // 2, horizon + 1) if count > 1 else last - max(0, round(_PENALTY_ROWS_SHARE * size) - horizon)
+    )
     first = min(last, max(first, begin + horizon))
     if look_back is not None:
         if look_back > (most := last - horizon):
@@ -231,18 +236,19 @@ def _origins(rows: int, series: int, horizon: int, look_back: int | None, begin:
 
 
 def _inner(rows: int, horizon: int) -> int:
-    return max(horizon, round(_INNER * rows))
+    return max(horizon, round(_PENALTY_ROWS_SHARE * rows))
 
 
 def _longest(rows: int, horizon: int) -> int:
-    """The longest look-back for which these rows have a window to learn from and rows to choose a penalty by."""
+    """Compute the longest look-back for which these rows have a window to learn from and rows to choose a penalty
+    by."""
     return rows - _inner(rows, horizon) - horizon
 
 
 def _options(
     x: np.ndarray, horizon: int, rows: int, model: str | None, look_back: int | None, period: int
 ) -> dict[str, dict[str, Any]]:
-    """The options of `LagForecaster` for each candidate, which at least ``rows`` rows are fitted to."""
+    """List the options of `LagForecaster` for each candidate, which is fitted to at least ``rows`` rows."""
 
     def repeating(period: int) -> dict[str, Any]:
         return {"look_back": period, "model": {"name": "seasonal", "period": period}, "shared": True, "validation": 0}
@@ -253,9 +259,9 @@ def _options(
     if model in (None, "smoothing"):
         label = f"smoothing, period {period}" if period > 1 else "smoothing"
         chosen = {
-            "look_back": min(rows, max(_MEMORY, 3 * period) if look_back is None else look_back),
+            "look_back": min(rows, max(_SMOOTHING_LOOK_BACK_ROWS, 3 * period) if look_back is None else look_back),
             "model": {"name": "smoothing", "period": period},
-            "shared": not 1 < x.shape[1] <= _SEPARATE,
+            "shared": not 1 < x.shape[1] <= _MAX_SEPARATE_SERIES,
             "validation": 0,
         }
         found[label] = chosen
@@ -264,7 +270,7 @@ def _options(
     if model in ("smoothing", "seasonal"):
         return found
     looks = [look_back] if look_back is not None else _look_backs(horizon, period, rows)
-    many = x.shape[1] > _MAPS
+    many = x.shape[1] > _MAX_SEPARATE_MAPS
     for each in looks:
         kinds = [("ridge", "mean"), ("ridge", "last"), ("toeplitz", "mean")]
         for name, level in kinds if model is None else [(model, "mean"), (model, "last")]:
@@ -276,16 +282,17 @@ def _options(
 def _with_columns(
     options: Mapping[str, Mapping[str, Any]], series: int, columns: int, look_back: int | None
 ) -> dict[str, Any]:
-    """The candidates that use columns: each ``ridge`` whose look-back gives no more inputs than can be solved for."""
+    """List the candidates that use columns: each ``ridge`` whose look-back gives no more inputs than can be solved
+    for."""
     ridges = {name: each for name, each in options.items() if each["model"] == "ridge"}
     if not ridges:
-        raise ValueError("columns need the model 'ridge', which is not among those to try")
-    most = max(_INPUTS // (1 + columns), min((each["look_back"] for each in ridges.values()), default=1))
+        raise ValueError("columns are only supported by the model 'ridge'; give it as `model`, or no model")
+    most = max(_MAX_INPUTS // (1 + columns), min((each["look_back"] for each in ridges.values()), default=1))
     return {
         name.replace("ridge", "ridge with columns"): {
             **each,
             "columns": True,
-            **({"shared": True} if series > _SEPARATE else {}),
+            **({"shared": True} if series > _MAX_SEPARATE_SERIES else {}),
         }
         for name, each in ridges.items()
         if look_back is not None or each["look_back"] <= most
@@ -293,9 +300,9 @@ def _with_columns(
 
 
 def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
-    """The horizon and the period times powers of 2, within bounds; at least one where there are rows for one."""
+    """List the horizon and the period times powers of 2, within bounds; at least one where there are rows for one."""
     longest = _longest(rows, horizon)
-    most = min(_LONGEST, rows // 3, longest)
+    most = min(_MAX_LOOK_BACK_ROWS, rows // 3, longest)
     found = {base * 2**i for base in {horizon, period} - {1} for i in range(12) if base * 2**i <= most}
     return sorted(found) or ([max(1, min(horizon, most))] if longest > 0 else [])
 
@@ -303,17 +310,17 @@ def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
 def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: float) -> LagForecaster:
     inner: dict[str, Any] = {"validation": _inner(rows, horizon)}
     if options["look_back"] > _longest(rows, horizon):
-        inner = {"validation": 0, "penalty": _PENALTY, "shared": True}
+        inner = {"validation": 0, "penalty": _DEFAULT_PENALTY, "shared": True}
     chosen = {name: each for name, each in {**inner, **options}.items() if name != "columns"}
     return LagForecaster(horizon, coverage=coverage, **chosen)
 
 
-def _starts(origins: Sequence[int], end: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows from which forecasts are made, up to ``most`` between the first origin and the end, each origin among
-    them, and the number of the last origin before each."""
+def _starts(origins: Sequence[int], end: int, max_count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Choose the rows from which forecasts are made, up to ``max_count`` between the first origin and the end, with
+    each origin among them, and return with them the index of the last origin before each."""
     starts, numbers = [], []
     for i, (begin, until) in enumerate(zip(origins, [*origins[1:], end], strict=True)):
-        count = min(until - begin, math.ceil(most / len(origins)))
+        count = min(until - begin, math.ceil(max_count / len(origins)))
         starts.append(np.unique(np.linspace(begin, until - 1, count).round().astype(int)))
         numbers.append(np.full(len(starts[-1]), i))
     return np.concatenate(starts), np.concatenate(numbers)
@@ -329,8 +336,8 @@ def _errors(
     first: int,
     columns: Columns | None,
 ) -> np.ndarray:
-    """Errors ``(windows, horizon, series)`` of a candidate that is fitted anew at each origin; most series begin in the
-    row ``first``."""
+    """Compute errors ``(windows, horizon, series)`` of a candidate that is fitted anew at each origin; most series
+    begin in the row ``first``."""
     made = np.full((len(starts), horizon, x.shape[1]), np.nan)
     for i, begin in enumerate(origins):
         known = ~np.isnan(x[:begin]).all(0)  # others begin later
@@ -345,14 +352,14 @@ def _errors(
 
 
 def _mean(sizes: np.ndarray, axis: tuple[int, ...]) -> np.ndarray:
-    """The mean of what was observed; 0 where nothing was."""
+    """Average the observed values; 0 where nothing was observed."""
     count = np.count_nonzero(~np.isnan(sizes), axis=axis)
     return np.nansum(sizes, axis=axis) / np.maximum(1, count)
 
 
 def _selection(tested: _Backtest, groups: np.ndarray, picked: Sequence[int]) -> float:
-    """By how much errors are larger where each group of windows is forecast by the candidates that the others choose:
-    at least 1."""
+    """Compute the factor (at least 1) by which errors are larger where each group of windows is forecast by the
+    candidates that the other groups choose."""
     if len(set(groups)) < 2:
         return 1.0
     nested = [tested.sizes(tested.picked(groups != group), groups == group) for group in sorted(set(groups))]

@@ -1,4 +1,4 @@
-"""Columns that help: their values beside those of series, and linear maps of both in closed form."""
+"""Columns that help to forecast: their values beside those of series, and linear maps of both in closed form."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lagwise.forecasting.moments import level_weights, window_products
 from lagwise.forecasting.unobserved import Stretch, Unobserved
 
 KINDS = ("future", "past", "static")
-_ROUNDS, _CLOSE = 30, 1e-6  # for filling in targets, as in `ridge_path`
+_MAX_ROUNDS, _RELATIVE_CHANGE = 30, 1e-6  # to fill in targets, as in `ridge_path`
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns beside series ``(rows, series)``, NaN where missing.
+    """Values known beside series ``(rows, series)``, NaN where missing.
 
     Parameters:
         future: values that are known in advance, such as prices and holidays: ``(rows + horizon, series, columns)``, or
@@ -34,12 +34,12 @@ class Columns:
     static: Any = None
 
     def first(self, rows: int, horizon: int) -> Columns:
-        """Those of the first rows, and of the horizon after them."""
+        """Take the first rows, and the horizon after them."""
         future = None if self.future is None else self.future[: rows + horizon]
         return replace(self, future=future, past=None if self.past is None else self.past[:rows])
 
     def of(self, series: Any) -> Columns:
-        """Those of some series."""
+        """Take some series."""
         future, past = (
             each if each is None or np.ndim(each) == 2 else np.asarray(each)[:, series]
             for each in (self.future, self.past)
@@ -47,15 +47,15 @@ class Columns:
         return Columns(future, past, None if self.static is None else np.asarray(self.static)[series])
 
     def filled(self) -> Columns:
-        """Those with the last observed value where one is missing."""
+        """Replace each missing value by the last observed one."""
         future, past = (
             each if each is None else _filled(np.asarray(each, np.float64)) for each in (self.future, self.past)
         )
         return replace(self, future=future, past=past)
 
     def laid_out(self, rows: int, series: int, horizon: int) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The values of all columns ``(rows, series, columns)``, with those of the horizon below if they are given, and
-        the kind of each column: future, past or static.
+        """Join the values of all columns as ``(rows, series, columns)``, with the rows of the horizon below if they are
+        given, and return the kind of each column: future, past or static.
 
         ValueError for other shapes, infinity, values that are missing in the horizon, and a column without any value of
         a series.
@@ -92,8 +92,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class FittedColumns:
-    """The columns of a forecaster: their kinds, means and deviations ``(series, columns)``, and the standardised values
-    of the window ``(look_back, series, columns)`` and of the known rows after it."""
+    """Fitted columns of a forecaster: their kinds, means and deviations ``(series, columns)``, and the standardised
+    values of the window ``(look_back, series, columns)`` and of the known rows after it."""
 
     kinds: tuple[str, ...]
     mean: np.ndarray
@@ -105,8 +105,8 @@ class FittedColumns:
     def fit(
         cls, columns: Columns, rows: int, constant: np.ndarray, look_back: int, horizon: int
     ) -> tuple[FittedColumns, np.ndarray]:
-        """Those of the fitted rows, whose standardised values are returned too: 0 for the series that are ``constant``
-        ``(series,)``, which effects that are shared with others would move.
+        """Fit means and deviations to the rows, and return the standardised values too: 0 for the series that are
+        ``constant`` ``(series,)``, which effects that are shared with other series would move.
 
         The mean is that of a series, or of all series for static columns, and the deviation that of all series from it.
         """
@@ -121,9 +121,9 @@ class FittedColumns:
         ), standard[:rows]
 
     def given(self, columns: Columns | None, rows: int, horizon: int, ahead: int) -> np.ndarray:
-        """The standardised values of given rows, and of some rows ``ahead``."""
+        """Standardise the values of given rows, and of some rows ``ahead``."""
         if columns is None:
-            raise ValueError("the forecaster was fitted with columns; give those of X as well")
+            raise ValueError("the forecaster was fitted with columns; pass `columns` for X too")
         values, kinds = columns.laid_out(rows, len(self.mean), horizon)
         if kinds != self.kinds:
             raise ValueError(f"columns must be those fitted, {self.kinds}, got {kinds}")
@@ -133,7 +133,8 @@ class FittedColumns:
         return np.concatenate([standard, np.repeat(standard[-1:], rows + ahead - len(standard), axis=0)])
 
     def ahead_of(self, steps: int, columns: Columns | None) -> np.ndarray:
-        """The values of the window and of the next rows, of which those of the future count, by default the known."""
+        """Join the values of the window and of the next rows, of which only the future columns count, by default as
+        known from the fit."""
         after, future = np.repeat(self.window[-1:], steps, axis=0), _of(self.kinds, "future")
         if future.any():
             known = self.ahead[..., future]
@@ -148,7 +149,7 @@ class FittedColumns:
         return np.concatenate([self.window, after])
 
     def append(self, columns: Columns | None) -> FittedColumns:
-        """Those with the next row in the window."""
+        """Move the window by the next row."""
         last = self.window[-1:].copy()
         for kind in ("future", "past"):
             own, given = _of(self.kinds, kind), None if columns is None else getattr(columns, kind)
@@ -164,8 +165,8 @@ class FittedColumns:
         return replace(self, window=np.concatenate([self.window[1:], last]), ahead=self.ahead[1:])
 
     def rescaled(self, unit: np.ndarray, look_back: int) -> FittedColumns:
-        """Those whose effects are on another scale ``(series,)`` of the series, for a longer look-back, whose further
-        rows have no effects."""
+        """Change to another scale ``(series,)`` of the series, and to a longer look-back, whose further rows have no
+        effects."""
         unit = unit[:, None]
         window = np.pad(self.window / unit, ((look_back - len(self.window), 0), (0, 0), (0, 0)))
         return replace(self, scale=self.scale * unit, window=window, ahead=self.ahead / unit)
@@ -180,12 +181,12 @@ def _of(kinds: Sequence[str], kind: str) -> np.ndarray:
 
 
 def _filled(values: np.ndarray) -> np.ndarray:
-    """Columns ``(rows, ...)`` with the last observed value where one is missing."""
+    """Fill columns ``(rows, ...)`` with the last observed value where one is missing."""
     return fill(values.reshape(len(values), -1)).reshape(values.shape)
 
 
 def check_columns(design: Any) -> None:
-    """ValueError for a kind of map that cannot have columns."""
+    """Raise ValueError for a kind of map that cannot have columns."""
     if design.spec["name"] != "ridge" or design.rank is not None or design.normalize or design.windowless:
         raise ValueError(
             "columns need the model 'ridge' with a finite penalty, without rank and normalize; got "
@@ -194,7 +195,7 @@ def check_columns(design: Any) -> None:
 
 
 def column_parameters(kinds: Sequence[str], design: Any) -> int:
-    """The number of parameters of the effects of columns."""
+    """Count the parameters of the effects of columns."""
     inputs = [sum(1 if kind == "static" else n for kind in kinds) for n in design.look_backs]
     return sum(inputs) * design.horizon + len(inputs) * sum(kind == "future" for kind in kinds)
 
@@ -202,8 +203,8 @@ def column_parameters(kinds: Sequence[str], design: Any) -> int:
 def column_path(
     train: Sequence[Stretch], kinds: Sequence[str], look_back: int, horizon: int, level: str, penalties: Sequence[float]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The map ``(look_back, horizon)`` of raw inputs, and the effects of columns ``(columns, look_back + 1, horizon)``,
-    for each penalty p, all from one eigendecomposition.
+    """Compute the map ``(look_back, horizon)`` of raw inputs, and the effects of columns ``(columns, look_back + 1,
+    horizon)``, for each penalty p, all from one eigendecomposition.
 
     Formula: the forecast of horizon h is ``B_h^T z + sum_f c_f v_f(t + h)``, with z the window without its level, the
     same rows of each past or future column and a static one once, and v_f the future columns in the row of the target,
@@ -243,7 +244,7 @@ def column_path(
     values = values.clip(min=0)
 
     def turned(cross: np.ndarray) -> np.ndarray:
-        """Products ``(channels, look_back, horizon)`` with the inputs, in the basis of the eigenvectors."""
+        """Express products ``(channels, look_back, horizon)`` with the inputs in the basis of the eigenvectors."""
         return vectors.T @ cross.reshape(size, horizon)[used] / products.count
 
     crosses = [a[:, :, g, look_back:] for g in places]
@@ -251,7 +252,8 @@ def column_path(
     between = targets[np.ix_(places, places)] / products.count
 
     def solved(penalty: float, own: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Map and effects for moments ``own`` of the inputs, and ``known`` of the future columns, with the targets."""
+        """Solve for the map and the effects, given moments ``own`` of the inputs, and ``known`` of the future columns,
+        with the targets."""
         inverse = 1 / (values + max(penalty, 1e-12))[:, None]
         left = np.array([[float((f * inverse * g).sum()) for g in right[1:]] for f in right[1:]])
         made = np.zeros(len(future))
@@ -269,12 +271,12 @@ def column_path(
 
     for penalty in penalties:
         found = solved(penalty, right[0], between[1:, 0])
-        for _ in range(_ROUNDS if unobserved else 0):
+        for _ in range(_MAX_ROUNDS if unobserved else 0):
             before = found
             more, known = unobserved.crosses(*found)
             more[0] -= weights @ more[0]
             found = solved(penalty, turned(crosses[0] + more), between[1:, 0] + known[future] / products.count)
             change = sum(float(((x - y) ** 2).sum()) for x, y in zip(found, before, strict=True))
-            if change <= _CLOSE**2 * sum(float((x**2).sum()) for x in found):
+            if change <= _RELATIVE_CHANGE**2 * sum(float((x**2).sum()) for x in found):
                 break
         yield found

@@ -1,4 +1,4 @@
-"""The options of a forecaster, validated."""
+"""Options of a forecaster, validated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # learned kernels' options, if only the
 
 @dataclass(frozen=True)
 class Design:
-    """The kind of map to fit; `LagForecaster` explains the fields. kernels is the horizon for ``ridge``."""
+    """Design of a map to fit; `LagForecaster` explains the fields. kernels is the horizon for ``ridge``."""
 
     spec: Mapping[str, Any]
     look_backs: tuple[int, ...]
@@ -51,7 +51,7 @@ class Design:
 
     @property
     def width(self) -> int:
-        """Rows of a window with its targets."""
+        """The rows of a window with its targets."""
         return self.look_back + self.horizon
 
     @property
@@ -61,7 +61,7 @@ class Design:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters in the map of one group of series."""
+        """The number of parameters in the map of one group of series."""
         if self.spec["name"] == "smoothing":
             return Smoothing(1.0, 0.0, 0.9, 0.0, self.spec["period"]).parameters
         if self.windowless:
@@ -73,7 +73,7 @@ class Design:
 
 
 def make_design(forecaster: Any) -> Design:
-    """The design for a forecaster's parameters. A ValueError names a parameter that is out of range."""
+    """Validate a forecaster's parameters. ValueError names a parameter that is out of range."""
     model, rank, penalty = forecaster.model, plain(forecaster.rank), forecaster.penalty
     spec = dict(model) if isinstance(model, Mapping) else {"name": model, **_OPTIONS.get(str(model), {})}
     name = known(spec.get("name"), MODELS, "model")
@@ -125,7 +125,7 @@ def plain(value: Any) -> Any:
 
 
 def held_out_rows(design: Design, validation: float, rows: int) -> int:
-    """Number of rows to hold out, from ``validation`` as a share or a number."""
+    """Count the rows to hold out, from ``validation`` as a share or a number."""
     validation = plain(validation)
     if isinstance(validation, float):
         if not 0 <= validation < 1:

@@ -11,12 +11,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from lagwise.forecasting.moments import window_count
 
 CRPS_COVERAGES = (0.8, 0.6, 0.4, 0.2)  # intervals between the quantiles 0.1 and 0.9, 0.2 and 0.8 ...
-_CHUNK = 2048  # windows to forecast at a time
-_DRAWN = 10  # windows that the share of independent errors is drawn to 1 by
-_LATEST = 2  # horizons of the latest errors
-_MANY = 30  # independent errors, of which each horizon has its own size
-_MOST = 500  # largest number of windows for quantiles; fewer than _CHUNK
-_FEWEST, _VALUES = 10, 3_000_000  # smallest number, and about how many errors of all series together
+_WINDOWS_PER_CHUNK = 2048
+_PRIOR_WINDOWS = 10  # that draw the share of independent errors to 1
+_LATEST_HORIZONS = 2
+_MIN_ERRORS_FOR_PROFILE = 30  # independent ones, for a size of errors at each horizon
+_MAX_QUANTILE_WINDOWS = 500  # below _WINDOWS_PER_CHUNK
+_MIN_QUANTILE_WINDOWS, _QUANTILE_ERRORS = 10, 3_000_000  # about so many errors of all series together
 
 
 def forecast_errors(
@@ -46,8 +46,8 @@ def forecast_errors(
     for series in range(filled.shape[1]):
         inputs = sliding_window_view(filled[:, series], look_back)
         outputs = sliding_window_view(targets[look_back:, series], horizon)
-        for start in range(0, len(chosen), _CHUNK):
-            part = chosen[start : start + _CHUNK]
+        for start in range(0, len(chosen), _WINDOWS_PER_CHUNK):
+            part = chosen[start : start + _WINDOWS_PER_CHUNK]
             errors = inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
             own = effects[series if len(effects) > 1 else 0]
             if columns is not None and own is not None:
@@ -58,8 +58,8 @@ def forecast_errors(
 
 
 def column_part(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """What columns ``(rows, columns)`` add to forecasts ``(windows, horizon)`` of windows with these first rows, by
-    effects ``(columns, look_back + 1, horizon)``, whose last row is that of the target."""
+    """Compute what columns ``(rows, columns)`` add to forecasts ``(windows, horizon)`` of windows with these first
+    rows, by effects ``(columns, look_back + 1, horizon)``, whose last row is that of the target."""
     look_back, horizon = effects.shape[1] - 1, effects.shape[2]
     before = sliding_window_view(columns, look_back, axis=0)[starts]  # (windows, columns, look_back)
     ahead = sliding_window_view(columns[look_back:], horizon, axis=0)[starts]
@@ -67,8 +67,8 @@ def column_part(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) ->
 
 
 def column_parts(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """`column_part` of all series ``(windows, horizon, series)``, of columns ``(rows, series, columns)`` and effects
-    for all series or for each."""
+    """Apply `column_part` to all series ``(windows, horizon, series)``, of columns ``(rows, series, columns)`` and
+    effects for all series or for each."""
     own = [effects[i if len(effects) > 1 else 0] for i in range(columns.shape[1])]
     return np.stack([column_part(each, columns[:, i], starts) for i, each in enumerate(own)], axis=2)
 
@@ -82,8 +82,8 @@ def window_errors(
     effects: Sequence[np.ndarray | None] = (None,),
     columns: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Errors ``(windows, horizon, series)`` on at most 500 windows at even distances (fewer of hundreds of series), NaN
-    where not observed; the rest as in `forecast_errors`."""
+    """Compute errors ``(windows, horizon, series)`` on at most 500 windows at even distances (fewer of hundreds of
+    series), NaN where not observed; the rest as in `forecast_errors`."""
     look_back, horizon = maps[0].shape
     windows = window_count(len(filled), look_back, horizon)
     chosen = np.unique(np.linspace(0, windows - 1, min(windows, most_windows(horizon, filled.shape[1]))).round())
@@ -92,8 +92,8 @@ def window_errors(
 
 
 def sorted_sizes(errors: np.ndarray, late: np.ndarray) -> np.ndarray:
-    """Absolute errors ``(windows, horizon, series)`` in order. Series that begin too ``late`` to have any take those of
-    the others, one window of each in turn."""
+    """Sort absolute errors ``(windows, horizon, series)``. Series that begin too ``late`` to have any take the errors
+    of the others, one window of each in turn."""
     sizes = np.abs(errors)
     unknown = np.isnan(sizes).all((0, 1))
     lent, others = np.flatnonzero(unknown & late), np.flatnonzero(~unknown)
@@ -104,12 +104,12 @@ def sorted_sizes(errors: np.ndarray, late: np.ndarray) -> np.ndarray:
 
 
 def most_windows(horizon: int, series: int) -> int:
-    """The number of windows that quantiles of errors come from."""
-    return max(_FEWEST, min(_MOST, _VALUES // (horizon * series)))
+    """Count the windows that quantiles of errors come from."""
+    return max(_MIN_QUANTILE_WINDOWS, min(_MAX_QUANTILE_WINDOWS, _QUANTILE_ERRORS // (horizon * series)))
 
 
 def independent_errors(errors: np.ndarray, apart: float) -> float:
-    """How many errors ``(windows, horizon, series)`` count as independent; ``apart`` windows do not overlap.
+    """Count how many errors ``(windows, horizon, series)`` are independent; ``apart`` windows do not overlap.
 
     Formula: with m the mean of a window's errors, ``r = E[e^2] / E[m^2]`` of a window's errors are independent: 1 where
     they are equal, as of a level that was missed, and all of them, the horizon, at most. Few windows estimate it badly,
@@ -121,11 +121,11 @@ def independent_errors(errors: np.ndarray, apart: float) -> float:
     levels = (means**2 * count).sum(0) / np.maximum(1, count.sum(0))
     ratios = squares[levels > 0] / levels[levels > 0]
     ratio = min(float(np.median(ratios)), errors.shape[1]) if len(ratios) else 1.0
-    return apart * (1 + (ratio - 1) * apart / (apart + _DRAWN))
+    return apart * (1 + (ratio - 1) * apart / (apart + _PRIOR_WINDOWS))
 
 
 def unrest(errors: np.ndarray, starts: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """By how much errors to come may be larger than those on held-out rows, for each series: at least 1.
+    """Compute the factor (at least 1) by which future errors may exceed held-out errors, for each series.
 
     Formula: ``max(1, c) max(1, r)``. c is the root mean square of the changes from row to row, over that in the
     held-out rows: these may be calmer than the rows before, as wind is in summer. r² is the mean square of the errors
@@ -142,13 +142,13 @@ def unrest(errors: np.ndarray, starts: np.ndarray, x: np.ndarray) -> np.ndarray:
     changes = np.diff(x, axis=0) ** 2
     calm = _ratio(changes, changes[max(0, starts[0] - 1) :])
     sizes = errors**2
-    last = sizes[starts >= starts[-1] - _LATEST * errors.shape[1]]
+    last = sizes[starts >= starts[-1] - _LATEST_HORIZONS * errors.shape[1]]
     recent = (1 + _ratio(last, sizes)) / 2
     return np.sqrt(np.maximum(1, calm) * np.maximum(1, recent))
 
 
 def _ratio(squares: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The mean of squares ``(..., series)`` over that of others; 1 where either is unknown or 0."""
+    """Divide the mean of squares ``(..., series)`` by the mean of others; 1 where either is unknown or 0."""
     means = []
     for each in (squares, others):
         count = np.count_nonzero(~np.isnan(each), axis=tuple(range(each.ndim - 1)))
@@ -158,7 +158,7 @@ def _ratio(squares: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | None = None) -> np.ndarray:
-    """Quantiles ``(horizon, series)`` of the sizes of errors, for intervals of this coverage.
+    """Compute quantiles ``(horizon, series)`` of the sizes of errors, for intervals of this coverage.
 
     Formula: errors are divided by their root mean square at each horizon (its square a line over horizons where fewer
     than 30 errors are independent), and the quantile of all of a series together is multiplied by it, and by the ratio
@@ -192,7 +192,8 @@ def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | Non
 
 
 def ranked_probability(sizes: np.ndarray, halves: Sequence[np.ndarray]) -> np.ndarray:
-    """The continuous ranked probability score of each error, as twice the mean quantile loss of 0.1, 0.2 ... 0.9.
+    """Compute the continuous ranked probability score of each error, as twice the mean quantile loss of 0.1, 0.2 ...
+    0.9.
 
     Formula: the losses of the quantiles a and 1 - a, the ends of an interval of half width q around the forecast, add
     up to ``2 a q + max(|e| - q, 0)`` for an error e, and that of the median is ``|e| / 2``.
@@ -208,13 +209,14 @@ def ranked_probability(sizes: np.ndarray, halves: Sequence[np.ndarray]) -> np.nd
 
 
 def _profile(sizes: np.ndarray, observed: np.ndarray, independent: float) -> np.ndarray:
-    """The root mean square of errors ``(windows, horizon)`` at each horizon; by a line where windows are few."""
+    """Compute the root mean square of errors ``(windows, horizon)`` at each horizon; by a line where windows are
+    few."""
     from scipy.optimize import nnls
 
     count = observed.sum(0)
     squares = np.where(observed, sizes, 0.0) ** 2
     means = squares.sum(0) / np.maximum(1, count)
-    if independent >= _MANY and count.all():
+    if independent >= _MIN_ERRORS_FOR_PROFILE and count.all():
         return np.sqrt(means)
     places = np.stack([np.ones(len(means)), np.arange(1.0, len(means) + 1)], axis=1)
     unit = means.max() or 1.0

@@ -1,4 +1,4 @@
-"""The forecaster: fitted, scored and streamed."""
+"""The forecaster: fitting, scoring and streaming."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import window_count
 from lagwise.tables import check_integer, shown
 
-_ROUNDING = 1e-12  # relative errors of forecasts that are the last value
-_FEW = 10  # values before the held-out rows: fewer give no scale of a series among others
+_RELATIVE_ROUNDING = 1e-12  # of forecasts that are the last value
+_MIN_VALUES_FOR_SCALE = 10  # before the held-out rows, of a series among others
 
 
 class Scores(NamedTuple):
-    """Mean squared and mean absolute error on the standardised scale, the number of scored windows per series, the
-    share of values within the intervals, and the continuous ranked probability score (CRPS), on the standardised scale,
-    as twice the mean quantile loss of the quantiles 0.1, 0.2 ... 0.9 (both None without intervals)."""
+    """Scores of forecasts: mean squared and mean absolute error on the standardised scale, the number of scored
+    windows per series, the share of values within the intervals, and the continuous ranked probability score (CRPS),
+    on the standardised scale, as twice the mean quantile loss of the quantiles 0.1, 0.2 ... 0.9 (both None without
+    intervals)."""
 
     mse: float
     mae: float
@@ -46,7 +47,7 @@ class Scores(NamedTuple):
 
 
 class LagForecaster(BaseEstimator):
-    """Forecasts series with weights that depend on lag: a linear map from the last ``look_back`` rows to the next
+    """Forecaster of series with weights that depend on lag: a linear map from the last ``look_back`` rows to the next
     ``horizon``, with scikit-learn's interface.
 
     Formula: a series is standardised by the mean and deviation of the training rows; the level ``r^T u`` of a window u
@@ -187,7 +188,7 @@ class LagForecaster(BaseEstimator):
         cut = len(x) - held
         window_count(cut + design.horizon * design.windowless, design.look_back, design.horizon)
         # Series that start in the held-out rows, or shortly before: too few values for a scale.
-        later = first > (max(0, cut - _FEW) if x.shape[1] > 1 else cut - 1)
+        later = first > (max(0, cut - _MIN_VALUES_FOR_SCALE) if x.shape[1] > 1 else cut - 1)
         every = later | (columns is not None)  # effects of columns are comparable only on the same scale
         self.mean_, self.scale_ = scales(np.where(every, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(values)
@@ -247,8 +248,8 @@ class LagForecaster(BaseEstimator):
         return self._shaped(self._raw(made, end))
 
     def _forecast(self, steps: int, X: Any, columns: Columns | None) -> tuple[np.ndarray, np.ndarray]:
-        """The forecast ``(steps, series)`` of values or, with ``logs``, logarithms, and the last value where it is that
-        but for rounding, else NaN."""
+        """Forecast values or, with ``logs``, logarithms ``(steps, series)``, and return the last value too where the
+        forecast is that but for rounding, else NaN."""
         look_back, beside = self.maps_.shape[1], None
         if X is None:
             recent, last = np.stack(self._recent), self._last
@@ -264,11 +265,11 @@ class LagForecaster(BaseEstimator):
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
         if beside is not None:
             z = z + column_parts(self.effects_[..., :steps], beside, np.zeros(1, dtype=int))[0]
-        same = np.abs(z - recent[-1]) <= _ROUNDING * np.abs(recent).max(0)
+        same = np.abs(z - recent[-1]) <= _RELATIVE_ROUNDING * np.abs(recent).max(0)
         return z * self.scale_ + self.mean_, np.where(same, last, np.nan)
 
     def _given(self, columns: Columns | None, rows: int, ahead: int = 0) -> np.ndarray | None:
-        """The standardised columns of given rows, and of some rows ahead."""
+        """Standardise the columns of given rows, and of some rows ahead."""
         return None if self._columns is None else self._columns.given(columns, rows, self.maps_.shape[2], ahead)
 
     def predict_interval(
@@ -279,7 +280,7 @@ class LagForecaster(BaseEstimator):
         coverage: float | None = None,
         columns: Columns | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of intervals around `predict`, with its shape.
+        """Compute lower and upper ends of intervals around `predict`, with its shape.
 
         Half the width is a quantile of absolute errors on at most 500 held-out windows at even distances
         (`lagwise.forecasting.errors.error_quantiles`), wider where few of them are independent. Errors of overlapping
@@ -293,7 +294,7 @@ class LagForecaster(BaseEstimator):
         if not 0 <= coverage < 1:
             raise ValueError(f"coverage must be in [0, 1), got {coverage!r}")
         half = error_quantiles(self.errors_, coverage, self.independent_)[: len(centre)]
-        half = np.where(half <= _ROUNDING, 0.0, half) * self.scale_
+        half = np.where(half <= _RELATIVE_ROUNDING, 0.0, half) * self.scale_
         end = np.where(half == 0, end, np.nan)
         return self._shaped(self._raw(centre - half, end)), self._shaped(self._raw(centre + half, end))
 
@@ -305,8 +306,9 @@ class LagForecaster(BaseEstimator):
         X: Any = None,
         columns: Columns | None = None,
     ) -> np.ndarray:
-        """Quantiles ``(quantiles, *shape of predict)``: the ends of the intervals of `predict_interval` that leave out
-        equal shares below and above; of 0.5 the forecast itself. ValueError for a quantile out of (0, 1)."""
+        """Compute quantiles ``(quantiles, *shape of predict)``: the ends of the intervals of `predict_interval` that
+        leave out equal shares below and above, and for 0.5 the forecast itself. ValueError for a quantile out of (0,
+        1)."""
         for quantile in quantiles:
             if not 0 < quantile < 1:
                 raise ValueError(f"quantiles must be in (0, 1), got {quantile!r}")
@@ -331,7 +333,7 @@ class LagForecaster(BaseEstimator):
         return self
 
     def evaluate(self, X: Any, *, columns: Columns | None = None) -> Scores:
-        """Errors over every window within X, with stride one: look_back rows and the horizon after them."""
+        """Score every window within X, with stride one: look_back rows and the horizon after them."""
         check_is_fitted(self)
         z = self._standardized(self._validated(X, reset=False))
         look_back, horizon = self.maps_.shape[1:]
@@ -357,8 +359,8 @@ class LagForecaster(BaseEstimator):
         return Scores(float(squares / count), float(absolutes / count), windows, *shares)
 
     def errors_at(self, X: Any, starts: np.ndarray, *, columns: Columns | None = None) -> np.ndarray:
-        """Errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with ``logs`` of
-        logarithms; NaN where not observed."""
+        """Compute errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with
+        ``logs`` of logarithms; NaN where not observed."""
         check_is_fitted(self)
         x = self._validated(np.asarray(X).reshape(len(X), -1), reset=False)
         look_back, horizon = self.maps_.shape[1:]
@@ -374,7 +376,7 @@ class LagForecaster(BaseEstimator):
         return np.where(some[:, None], made - targets, np.nan)
 
     def score(self, X: Any, y: None = None) -> float:
-        """Minus the mean squared error of `evaluate`: greater is better."""
+        """Compute minus the mean squared error of `evaluate`: greater is better."""
         return -self.evaluate(X).mse
 
     def _steps(self, horizon: int | None) -> int:
@@ -403,7 +405,7 @@ class LagForecaster(BaseEstimator):
         return x
 
     def _logarithms(self, x: np.ndarray) -> np.ndarray:
-        """Values, or with ``logs`` their logarithms."""
+        """Take logarithms with ``logs``, and otherwise return the values."""
         if not self.logs:
             return x
         low = np.atleast_1d((x <= 0).any(0))
@@ -412,13 +414,13 @@ class LagForecaster(BaseEstimator):
         return np.log(x)
 
     def _raw(self, x: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Forecasts of values, from those of the map, of values or their logarithms; the last value ``end`` itself
-        where it is not NaN."""
+        """Restore forecasts of values from those of the map, of values or their logarithms; the last value ``end``
+        itself where it is not NaN."""
         x = np.where(np.isnan(end), np.exp(x) if self.logs else x, end)
         return np.maximum(x, 0.0) if self.nonnegative else x
 
     def _name(self, flags: np.ndarray) -> str:
-        """The first series whose flag is set, for messages."""
+        """Name the first series whose flag is set, for messages."""
         names = getattr(self, "feature_names_in_", range(len(flags)))
         return f"series {names[int(flags.argmax())]!r}"
 
@@ -430,11 +432,10 @@ class LagForecaster(BaseEstimator):
 
 
 def averaged(forecasters: Sequence[LagForecaster]) -> LagForecaster:
-    """A forecaster whose forecasts are the mean of those of several, fitted to the same rows, all of values or all of
-    logarithms.
+    """Average forecasters that were fitted to the same rows, all of values or all of logarithms.
 
-    It is the one with the longest look-back with the mean of all maps, which is exact because their columns sum to 1:
-    they forecast a constant by itself, so that they are the same on any scale.
+    Zero-pad all maps to the longest look-back and average them; exact, because the columns of maps sum to 1: a map
+    forecasts a constant by itself, and so is the same on any scale.
     """
     made = copy.deepcopy(max(forecasters, key=lambda each: each.maps_.shape[1]))
     look_back = made.maps_.shape[1]

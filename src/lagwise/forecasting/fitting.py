@@ -26,22 +26,22 @@ from lagwise.forecasting.smoothing import fit_smoothing
 from lagwise.forecasting.solving import Refill, ridge_path
 from lagwise.forecasting.unobserved import HeldOut, Stretch, Unobserved, held_out_windows
 
-_JITTER = 1e-9  # relative to the squared errors of maps: nearly equal ones get equal weights
-_LONGEST_GAP = 0.1  # share of the look-back: windows with longer runs of missing rows are not used in training
+_RELATIVE_JITTER = 1e-9  # of the squared errors of maps: nearly equal ones get equal weights
+_MAX_GAP_SHARE = 0.1  # of the look-back: windows with longer runs of missing rows are not used in training
 
 #: A map from raw inputs, and the effects of columns if there are any.
 _Made = tuple[np.ndarray, "np.ndarray | None"]
 
 
 class Choice(NamedTuple):
-    """Choices made on held-out windows: the penalty, and the training steps of a learned kernel."""
+    """Choice made on held-out windows: the penalty, and the training steps of a learned kernel."""
 
     penalty: float
     steps: int | None = None
 
 
 class Fold(NamedTuple):
-    """Stretches of rows to train on, and held-out ones."""
+    """Fold of the rows: stretches to train on, and held-out ones."""
 
     train: Sequence[Stretch]
     valid: Sequence[Stretch]
@@ -49,7 +49,7 @@ class Fold(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """Maps fitted to the same rows, one for each look-back, and their weighted average.
+    """Fit to some rows: a map for each look-back, and their weighted average.
 
     parts: a map ``(look_back, horizon)`` from raw inputs to forecasts, and effects of columns ``(columns, look_back +
     1, horizon)`` (`column_path`), for each look-back. products: sums over held-out windows of products of their errors
@@ -88,14 +88,14 @@ class Fit:
 
 
 def weighted(fits: Sequence[Fit]) -> list[Fit]:
-    """Fits with the weights of look-backs that minimise the squared error of all together on their held-out windows:
-    none below 0, with the sum 1 (stacking, Breiman 1996)."""
+    """Weight the look-backs of fits so as to minimise the squared error of all together on their held-out windows: no
+    weight below 0, with the sum 1 (stacking, Breiman 1996)."""
     weights = _least_squares(np.sum([fit.products for fit in fits], axis=0))
     return [replace(fit, weights=weights) for fit in fits]
 
 
 def _least_squares(products: np.ndarray) -> np.ndarray:
-    """The weights w that minimise ``w^T P w``, none below 0, with the sum 1.
+    """Find the weights w that minimise ``w^T P w``, none below 0, with the sum 1.
 
     They are those without a sum that minimise ``w^T P w / 2 - sum w``, divided by their sum: non-negative least squares
     with P = R^T R.
@@ -107,7 +107,7 @@ def _least_squares(products: np.ndarray) -> np.ndarray:
     if size == 1 or unit <= 0:
         return np.full(size, 1 / size)
     try:
-        root = np.linalg.cholesky(products / unit + _JITTER * np.eye(size)).T
+        root = np.linalg.cholesky(products / unit + _RELATIVE_JITTER * np.eye(size)).T
     except np.linalg.LinAlgError:  # held-out targets that are forecast almost exactly
         return np.full(size, 1 / size)
     found = nnls(root, np.linalg.solve(root.T, np.ones(size)))[0]
@@ -126,7 +126,7 @@ def usable_rows(
     """The stretches of filled series ``(rows, series)`` that windows may cover: at least ``width`` rows, without a run
     of missing rows longer than a tenth of the look-back, before and after the rows ``held`` out (their begin and end).
     ValueError if there are none."""
-    longest = max(1, int(_LONGEST_GAP * look_back))
+    longest = max(1, int(_MAX_GAP_SHARE * look_back))
     first, last = (len(x), len(x)) if held is None else held
     found = [
         Stretch(x[rows, series], missing[rows, series], None if columns is None else columns[rows, series])
@@ -215,7 +215,7 @@ def fit_maps(
 
 
 def _error_products(held_out: HeldOut, parts: Sequence[_Made]) -> tuple[np.ndarray, float]:
-    """Sums over held-out windows of products of the errors of maps, and the number of targets.
+    """Sum the products of the errors of maps over held-out windows, and count the targets.
 
     An average of maps has the average of their errors: ``sum a b = 2 sum ((a + b) / 2)^2 - (sum a^2 + sum b^2) / 2``.
     """
@@ -270,7 +270,7 @@ def _candidates(
         moments = replace(moments, cross=moments.cross - moments.inputs @ near)
 
     def raw(maps: np.ndarray) -> np.ndarray:
-        """Maps of inputs without their level, with the level added back."""
+        """Add the level back to maps of inputs without their level."""
         maps = maps if near is None else near + maps
         return maps + np.outer(level, 1 - maps.sum(0))
 
@@ -299,7 +299,7 @@ def _candidates(
 
 
 def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:
-    """The map that repeats the last ``period`` rows."""
+    """Make the map that repeats the last ``period`` rows."""
     if period > look_back:
         raise ValueError(f"look_back must be at least the period of {period} rows, got {look_back}")
     maps = np.zeros((look_back, horizon))
@@ -308,7 +308,7 @@ def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:
 
 
 def _training_sums(design: Design, train: Sequence[Stretch], look_back: int) -> tuple[Moments, Unobserved]:
-    """Moments of the training windows without their level, and their missing targets."""
+    """Sum the moments of the training windows without their level, and their missing targets."""
     if not design.normalize:
         moments = window_moments([each.filled for each in train], look_back, design.horizon)
         return moments.without_level(design.level), Unobserved(train, look_back, design.horizon)

@@ -22,20 +22,20 @@ def carry_forward(x: np.ndarray, before: np.ndarray | None = None) -> np.ndarray
 
 
 def first_observed(x: np.ndarray) -> np.ndarray:
-    """The first row of each series ``(rows, series)`` with a value; the number of rows if there is none."""
+    """Find the first row of each series ``(rows, series)`` with a value; the number of rows if there is none."""
     observed = ~np.isnan(x)
     return np.where(observed.any(0), observed.argmax(0), len(x))
 
 
 def fill(x: np.ndarray) -> np.ndarray:
-    """`carry_forward`, with the first observed value of a series in the rows before it."""
+    """Carry values forward as `carry_forward`, and the first observed value of a series back to the rows before it."""
     first = np.minimum(first_observed(x), len(x) - 1)
     return carry_forward(x, np.take_along_axis(x, first[None], axis=0)[0])
 
 
 def aligned(series: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
-    """The names of series of different lengths, and their values ``(rows, series)``, which end in the same row: NaN
-    before a shorter one. ValueError names a series that is not a sequence of numbers."""
+    """Align series of different lengths so that all end in the last row, NaN before a shorter one, and return their
+    names and values ``(rows, series)``. ValueError names a series that is not a sequence of numbers."""
     columns = {}
     for name, values in series.items():
         try:
@@ -54,7 +54,7 @@ def aligned(series: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
 
 
 def stretches(missing: np.ndarray, longest: int) -> dict[tuple[int, int], list[int]]:
-    """The stretches of rows between runs of more than ``longest`` missing rows, each with its series.
+    """Find the stretches of rows between runs of more than ``longest`` missing rows, and the series of each.
 
     Shapes: missing ``(rows, series)``. Series without long runs have one stretch, all rows, and so stay together. Rows
     before the first observed one belong to no stretch.
@@ -71,8 +71,8 @@ def stretches(missing: np.ndarray, longest: int) -> dict[tuple[int, int], list[i
 
 
 def scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of the observed values of each series ``(rows, series)``, of any finite size. The deviation is
-    1 for a constant series. Mean and deviation are 0 and 1 for a series without observed values."""
+    """Compute mean and deviation of the observed values of each series ``(rows, series)``, of any finite size. The
+    deviation is 1 for a constant series. Mean and deviation are 0 and 1 for a series without observed values."""
     observed = ~np.isnan(x)
     count = np.maximum(1, observed.sum(0))
     largest = np.where(observed, np.abs(x), 0).max(0, initial=0)
@@ -84,7 +84,7 @@ def scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Start and stop of each run of true values."""
+    """Yield start and stop of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     for start, stop in edges.reshape(-1, 2):
         yield int(start), int(stop)

@@ -1,4 +1,4 @@
-"""Which series share a map."""
+"""Groups of series that share a map."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lagwise.forecasting.unobserved import Stretch
 
 
 class Rows(NamedTuple):
-    """Series ``(rows, series)`` with missing values filled in, where they were missing, and the columns beside them
-    ``(rows, series, columns)`` with their kinds."""
+    """Rows of series ``(rows, series)`` with missing values filled in, where these were missing, and the columns beside
+    them ``(rows, series, columns)`` with their kinds."""
 
     filled: np.ndarray
     missing: np.ndarray
@@ -30,8 +30,8 @@ class Rows(NamedTuple):
         like: Fit | None = None,
         near: Fit | None = None,
     ) -> Fit:
-        """Maps for some series (`fit_maps`), with a fold for each block of held-out rows (its begin and end), from all
-        rows before and after it. All windows with targets in the block are held out, so that forecasters of any
+        """Fit maps for some series (`fit_maps`), with a fold for each block of held-out rows (its begin and end), from
+        all rows before and after it. All windows with targets in the block are held out, so that forecasters of any
         look-back are compared on the same targets."""
         return fit_maps(design, [self._fold(design, series, *block) for block in blocks], like, self.kinds, near)
 
@@ -51,8 +51,8 @@ class Rows(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Whether all series share a map; the fits, of the shared map or of each series; and the shared one that separate
-    ones are drawn to, if they are."""
+    """Grouping of the series: whether all share a map; the fits, of the shared map or of each series; and the shared
+    fit that separate ones are drawn to, if they are."""
 
     shared: bool
     fits: list[Fit]
@@ -64,7 +64,7 @@ class Groups(NamedTuple):
         return sum(fit.squares for fit in self.fits) / sum(fit.count for fit in self.fits)
 
     def refit(self, design: Design, rows: Rows) -> Groups:
-        """Those of all rows, with the choices and weights of these."""
+        """Refit to all rows, keeping the chosen penalties and weights."""
         count, end = rows.filled.shape[1], len(rows.filled)
         near = None if self.near is None else rows.fit(design, range(count), [(end, end)], like=self.near)
         pairs = zip(_series(count, self.shared), self.fits, strict=True)
@@ -73,8 +73,8 @@ class Groups(NamedTuple):
 
 
 def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: Callable[[np.ndarray], str]) -> Groups:
-    """Maps fitted to the rows before ``cut``, chosen on the rows after it and on ``design.folds - 1`` blocks of as many
-    rows before it.
+    """Fit maps to the rows before ``cut``, with choices made on the rows after it and on ``design.folds - 1`` blocks of
+    as many rows before it.
 
     ``shared=None`` draws the map of each series to the shared one, by a penalty on their difference that is chosen on
     its held-out rows; with infinite ones only, it is the shared map. Where maps of a kind cannot be drawn to others, it

@@ -11,7 +11,7 @@ from lagwise.forecasting.moments import Moments
 from lagwise.forecasting.solving import Refill, expand, kernel_equations, kernel_right
 
 _STEPS = 600
-_EVERY = 20  # steps between evaluations of the held-out error
+_STEPS_PER_EVALUATION = 20  # of the held-out error
 _LEARNING_RATE = 1e-2
 
 
@@ -26,7 +26,8 @@ def learned_map(
     refill: Refill | None = None,
     seed: int,
 ) -> tuple[np.ndarray, int]:
-    """The map ``(look_back, horizon)`` of a kernel trained on the exact error of all windows at once, and its steps.
+    """Train a kernel on the exact error of all windows at once, and return its map ``(look_back, horizon)`` and the
+    number of steps.
 
     Formula: with N and r of `kernel_equations`, the mean squared error is ``k^T N k - 2 r^T k`` plus a constant, and
     the penalty adds ``penalty k^T k``. So a step costs O(look_back^2) for any number of windows. AdamW's learning rate
@@ -68,7 +69,7 @@ def learned_map(
     best, best_error, best_step = None, np.inf, last
     for step in range(last + 1):
         k = taps()
-        if step % _EVERY == 0 or step == last:
+        if step % _STEPS_PER_EVALUATION == 0 or step == last:
             maps = expand(k.detach().numpy(), look_back)
             found = -step if error is None else error(maps)
             if found < best_error:
@@ -88,7 +89,7 @@ def learned_map(
 
 
 def learned_size(spec: Mapping[str, Any], kernels: int) -> int:
-    """Number of parameters: those of the kernel, and a gain for each of its channels."""
+    """Count the parameters: those of the kernel, and a gain for each of its channels."""
     from lagwise.kernels import KERNELS
     from lagwise.tables import build
 

@@ -10,14 +10,15 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 LEVELS = ("mean", "last", "none")
-_CHUNK = 4096  # windows to create at a time where they are needed
-_SERIES = 256  # to transform at a time
-_ROWS = 256  # rows of products that are computed at a time
+_WINDOWS_PER_CHUNK = 4096
+_SERIES_PER_FFT_BATCH = 256
+_ROWS_PER_BATCH = 256  # of products
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over windows of ``look_back`` inputs u and the ``horizon`` targets y that follow them.
+    """Second moments of windows of ``look_back`` inputs u and the ``horizon`` targets y that follow them, as sums over
+    the windows.
 
     Shapes: inputs ``sum u u^T`` (look_back, look_back); cross ``sum u y^T`` (look_back, horizon); targets ``sum y^2``
     (horizon,). count is the (weighted) number of windows. Inputs are in temporal order.
@@ -37,11 +38,11 @@ class Moments:
         )
 
     def latest(self, look_back: int) -> Moments:
-        """The moments for a shorter look-back: of the last ``look_back`` inputs."""
+        """Restrict the moments to a shorter look-back: the last ``look_back`` inputs."""
         return Moments(self.inputs[-look_back:, -look_back:], self.cross[-look_back:], self.targets, self.count)
 
     def without_level(self, level: str) -> Moments:
-        """The moments of windows after subtracting the level ``r^T u`` of their inputs.
+        """Compute the moments of windows after subtracting the level ``r^T u`` of their inputs.
 
         Formula: with ``g = G r``, ``s = r^T G r`` and ones 1: ``G - 1 g^T - g 1^T + s``, ``C - 1 r^T C - g 1^T + s``
         and ``y^2 - 2 r^T C + s``. Removing a level is linear, so it acts on the moments and needs no windows.
@@ -56,13 +57,14 @@ class Moments:
         )
 
     def error(self, maps: np.ndarray) -> np.ndarray:
-        """Mean squared error ``(horizon,)`` of forecasts ``maps^T u``, for maps ``(look_back, horizon)``."""
+        """Compute the mean squared error ``(horizon,)`` of forecasts ``maps^T u``, for maps ``(look_back,
+        horizon)``."""
         products = ((self.inputs @ maps - 2 * self.cross) * maps).sum(0)
         return (self.targets + products) / self.count
 
 
 def level_weights(level: str, look_back: int) -> np.ndarray:
-    """The weights r of a window's level ``r^T u``: its mean, its last value, or nothing."""
+    """Make the weights r of a window's level ``r^T u``: its mean, its last value, or nothing."""
     weights = np.zeros(look_back)
     if level == "mean":
         weights[:] = 1 / look_back
@@ -72,7 +74,7 @@ def level_weights(level: str, look_back: int) -> np.ndarray:
 
 
 class Products(NamedTuple):
-    """Sums over windows of products of several channels of them, such as a series and a column beside it.
+    """Products of several channels of windows, such as a series and a column beside it, as sums over the windows.
 
     Shapes: inputs ``(channels, look_back, channels, look_back + horizon)``, of the inputs of one channel and all rows
     of another; targets ``(horizon, channels, channels)``, of the rows of the same target; count is that of windows.
@@ -84,7 +86,7 @@ class Products(NamedTuple):
 
 
 def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -> Products:
-    """The products of all windows of some series together.
+    """Compute the products of all windows of some series together.
 
     Formula: windows start at t = 0..m-1, with ``m = rows - look_back - horizon + 1``. Entry (i, j) is ``a(i, j) = sum_t
     x(t + i) y(t + j)``; its neighbour on the diagonal is ``a(i + 1, j + 1) = a(i, j) + x(m + i) y(m + j) - x(i) y(j)``,
@@ -104,8 +106,8 @@ def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -
     for part in parts:
         m = window_count(len(part), look_back, horizon)
         n_fft = next_fast_len(len(part) + width, real=True)
-        for start in range(0, part.shape[1], _SERIES):
-            own = part[:, start : start + _SERIES]
+        for start in range(0, part.shape[1], _SERIES_PER_FFT_BATCH):
+            own = part[:, start : start + _SERIES_PER_FFT_BATCH]
             begin, spectrum = rfft(own[:m], n_fft, axis=0).conj(), rfft(own, n_fft, axis=0)
             first += irfft(begin.transpose(0, 2, 1) @ spectrum, n_fft, axis=0)[:width].transpose(1, 2, 0)
         sums = np.cumsum(part.transpose(0, 2, 1) @ part, axis=0)
@@ -119,12 +121,12 @@ def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -
     )  # (channels, rows, series)
     a = np.empty((channels, look_back, channels, width))
     a[:, 0] = first
-    for begin in range(1, look_back, _ROWS):  # above the diagonal, some rows at a time
-        rows, others = slice(begin - 1, min(begin + _ROWS, look_back) - 1), slice(begin - 1, None)
+    for begin in range(1, look_back, _ROWS_PER_BATCH):  # above the diagonal, some rows at a time
+        rows, others = slice(begin - 1, min(begin + _ROWS_PER_BATCH, look_back) - 1), slice(begin - 1, None)
         for c in range(channels):
             for d in range(channels):
                 sums = tail[c, rows] @ tail[d, others].T - head[c, rows] @ head[d, others].T
-                a[c, begin : begin + _ROWS, d, begin:] = sums
+                a[c, begin : begin + _ROWS_PER_BATCH, d, begin:] = sums
     for i in range(1, look_back):
         a[:, i, :, i:] += a[:, i - 1, :, i - 1 : -1]
         a[:, i, :, :i] = a[:, :i, :, i].transpose(2, 0, 1)
@@ -132,14 +134,15 @@ def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -
 
 
 def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon: int) -> Moments:
-    """Moments of all windows of some series ``(rows, series)``, or of several such together, by `window_products`."""
+    """Compute the moments of all windows of some series ``(rows, series)``, or of several such together, by
+    `window_products`."""
     parts = [np.ascontiguousarray(part, dtype=np.float64) for part in ([x] if isinstance(x, np.ndarray) else x)]
     a, targets, count = window_products([part[:, :, None] for part in parts], look_back, horizon)
     return Moments(a[0, :, 0, :look_back], a[0, :, 0, look_back:], targets[:, 0, 0], count)
 
 
 def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) -> Moments:
-    """Moments of windows after removing the level and dividing by the deviation of their inputs.
+    """Compute the moments of windows after removing the level and dividing by the deviation of their inputs.
 
     The deviation is ``sqrt(mean((u - level)^2) + 1e-5)``, as in reversible instance normalisation (Kim et al. 2022). A
     linear map without a constant commutes with a scale, so dividing by the deviation and multiplying the forecast by it
@@ -158,19 +161,21 @@ def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) 
 
 
 def normalized_weights(x: np.ndarray, look_back: int, horizon: int, level: str) -> np.ndarray:
-    """The weight of each window in `normalized_moments`: one over its squared deviation, ``(windows, series)``."""
+    """Compute the weight of each window in `normalized_moments`: one over its squared deviation, ``(windows,
+    series)``."""
     found = [_precision(chunk, look_back) for chunk in _levelled(x, look_back, horizon, level)]
     return np.concatenate(found).reshape(x.shape[1], -1).T
 
 
 def _levelled(x: np.ndarray, look_back: int, horizon: int, level: str) -> Iterator[np.ndarray]:
-    """Windows ``(windows, look_back + horizon)`` without their level, series by series, some thousands at a time."""
+    """Yield windows ``(windows, look_back + horizon)`` without their level, series by series, some thousands at a
+    time."""
     window_count(len(x), look_back, horizon)
     weights = level_weights(level, look_back)
     for series in np.ascontiguousarray(x, dtype=np.float64).T:
         windows = sliding_window_view(series, look_back + horizon)
-        for start in range(0, len(windows), _CHUNK):
-            chunk = windows[start : start + _CHUNK]
+        for start in range(0, len(windows), _WINDOWS_PER_CHUNK):
+            chunk = windows[start : start + _WINDOWS_PER_CHUNK]
             yield chunk - chunk[:, :look_back] @ weights[:, None]
 
 
@@ -179,7 +184,7 @@ def _precision(windows: np.ndarray, look_back: int) -> np.ndarray:
 
 
 def window_count(rows: int, look_back: int, horizon: int) -> int:
-    """Number of windows in this many rows, with a stride of one. ValueError if none."""
+    """Count the windows in this many rows, with a stride of one. ValueError if there is none."""
     count = rows - look_back - horizon + 1
     if count < 1:
         raise ValueError(
@@ -190,7 +195,7 @@ def window_count(rows: int, look_back: int, horizon: int) -> int:
 
 
 def total(moments: Iterable[Moments]) -> Moments:
-    """The sum of at least one set of moments."""
+    """Sum at least one set of moments."""
     first, *rest = moments
     for each in rest:
         first = first + each

@@ -14,6 +14,7 @@ from lagwise.tables import shown
 _OUTLIER_DEVIATIONS = 30  # robust deviations from the median: a value worth a note
 _MIN_VALUES = 10  # to know their range
 _MAX_OUTLIER_SHARE = 0.05
+_MAX_CODES = 10  # different ones below, and above, all other values
 _CODE = r"-9+(\.9+)?|9{3,}(\.9+)?|-?(32768|32767|2147483648|2147483647)|-?1e\+(20|30|36)|9\.96920996\de\+36"
 _TRUTHS = {"true": "1", "false": "0"}
 
@@ -66,7 +67,9 @@ def without_codes(name: str, values: np.ndarray, codes: Sequence[float] | None =
         if np.isnan(values).all():
             raise ValueError(f"column {name!r} has no value but the codes {list(codes)} for missing ones")
     found, counts = np.unique(values[~np.isnan(values)], return_counts=True)
-    is_code = np.array([bool(re.fullmatch(_CODE, f"{value:.10g}")) for value in found])
+    ends = [*range(len(found))[:_MAX_CODES], *range(len(found))[_MAX_CODES:][-_MAX_CODES:]]
+    is_code = np.zeros(len(found), dtype=bool)  # codes are far from all others, so at the ends
+    is_code[ends] = [bool(re.fullmatch(_CODE, f"{found[i]:.10g}")) for i in ends]
     others = found[~is_code]
     if codes is None and counts.sum() >= _MIN_VALUES and len(others) > 1:
         for value, count in zip(found[is_code], counts[is_code], strict=True):

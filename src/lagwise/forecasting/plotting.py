@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from matplotlib.dates import AutoDateLocator
     from matplotlib.figure import Figure
 
-_MOST = 8  # series to draw
-_HISTORY = 3  # horizons of history to show
+_MAX_SERIES = 8
+_HISTORY_HORIZONS = 3
 
 
 def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, interval: Any, coverage: float) -> Figure:
-    """The end of each series, its forecast and interval, for at most 8 series: one under the other up to four, then in
-    two columns.
+    """Plot the end of each series, its forecast and interval, for at most 8 series: one under the other up to four,
+    then in two columns.
 
     Shapes: forecast ``(horizon, series)`` at ``times``; interval: lower and upper ends, like forecast.
     """
     from matplotlib.dates import ConciseDateFormatter
 
-    count = min(_MOST, history.shape[1])
-    shown = history.iloc[-max(_HISTORY * len(times), 20) :]
+    count = min(_MAX_SERIES, history.shape[1])
+    shown = history.iloc[-max(_HISTORY_HORIZONS * len(times), 20) :]
     columns = 1 if count <= 4 else 2
     rows = -(-count // columns)
     figure, grid = pyplot().subplots(
@@ -56,7 +56,7 @@ def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, int
 
 
 def date_locator(columns: int) -> AutoDateLocator:
-    """Dates on the axis of a plot in one of so many columns.
+    """Place dates on the axis of a plot in one of so many columns.
 
     With matplotlib's default of at least 5 ticks, a span of 4 days would need more ticks than fit, one every 12 hours,
     and warn. Every span has a unit and an interval within these limits.

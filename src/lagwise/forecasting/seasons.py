@@ -10,13 +10,13 @@ import pandas as pd
 from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.forecasting.grids import rows_a_year
 
-_DEVIATIONS = 4  # in units of noise's autocorrelation: a larger one, of changes, is a season
-_YEAR = 365.2425  # days
+_MIN_DEVIATIONS = 4  # in units of noise's autocorrelation: larger ones, of changes, are a season
+_DAYS_PER_YEAR = 365.2425
 
 
 def season(frame: pd.DataFrame) -> int:
-    """The rows of the shortest of a day, a week and a year that has several, such as 24 hours, 5 business days or 12
-    months; for series without dates, the lag at which their changes repeat most; 1 for none.
+    """Count the rows of the shortest of a day, a week and a year that has several, such as 24 hours, 5 business days or
+    12 months; for series without dates, the lag at which their changes repeat most; 1 for none.
 
     Args:
         frame: Series on a regular grid of times.
@@ -31,7 +31,7 @@ def season(frame: pd.DataFrame) -> int:
         inner = counts.iloc[1:-1] if len(counts) > 2 else counts  # the first and last may be cut
         if (most := int(inner.median())) > 1:
             return most
-    rows = round(_YEAR * (len(times) - 1) / max(1, (times[-1] - times[0]).days))
+    rows = round(_DAYS_PER_YEAR * (len(times) - 1) / max(1, (times[-1] - times[0]).days))
     return max(1, rows)
 
 
@@ -47,4 +47,4 @@ def _repeating(x: np.ndarray) -> int:
         if correlation[lag] == correlation[lag - 1 : lag + 2].max()
     ]
     best = max(peaks, key=lambda lag: correlation[lag], default=1)
-    return best if best > 1 and correlation[best] > _DEVIATIONS / size**0.5 else 1
+    return best if best > 1 and correlation[best] > _MIN_DEVIATIONS / size**0.5 else 1

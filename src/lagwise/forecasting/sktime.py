@@ -31,7 +31,7 @@ _PARAMETERS = {
 
 
 class SktimeLagForecaster(BaseForecaster):
-    """Forecasts by `LagForecaster`, with sktime's ``fit(y, fh=...)``, ``predict`` and ``update``.
+    """Forecaster of sktime, by `LagForecaster`, with ``fit(y, fh=...)``, ``predict`` and ``update``.
 
     The horizon is the largest step of ``fh``, which `fit` needs; only steps after the data can be forecast. ``update(y,
     update_params=False)`` moves the window over new rows in constant time and keeps the maps; with
@@ -99,20 +99,21 @@ class SktimeLagForecaster(BaseForecaster):
         return self
 
     def _at(self, X: Any, part: _Part, times: pd.Index) -> np.ndarray:
-        """The columns of an instance at some times ``(times, columns)``, NaN where X has none."""
+        """Take the columns of an instance at some times ``(times, columns)``, NaN where X has none."""
         own = X if X.index.nlevels == 1 else X.loc[part.key]
         return own.reindex(times).to_numpy(np.float64, copy=True)
 
     def _beside(self, rows: Callable[[_Part], np.ndarray]) -> np.ndarray:
-        """The columns of all series ``(rows, series, columns)``, from those of each instance, which end together."""
+        """Join the columns of all series ``(rows, series, columns)``, from those of each instance, which end
+        together."""
         parts = [rows(part) for part in self.parts_]
         longest = max(map(len, parts))
         padded = [np.pad(each, ((longest - len(each), 0), (0, 0)), constant_values=np.nan) for each in parts]
         return np.repeat(np.stack(padded, axis=1), len(self.columns_), axis=1)
 
     def _given(self, fh: Any, X: Any) -> dict[str, Any]:
-        """What forecasts are made from: rows that the window moved over, and columns of the horizon, of which only
-        those at the times of fh count."""
+        """Collect what forecasts are made from: rows that the window moved over, and columns of the horizon, of which
+        only those at the times of fh count."""
         if self.known_ is None:
             return {"X": self.seen_}
         horizon = self.forecaster_.horizon
@@ -129,7 +130,7 @@ class SktimeLagForecaster(BaseForecaster):
         return {"X": self.seen_, "columns": Columns(future=rows)}
 
     def _rows(self, y: pd.DataFrame) -> Any:
-        """The series of all instances on their grids, by name where there are several instances."""
+        """Place the series of all instances on their grids, by name where there are several instances."""
         if y.index.nlevels == 1:
             return y.reindex(self.parts_[0].grid.times).to_numpy()
         found = {}
@@ -148,7 +149,7 @@ class SktimeLagForecaster(BaseForecaster):
         return self._framed(np.stack([end for pair in ends for end in pair], axis=-1), fh, names)
 
     def _framed(self, made: np.ndarray, fh: Any, columns: pd.Index) -> pd.DataFrame:
-        """Forecasts ``(horizon, series of all instances, kinds)`` at the times of fh after each instance."""
+        """Frame forecasts ``(horizon, series of all instances, kinds)`` at the times of fh after each instance."""
         made = made.reshape(len(made), len(self.parts_), -1)
         frames = [
             pd.DataFrame(made[self._steps(fh, part) - 1, i], index=self._index(fh, part), columns=columns)
@@ -184,7 +185,7 @@ class SktimeLagForecaster(BaseForecaster):
         return self
 
     def _end(self, part: _Part) -> pd.Index:
-        """The last time of an instance, as sktime has it."""
+        """Find the last time of an instance, as sktime has it."""
         cutoff: Any = self.cutoff
         if part.key is None or part.last == cutoff[0]:
             return cutoff
@@ -194,7 +195,7 @@ class SktimeLagForecaster(BaseForecaster):
         return own
 
     def _steps(self, fh: Any, part: _Part) -> np.ndarray:
-        """The rows of a horizon after the data, from 1; sktime refuses earlier ones.
+        """Count the rows of a horizon after the data, from 1; sktime refuses earlier ones.
 
         sktime counts a relative horizon of numbers in units of the index, whatever the distance of its rows.
         """
@@ -223,13 +224,13 @@ class SktimeLagForecaster(BaseForecaster):
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
-        """Parameters for the short series of sktime's tests."""
+        """List parameters for the short series of sktime's tests."""
         options = {"look_back": 3, "shared": True, "penalty": 0.1}
         return [options, {**options, "model": "toeplitz", "level": "last"}]
 
 
 class _Part(NamedTuple):
-    """An instance of a panel, or a single one without a key: its grid of times and its last time."""
+    """Part of a panel, or a single instance without a key: its grid of times and its last time."""
 
     key: Any
     grid: Grid
@@ -237,7 +238,7 @@ class _Part(NamedTuple):
 
 
 def _parts(y: pd.DataFrame) -> list[_Part]:
-    """The instances of data."""
+    """List the instances of data."""
     if y.index.nlevels == 1:
         return [_Part(None, _grid(y.index), y.index[-1])]
     indices = {key: y.loc[key].index for key in y.index.droplevel(-1).unique()}
@@ -245,8 +246,8 @@ def _parts(y: pd.DataFrame) -> list[_Part]:
 
 
 def _grid(index: pd.Index) -> Grid:
-    """The regular grid of an index: of periods and of dates with a frequency by it, of other dates as of a table, and
-    of numbers by their largest common step."""
+    """Find the regular grid of an index: of periods and of dates with a frequency by it, of other dates as of a table,
+    and of numbers by their largest common step."""
     if isinstance(index, pd.PeriodIndex):
         return Grid(pd.period_range(index[0], index[-1]), pd.period_range)
     if isinstance(index, pd.DatetimeIndex):
@@ -267,11 +268,11 @@ def _numbers(first: Any, last: Any, count: Any, *, step: int) -> pd.RangeIndex:
 
 
 def _following(grid: Grid, last: Any) -> Grid:
-    """The grid from its last time to a later one, which it need not contain."""
+    """Continue the grid from its last time to a later one, which it need not contain."""
     return Grid(grid.make(grid.times[-1], last, None), grid.make)
 
 
 def _check_on_grid(index: pd.Index, times: pd.Index) -> None:
-    """ValueError for a time that is not on the grid."""
+    """Raise ValueError for a time that is not on the grid."""
     if not index.isin(times).all():
         raise ValueError(f"the index is irregular: {index[~index.isin(times)][0]} is not one of the times of its grid")

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 _LEVEL = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
-_TREND = (0.0, 0.02, 0.1, 0.3)  # as a share of the weight of the level
+_TREND_PER_LEVEL = (0.0, 0.02, 0.1, 0.3)  # weights of the trend, as shares of the level's weight
 _DAMPING = (0.98, 0.9, 0.8)
 _SEASON = (0.0, 0.05, 0.15, 0.3, 0.6)
-_ROWS = 2000  # at the end, which parameters are found on
-_SERIES = 50  # a sample, if there are more, from which parameters are found
-_START = 10  # rows that the first level and trend come from, without a season
-_SEASONS = 2  # and with one
+_MAX_ROWS = 2000  # at the end, to find parameters on
+_MAX_SERIES = 50  # a sample, if there are more, to find parameters on
+_START_ROWS = 10  # for the first level and trend, without a season
+_START_SEASONS = 2  # for the first level and trend, with a season
 
 
 class Smoothing(NamedTuple):
@@ -36,12 +36,12 @@ class Smoothing(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters and first states."""
+        """The number of parameters and first states."""
         trend = 0 if self.trend is None else 2 + (self.damping < 1)
         return 2 + trend + (self.period if self.period > 1 else 0)
 
     def map(self, look_back: int, horizon: int) -> np.ndarray:
-        """The forecasts from the last ``look_back`` rows as a map ``(look_back, horizon)``.
+        """Compute the forecasts from the last ``look_back`` rows as a map ``(look_back, horizon)``.
 
         The first states are those with the least squared errors one row ahead in the window. States, errors and
         forecasts are linear in the rows and the first states, so all of them follow from one pass over the basis.
@@ -63,8 +63,8 @@ class Smoothing(NamedTuple):
 
 
 class _States(NamedTuple):
-    """Sums of squared errors ``(series, variants)``, the states after the last row of the same shape, and the season
-    ``(period, series, variants)``."""
+    """States of a smoothing: sums of squared errors ``(series, variants)``, the states after the last row of the same
+    shape, and the season ``(period, series, variants)``."""
 
     squares: np.ndarray
     level: np.ndarray
@@ -73,7 +73,8 @@ class _States(NamedTuple):
 
 
 def fit_smoothing(x: np.ndarray, missing: np.ndarray, period: int) -> Smoothing:
-    """The variant with the lowest corrected information criterion (AICc) of its errors one row ahead, over all series.
+    """Find the variant with the lowest corrected information criterion (AICc) of its errors one row ahead, over all
+    series.
 
     Shapes: x ``(rows, series)`` with missing rows filled, missing alike; the last 2000 rows are used, of at most
     50 series that have the most rows. Variants have no
@@ -82,18 +83,18 @@ def fit_smoothing(x: np.ndarray, missing: np.ndarray, period: int) -> Smoothing:
 
     Source: Hyndman et al. 2002 for the choice by information criteria.
     """
-    some = np.argsort(missing.sum(0), kind="stable")[:_SERIES]
-    x, missing = x[-_ROWS:, some], missing[-_ROWS:, some]
+    some = np.argsort(missing.sum(0), kind="stable")[:_MAX_SERIES]
+    x, missing = x[-_MAX_ROWS:, some], missing[-_MAX_ROWS:, some]
     rows = int((~missing).sum())
     best, lowest = Smoothing(1.0), np.inf
     for kind, seasonal in itertools.product(("none", "linear", "damped"), (False, True)):
-        if seasonal and (period < 2 or len(x) < _SEASONS * period):
+        if seasonal and (period < 2 or len(x) < _START_SEASONS * period):
             continue
         variants = [
             Smoothing(level, None if kind == "none" else trend, damping, season, period if seasonal else 1)
             for level, trend, damping, season in itertools.product(
                 _LEVEL,
-                (0.0,) if kind == "none" else _TREND,
+                (0.0,) if kind == "none" else _TREND_PER_LEVEL,
                 _DAMPING if kind == "damped" else (1.0,),
                 _SEASON if seasonal else (0.0,),
             )
@@ -140,11 +141,12 @@ def _smooth(
 
 
 def _first_states(x: np.ndarray, period: int, trending: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Level and trend ``(series, 1)`` before the first row, and season ``(period, series, 1)``: linear in the rows."""
+    """Estimate level and trend ``(series, 1)`` before the first row, and season ``(period, series, 1)``: linear in the
+    rows."""
     none = np.zeros_like(x[:1])
     if period == 1 and not trending:
         return x[0], none[0], none
-    size = min(len(x), _START if period == 1 else _SEASONS * period)
+    size = min(len(x), _START_ROWS if period == 1 else _START_SEASONS * period)
     rows, places = x[:size], np.arange(size) - (size - 1) / 2
     middle = rows.mean(0)
     slope = none[0]
@@ -155,5 +157,5 @@ def _first_states(x: np.ndarray, period: int, trending: bool) -> tuple[np.ndarra
     if period == 1:
         season = none
     else:
-        season = (rows - middle - places[:, None, None] * slope).reshape(_SEASONS, period, *middle.shape).mean(0)
+        season = (rows - middle - places[:, None, None] * slope).reshape(_START_SEASONS, period, *middle.shape).mean(0)
     return middle + slope * (places[0] - 1), slope, season

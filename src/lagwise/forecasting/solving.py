@@ -11,14 +11,14 @@ from lagwise.forecasting.moments import Moments
 
 #: Penalties to try, relative to the variance of a standardised series.
 PENALTIES = tuple(float(p) for p in np.logspace(-6, 1, 15))
-_ROUNDS, _CLOSE = 30, 1e-6  # for filling in targets: most rounds, and the relative change of a map that ends them
+_MAX_ROUNDS, _RELATIVE_CHANGE = 30, 1e-6  # of a map, below which filling in targets ends
 
 #: The cross moments of inputs and targets after a map has filled in missing targets.
 Refill = Callable[[np.ndarray], np.ndarray]
 
 
 def kernel_equations(moments: Moments, kernels: int) -> tuple[np.ndarray, np.ndarray]:
-    """The normal equations ``N k = r`` of Toeplitz maps, each entry a mean over windows and horizons.
+    """Set up the normal equations ``N k = r`` of Toeplitz maps, each entry a mean over windows and horizons.
 
     Formula: the horizons are divided into ``kernels`` groups of g consecutive ones. A group has one kernel k of
     ``look_back + g - 1`` values and forecasts ``y(t + h) = sum_i k(i + g - 1 - h) u(i)``, h = 0..g-1 in the group. So N
@@ -45,7 +45,8 @@ def kernel_equations(moments: Moments, kernels: int) -> tuple[np.ndarray, np.nda
 
 
 def kernel_right(cross: np.ndarray, kernels: int) -> np.ndarray:
-    """The right side of `kernel_equations` as a sum over windows, from their cross moments ``(look_back, horizon)``."""
+    """Compute the right side of `kernel_equations` as a sum over windows, from their cross moments ``(look_back,
+    horizon)``."""
     look_back, horizon = cross.shape
     width = horizon // kernels
     if width == 1:
@@ -57,7 +58,7 @@ def kernel_right(cross: np.ndarray, kernels: int) -> np.ndarray:
 
 
 def expand(kernels: np.ndarray, look_back: int) -> np.ndarray:
-    """The map ``(look_back, groups * g)`` of `kernel_equations` for kernels ``(look_back + g - 1, groups)``."""
+    """Expand kernels ``(look_back + g - 1, groups)`` of `kernel_equations` to the map ``(look_back, groups * g)``."""
     windows = sliding_window_view(kernels, look_back, axis=0)[::-1]  # (g, groups, look_back)
     return windows.transpose(2, 1, 0).reshape(look_back, -1)
 
@@ -70,7 +71,7 @@ def ridge_path(
     rank: int | None = None,
     refill: Refill | None = None,
 ) -> Iterator[np.ndarray]:
-    """The map ``(look_back, horizon)`` for each penalty p, all from one eigendecomposition.
+    """Compute the map ``(look_back, horizon)`` for each penalty p, all from one eigendecomposition.
 
     Formula: ``k = (N + p I)^-1 r`` with N and r of `kernel_equations`.
 
@@ -101,18 +102,18 @@ def ridge_path(
     for penalty in penalties:
         root = np.sqrt(values + max(penalty, 1e-12))[:, None]
         maps = solved(right, root)
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             if refill is None:
                 break
             before, right = maps, vectors.T @ kernel_right(refill(maps), kernels) / scale
             maps = solved(right, root)
-            if np.linalg.norm(maps - before) <= _CLOSE * np.linalg.norm(maps):
+            if np.linalg.norm(maps - before) <= _RELATIVE_CHANGE * np.linalg.norm(maps):
                 break
         yield maps
 
 
 def parameter_count(look_back: int, horizon: int, *, kernels: int, rank: int | None = None) -> int:
-    """Number of parameters of a map of `ridge_path`."""
+    """Count the parameters of a map of `ridge_path`."""
     if rank is not None and rank < min(look_back, horizon):
         return rank * (look_back + horizon)
     return kernels * (look_back + horizon // kernels - 1)

@@ -194,8 +194,9 @@ def read_series(
 
     values, codes = [], []
     try:
+        mark = separator(chosen)
         for each in chosen:
-            own, said = without_codes(each, to_numbers(frame[each], separator(chosen)), missing)
+            own, said = without_codes(each, to_numbers(frame[each], mark), missing)
             values.append(own)
             codes += said
     except ValueError:

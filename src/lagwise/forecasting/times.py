@@ -287,16 +287,12 @@ def _on_clock(days: pd.Series, clock: pd.Series) -> pd.DatetimeIndex:
 
 
 def _named_dates(text: pd.Series, date_order: str | None) -> pd.DatetimeIndex:
-    """Read dates with names of months in `_LANGUAGES`, NaT where dateparser finds none."""
-    from pandas.tseries.api import guess_datetime_format  # type: ignore[missing-module-attribute]
+    """Read dates with names of months in `_LANGUAGES`, NaT where dateparser finds none.
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the order of day and month, which names decide
-        form = guess_datetime_format(text.iloc[0])
-    if form and re.search("%Y", form) and re.search("%[bB]", form):
-        times = pd.DatetimeIndex(pd.to_datetime(text, errors="coerce", format=form))
-        if not times.hasnans:
-            return times
+    Each different name is read once, and dates whose names are then English by one format if one fits them all.
+    """
+    if not (times := _by_one_format(text)).hasnans:
+        return times
     try:
         from dateparser.date import DateDataParser
     except ModuleNotFoundError as error:
@@ -310,16 +306,31 @@ def _named_dates(text: pd.Series, date_order: str | None) -> pd.DatetimeIndex:
     }
     parser = DateDataParser(languages=_LANGUAGES, try_previous_locales=True, settings=settings)
     codes, unique = pd.factorize(text)
+    names = {name for each in unique for name in re.findall(r"[^\W\d_]{3,}", each)}
+    months = {name: at.strftime("%b") for name in names if (at := parser.get_date_data(f"1 {name} 2000").date_obj)}
+    english = [re.sub(r"([^\W\d_]{3,})\.?", lambda name: months.get(name[1], name[0]), each) for each in unique]
+    if not (times := _by_one_format(pd.Series(english))).hasnans:
+        return times[codes]
     dates = [parser.get_date_data(each).date_obj for each in unique]
     dates = [None if at is None or at.tzinfo is not None else at for at in dates]  # names of zones are not unique
     if not text.str.contains(r"\d{4}").any():
         dates = [at and at.replace(year=at.year - 100 * (at.year >= 2000 + _CENTURY_BREAK)) for at in dates]
-        several = text.str.contains(r"\d\D+\d").any()
         order = pd.Index([at for at in dates if at is not None])
         in_order = order.is_monotonic_increasing or order.is_monotonic_decreasing
-        if not several and not (in_order and len({at.month for at in order}) > 1):
+        if not text.str.contains(r"\d\D+\d").any() and not (in_order and len({at.month for at in order}) > 1):
             dates = [None] * len(unique)  # days of a month, without a year
     return pd.DatetimeIndex(np.array(dates, dtype="datetime64[us]")[codes])
+
+
+def _by_one_format(text: pd.Series) -> pd.DatetimeIndex:
+    """Read dates with English names of months and years of four digits by the format of the first, NaT elsewhere."""
+    from pandas.tseries.api import guess_datetime_format  # type: ignore[missing-module-attribute]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the order of day and month, which names decide
+        form = guess_datetime_format(text.iloc[0])
+    form = form if form and re.search("%Y", form) and re.search("%[bB]", form) else "%d %b %Y"
+    return pd.DatetimeIndex(pd.to_datetime(text, errors="coerce", format=form))
 
 
 def _with_offsets(reading: _Reading, offsets: pd.Series) -> _Reading:

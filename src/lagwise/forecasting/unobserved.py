@@ -11,14 +11,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 from lagwise.forecasting.errors import forecast_errors
 from lagwise.forecasting.moments import Moments, window_count, window_moments
 
-_CHUNK = 4096  # missing targets at a time
-_MOST = 500  # held-out windows of each stretch, with columns
-_ROUNDING = 1e-9  # a sum of squares, in units of the terms whose difference it is: 1e6 times float64's rounding
+_TARGETS_PER_CHUNK = 4096
+_MAX_WINDOWS = 500  # held out, of each stretch, with columns
+_RELATIVE_ROUNDING = 1e-9  # of a difference of sums of squares: 1e6 times float64's rounding
 
 
 class Stretch(NamedTuple):
-    """Consecutive rows of some series ``(rows, series)``: the filled values, where they were missing, and the columns
-    beside them ``(rows, series, columns)``."""
+    """Stretch of consecutive rows of some series ``(rows, series)``: the filled values, where they were missing, and
+    the columns beside them ``(rows, series, columns)``."""
 
     filled: np.ndarray
     missing: np.ndarray
@@ -26,7 +26,7 @@ class Stretch(NamedTuple):
 
 
 class Unobserved:
-    """The missing targets of all windows of some stretches.
+    """Missing targets of all windows of some stretches.
 
     A missing row r is target h of the window whose inputs are the rows ``r - h - look_back`` to ``r - h - 1``, if the
     stretch has that window. All these inputs are among the ``look_back + horizon - 1`` rows before r, so the forecasts
@@ -73,7 +73,7 @@ class Unobserved:
         return found, count
 
     def cross(self, maps: np.ndarray) -> np.ndarray:
-        """``sum u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: added to
+        """Sum ``u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: added to
         `Moments.cross`, it replaces targets by the maps' forecasts. Shape: that of maps, ``(look_back, horizon)``."""
         return self.crosses(maps, None)[0][0]
 
@@ -106,8 +106,8 @@ class Unobserved:
         shifted = shifted.reshape(-1, self.horizon)
         before = sliding_window_view(self._values, self._width)
         weights = sliding_window_view(self._weights, self.horizon)
-        for start in range(0, len(self._places), _CHUNK):
-            places = self._places[start : start + _CHUNK]
+        for start in range(0, len(self._places), _TARGETS_PER_CHUNK):
+            places = self._places[start : start + _TARGETS_PER_CHUNK]
             inputs = before[places - self._width]
             known = self._values[places]
             if self._beside is not None and len(maps) > 1 and now is not None:
@@ -118,7 +118,8 @@ class Unobserved:
             yield places, inputs, weights[places - self.horizon + 1][:, ::-1], errors
 
     def _rows(self, look_back: int) -> Iterator[tuple[int, slice]]:
-        """The rows of S for column h of a map with this look-back, which end where those of the longest do."""
+        """Yield for each column h of a map with this look-back the rows of S, which end where those of the longest
+        look-back do."""
         for h in range(self.horizon):
             yield h, slice(self._width - h - look_back, self._width - h)
 
@@ -139,18 +140,18 @@ class HeldOut(NamedTuple):
         """
         horizon = maps.shape[1]
         if effects is not None:
-            return self._explicit(maps, effects, _MOST)
+            return self._explicit(maps, effects, _MAX_WINDOWS)
         moments = self.moments.latest(len(maps))
         found, count = self.unobserved.squares(maps)
         count = moments.count * horizon - count
         squares = float(moments.error(maps).sum()) * moments.count - found
         size = float(moments.targets.sum()) + float(np.trace(moments.inputs)) + found
-        if squares > _ROUNDING * size:
+        if squares > _RELATIVE_ROUNDING * size:
             return squares, count
         return self._explicit(maps, None, None)[0], count
 
     def _explicit(self, maps: np.ndarray, effects: np.ndarray | None, most: int | None) -> tuple[float, float]:
-        """`squares` from the errors, of at most so many windows of each stretch at even distances."""
+        """Compute `squares` from the errors, of at most so many windows of each stretch at even distances."""
         before = len(self.moments.inputs) - len(maps)
         squares, count = 0.0, 0
         for filled, missing, columns in self.stretches:
@@ -170,6 +171,6 @@ class HeldOut(NamedTuple):
 
 
 def held_out_windows(stretches: Sequence[Stretch], look_back: int, horizon: int) -> HeldOut:
-    """All windows of some stretches."""
+    """Hold out all windows of some stretches."""
     moments = window_moments([each.filled for each in stretches], look_back, horizon)
     return HeldOut(moments, Unobserved(stretches, look_back, horizon), stretches)

@@ -18,7 +18,8 @@ from lagwise.forecasting.times import plain_times
 
 
 def check_names(names: Sequence[str], quantiles: Sequence[float] = ()) -> None:
-    """ValueError if a series has the name that an end of another one's intervals, or one of its quantiles, gets."""
+    """Raise ValueError if a series has the name that an end of another one's intervals, or one of its quantiles,
+    gets."""
     taken = {f"{name}_{end}": name for name in names for end in ("lower", "upper", *(f"{q:g}" for q in quantiles))}
     if both := next((name for name in names if name in taken), None):
         raise ValueError(f"series {both!r} has the name that intervals of {taken[both]!r} get; rename or omit it")
