@@ -67,7 +67,6 @@ ENOUGH = {
 #: tests of what an extra serves beside lagwise's own commands: programs, benchmarks and comparisons
 TESTS = {
     "clients": ("tests/models/test_clients.py", "tests/models/test_replaced_layers.py"),
-    "peers": ("tests/mixers/test_against_packages.py",),
 }
 
 

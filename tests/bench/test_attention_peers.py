@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lagwise.blocks import PreNormBlock
-from lagwise.family import FNetMixer
 from lagwise.mixers import Mixer
 from lagwise_bench import attention_peers
 from lagwise_bench.attention_peers import ATTENTION_PEERS
+from lagwise_papers.family import FNetMixer
 
 LENGTH = 512
 

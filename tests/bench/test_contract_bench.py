@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.family import ShortConvMixer
-from lagwise.mixers import MIXERS, Mixer
+from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
 from lagwise.ops import Layout
 from lagwise.tables import build
 

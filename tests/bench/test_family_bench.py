@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.family import ShortConvMixer
 from lagwise.kernels import KERNELS
-from lagwise.mixers import MIXERS, Mixer
+from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
 from lagwise.ops import Layout
 from lagwise_bench.attention_peers import ATTENTION_PEERS
 

@@ -13,7 +13,7 @@ from gated_layer import GatedLayer
 from torch import nn
 
 from lagwise.blocks import MegaBlock
-from lagwise.family.short_conv import ShortConvMixer
+from lagwise.mixers import ShortConvMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import nn
 
-from lagwise.family.recurrence import Recurrence, RecurrentMixer
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import check_integer
+from lagwise_papers.family.recurrence import Recurrence, RecurrentMixer
 
 _LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # initial time per token
 

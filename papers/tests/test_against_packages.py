@@ -1,5 +1,5 @@
 """Mixers and kernels against other packages, with copied weights. Packages that are not installed are skipped (`pip
-install 'lagwise[peers]'` installs them)."""
+install ./papers[peers]` installs them)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.mixers import (
-    AttentionMixer,
-    GMLPMixer,
-    LinearAttentionMixer,
-    LRUMixer,
-    S5Mixer,
-    ShortConvMixer,
-    ToeplitzMixer,
-)
+from lagwise.mixers import AttentionMixer, ShortConvMixer, ToeplitzMixer
 from lagwise.ops import chunked_attention
+from lagwise_papers.family import GMLPMixer, LinearAttentionMixer, LRUMixer, S5Mixer
 
 CHANNELS, LENGTH = 6, 40
 

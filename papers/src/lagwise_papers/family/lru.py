@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lagwise.family.recurrence import Recurrence, RecurrentMixer
 from lagwise.ops.recurrence import held_inputs
 from lagwise.tables import check_integer
+from lagwise_papers.family.recurrence import Recurrence, RecurrentMixer
 
 
 class LRUMixer(RecurrentMixer):

@@ -11,9 +11,9 @@ from every_mixer import CHANNELS, OPTIONS, make, noise
 from family_references import FAMILY
 from torch import Tensor
 
-from lagwise.family import AFNO2d, GFNetMixer
 from lagwise.mixers import MIXERS, ToeplitzMixer
 from lagwise.ops import Layout, diagonal_scan, toeplitz_matrix
+from lagwise_papers.family import AFNO2d, GFNetMixer
 
 # Besides those that the contract is tested with.
 MORE: list[tuple[str, dict[str, Any]]] = [
