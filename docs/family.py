@@ -114,7 +114,7 @@ _LEFT_OUT = """
 ## Not here
 
 Approximations of attention compare tokens and are no mixers of lag. Packages have some, which
-`benchmarks/family_steps.py` times beside the mixers above (`lagwise_bench.attention_peers`; `pip install
+`papers/benchmarks/family_steps.py` times beside the mixers above (`lagwise_papers.bench.attention_peers`; `pip install
 './papers[peers]'`). All are two-sided.
 
 | model | package | what to know |
@@ -194,7 +194,7 @@ def _kernel_row(name: str, kernel: type[LagKernel]) -> tuple[str, ...]:
 
 
 def _contract() -> str:
-    """Of the results file of `benchmarks/contract.py`."""
+    """Of the results file of `papers/benchmarks/contract.py`."""
     found = results(CONTRACT)["results"]
     columns = ("formula", "padding", "packing", "streaming", "future")
     rows = []
@@ -206,7 +206,7 @@ def _contract() -> str:
 
 
 def _speed(name: str) -> str:
-    """Of a results file of `benchmarks/family_steps.py`."""
+    """Of a results file of `papers/benchmarks/family_steps.py`."""
     rows = results(name)["results"]["rows"]
     lengths = sorted({row["length"] for row in rows})
     some, lines = rows[0], []

@@ -50,11 +50,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "forecast": ("forecast", "--data", "days.csv", "--horizon", "2", "--model", "ridge", "--out", "new/forecast.csv"),
     "serve": ("serve", "lm"),
     "export": ("export", "lm", "--out", "new/exported"),
-    "bench tcn": ("bench", "tcn", "8", "--channels", "2", "--tokens", "64", "--repeats", "2", "--anew"),
     "data lra-pathfinder": ("data", "lra-pathfinder", "--rows", "10", "--out", "new/pathfinder"),
 }
 ENOUGH = {
-    "": ("recipes", "evaluate", "generate", "convert", "bench tcn"),
+    "": ("recipes", "evaluate", "generate", "convert"),
     "train": ("train", "train classify", "train signal", "train forecast", "evaluate classes", "predict"),
     "plot": ("plot", "plot theory"),
     "forecast": ("plot", "plot theory", "forecast", "LagForecaster"),

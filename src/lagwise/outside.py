@@ -16,6 +16,7 @@ IN_PAPERS = frozenset(
     (
         *("hyena", "linear_attention", "lru", "s5", "gss", "flash", "gmlp", "synthesizer", "long_short"),
         *("relative_attention", "fnet", "gfnet", "afno", "afno2d"),
+        "bench",
     )
 )
 

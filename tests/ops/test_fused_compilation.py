@@ -18,7 +18,7 @@ from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import fused
-from lagwise_bench.triton_card import absent_card
+from steps.triton_card import absent_card
 
 
 def modules() -> list[nn.Module]:
