@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check
-EXTRAS := train plot forecast sktime vision signals export serve bench clients peers
+EXTRAS := train plot forecast sktime vision signals export serve clients
 
 # The lowest versions that pyproject.toml promises, and the part of the tests that uses every package. pip has no CPU
 # build of old versions of torch for Linux: LOWEST_TORCH names another.
@@ -26,14 +26,14 @@ TRITON := triton==3.7.1
 .PHONY: demo test test-slow test-gpu test-device test-triton test-lowest test-newest coverage fuzz lint bench docs docs-serve \
   wheel-check release-check release clean
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lagwise needs Python 3.11 or later: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and by its exact version: a range would pull the newest build, which on Linux carries CUDA, where
 	@# pip has been told of a CPU build of this one
 	$(BIN)/python -m pip install $(QUIETLY) $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install $(QUIETLY) --editable '.[dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install $(QUIETLY) --editable '.[dev]' --editable './papers[bench]' --constraint constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes on two idle cores
@@ -66,7 +66,7 @@ test-lowest:  ## part of the test suite with the lowest versions that pyproject.
 	build/lowest/bin/uv pip compile pyproject.toml $(LOWEST_EXTRAS:%=--extra %) --resolution lowest-direct --quiet \
 	  --override build/lowest-torch.txt --output-file build/lowest.in
 	grep -vE '^(torch|triton|nvidia-.*|cuda-.*)=|^ *#' build/lowest.in > build/lowest.txt
-	build/lowest/bin/python -m pip install $(QUIETLY) --no-deps --requirement build/lowest.txt --editable .
+	build/lowest/bin/python -m pip install $(QUIETLY) --no-deps --requirement build/lowest.txt --editable . --editable ./papers
 	build/lowest/bin/python -m pip install $(QUIETLY) $$(grep -E '^(pytest.*|execnet|hypothesis)=' constraints.txt)
 	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n auto --maxprocesses 8 $(LOWEST_TESTS)
 

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from lagwise.training import load_recipe
-from run_queue import cadence, finish, keep, planned, scores, together
+from lagwise_papers.bench.run_queue import cadence, finish, keep, planned, scores, together
 
 Fields = dict[str, Any]
 BASELINES = ("transformer-alibi-lm", "fd-tnn-lm", "tnn-lm", "mega-lm", "tcnca-lm")

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from lagwise.analysis.timing import interleaved, save_results, training_step
 from lagwise.blocks import BLOCKS
 from lagwise.process import keep_freed_memory
 from lagwise.tables import build
-from lagwise_bench.peers import LiteralTNO
+from lagwise_papers.bench.peers import LiteralTNO
+from lagwise_papers.bench.timing import interleaved, save_results, training_step
 
 LENGTH = 512
 # channels, expansion of the GTU, width of the kernel network

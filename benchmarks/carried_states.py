@@ -28,7 +28,7 @@ from typing import Any
 from lagwise.process import keep_freed_memory
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, read_metrics, train_or_resume
-from run_queue import cadence, keep, planned
+from lagwise_papers.bench.run_queue import cadence, keep, planned
 
 MODELS = ("mega-lm", "megalodon-lm", "best-lm", "fd-tnn-lm")
 LENGTHS = (512, 2048, 8192, 32768, 131072)

@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lagwise.analysis.timing import save_results
 from lagwise.data import open_rows
 from lagwise.models.presets import PRESETS
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, read_metrics, resume, train
+from lagwise_papers.bench.timing import save_results
 
 
 def measure(run: Path, data: str, overrides: list[str]) -> dict[str, Any]:

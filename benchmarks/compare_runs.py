@@ -16,8 +16,8 @@ from typing import Any
 import matplotlib
 import yaml
 
-from lagwise.analysis.timing import save_results
 from lagwise.training import read_metrics
+from lagwise_papers.bench.timing import save_results
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

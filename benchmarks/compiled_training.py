@@ -27,10 +27,10 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from lagwise.analysis.timing import interleaved, save_results
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.training import load_recipe
 from lagwise.training.compilation import compile_model
+from lagwise_papers.bench.timing import interleaved, save_results
 
 RECIPES = (
     *("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm"),

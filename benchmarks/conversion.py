@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lagwise.analysis.timing import save_results
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps
@@ -27,9 +26,10 @@ from lagwise.ops.recurrence import modal_step
 from lagwise.process import keep_freed_memory
 from lagwise.runs import convert_run
 from lagwise.runs.convert import tokens_per_second
-from lagwise_bench.n_state import n_state_modes
-from lagwise_bench.stream_peers import NStates, replace_toeplitz
-from lagwise_bench.streams import state_bytes
+from lagwise_papers.bench.n_state import n_state_modes
+from lagwise_papers.bench.stream_peers import NStates, replace_toeplitz
+from lagwise_papers.bench.streams import state_bytes
+from lagwise_papers.bench.timing import save_results
 
 TOLERANCES = (1e-2, 1e-3)
 CONTEXT, MOST_TOKENS = 512, 2048  # tokens of the context; tokens that the n states support

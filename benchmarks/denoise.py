@@ -291,7 +291,7 @@ def main() -> None:
         command = "; ".join(dict.fromkeys(filter(None, [*saved["command"].split("; "), line])))
         results = {**saved["results"], name: found}
         try:
-            from lagwise.analysis.timing import save_results
+            from lagwise_papers.bench.timing import save_results
         except ImportError:  # the environment of noisereduce, after the scores of the model
             options.out.write_text(json.dumps({**saved, "command": command, "results": results}, indent=1) + "\n")
         else:

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.analysis.timing import save_results
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, read_metrics, resume, train
+from lagwise_papers.bench.timing import save_results
 
 DS1 = "101 106 108 109 112 114 115 116 118 119 122 124 201 203 205 207 208 209 215 220 223 230".split()  # noqa: SIM905
 DS2 = "100 103 105 111 113 117 121 123 200 202 210 212 213 214 219 221 222 228 231 232 233 234".split()  # noqa: SIM905

@@ -24,10 +24,10 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from ecg import DS1, DS2, RATE
-from lagwise.analysis.timing import save_results
 from lagwise.evaluation.events import event_scores, latest_report, paired_classes
 from lagwise.runs import predict_run
 from lagwise.training import load_recipe, make_task
+from lagwise_papers.bench.timing import save_results
 
 NAMES = ("none", "N", "S", "V", "F", "Q")
 LEARNED = ("N", "S", "V")  # the others are too rare in DS1

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from transformers import ModernBertConfig, ModernBertModel
 
-from lagwise.analysis.timing import interleaved, save_results
 from lagwise.models import LagwiseConfig, LagwiseModel
 from lagwise.process import keep_freed_memory, share_cores
 from lagwise.training import load_recipe
+from lagwise_papers.bench.timing import interleaved, save_results
 
 CHECKED_LENGTH, TOLERANCE = 256, 1e-4
 _SLOW = 60.0  # seconds of a pass above which fewer repeats are timed

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from run_queue import finish, keep, planned, scores, together
+from lagwise_papers.bench.run_queue import finish, keep, planned, scores, together
 
 MODELS = ("tnn", "transformer", "fd-tnn", "ski-tnn", "tcn")
 _BATCH, _RATE, _LENGTHS = 16, 0.001, "512,2048,8192"

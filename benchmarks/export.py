@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from lagwise.analysis.timing import save_results
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
 from lagwise.models.export import EXPORTS, onnx_step
 from lagwise.models.generation import sampled
 from lagwise.models.step import StreamingStep
 from lagwise.process import keep_freed_memory
 from lagwise.training.recipe import load_recipe
+from lagwise_papers.bench.timing import save_results
 
 CONVERTED = "tnn-lm, converted"
 MODELS = ("tnn-lm", CONVERTED, "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm")

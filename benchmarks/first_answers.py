@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lagwise.analysis.timing import save_results
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, make_task, train
-from lagwise_bench.text_baselines import tf_idf
+from lagwise_papers.bench.text_baselines import tf_idf
+from lagwise_papers.bench.timing import save_results
 
 SERIES = {
     "GunPoint": "load_gunpoint",

@@ -3,12 +3,12 @@
     python benchmarks/gpu_counts.py OUT.json [--before OLD.json] [--models tnn-lm,...] [--shapes 4x2048,...]
         [--hidden 512] [--places] [--without-triton] [--no-peers]
 
-Counts are of fake tensors on a CUDA device that does nothing (`lagwise_bench.counting`), with the code's kernels in
+Counts are of fake tensors on a CUDA device that does nothing (`steps.counting`), with the code's kernels in
 Triton counted as one pass over their inputs and outputs. A layer's are the difference between models of three layers
 and of one; the chain of best-lm counts as four layers. They are exact and repeatable; they predict no time. Bytes are
 also given as multiples of the least: every activation is written once and read once where it is used, in bfloat16, with
 norms, gates and residual sums fused into the products beside them, and the backward pass moves twice as much
-(`lagwise_bench.step_models.least_bytes`).
+(`steps.step_models.least_bytes`).
 
 ``--before`` puts the figures of an earlier file beside the new ones. Needs a C++ compiler, and a build of PyTorch
 without CUDA.
@@ -23,15 +23,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lagwise_bench import fake_cuda
+from steps import fake_cuda
 
 fake_cuda.load()
 
 import torch  # noqa: E402
 
-from lagwise.analysis.timing import save_results  # noqa: E402
-from lagwise_bench.counting import Count, count_step  # noqa: E402
-from lagwise_bench.step_models import (  # noqa: E402
+from lagwise_papers.bench.timing import save_results  # noqa: E402
+from steps.counting import Count, count_step  # noqa: E402
+from steps.step_models import (  # noqa: E402
     MODELS,
     PEERS,
     SHAPES,

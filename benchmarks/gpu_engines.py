@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lagwise.analysis.timing import Timing, interleaved, save_results
 from lagwise.models.cuda_graph import capture
 from lagwise.ops import toeplitz_product
+from lagwise_papers.bench.timing import Timing, interleaved, save_results
 
 ENGINES = {"direct": 256, "fft": 1 << 20, "block": 2048, "subquadratic": 8192}  # and the most lags of each
 TOLERANCE = 0.01

@@ -4,7 +4,7 @@
         [--hidden 512]
 
 Beside the calls of the eager step, which `gpu_counts.py` counts, those of the graphs that inductor schedules for an
-H100 (`lagwise_bench.compiled_counts`), by kind, and of the graphs with its option ``combo_kernels``. Also waits of the
+H100 (`steps.compiled_counts`), by kind, and of the graphs with its option ``combo_kernels``. Also waits of the
 host, operations on complex numbers, and why a graph could not be a CUDA graph (``mode="reduce-overhead"``). A layer's
 are the difference between models of two layers and of one; the chain of best-lm counts as four layers. Needs a C++
 compiler, a build of PyTorch without CUDA, and Triton's package, of which nothing runs (`make test-triton` puts it into
@@ -25,9 +25,9 @@ gpu_counts.pretend_triton()
 
 import torch  # noqa: E402
 
-from lagwise.analysis.timing import save_results  # noqa: E402
-from lagwise_bench.compiled_counts import KINDS, GraphCount, count_compiled  # noqa: E402
-from lagwise_bench.step_models import MODELS, build, cases, layers_between  # noqa: E402
+from lagwise_papers.bench.timing import save_results  # noqa: E402
+from steps.compiled_counts import KINDS, GraphCount, count_compiled  # noqa: E402
+from steps.step_models import MODELS, build, cases, layers_between  # noqa: E402
 
 MODELS_AND_PEERS = (*MODELS, "torch.fft")
 

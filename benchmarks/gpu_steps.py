@@ -3,7 +3,7 @@
     python benchmarks/gpu_steps.py OUT.json [--counts benchmarks/results/gpu-counts.json] [--models tnn-lm,...]
         [--shapes 4x2048,...] [--hidden 512] [--repeats 7] [--compiled tnn-lm,...]
 
-A step is a forward and a backward pass in bfloat16 autocast, by the models of `lagwise_bench.step_models`. A layer's
+A step is a forward and a backward pass in bfloat16 autocast, by the models of `steps.step_models`. A layer's
 time is the difference between models of three layers and of one; the chain of best-lm counts as four layers. Each is
 timed as Python launches it, and as a CUDA graph, which takes the time of the card alone; models named by ``--compiled``
 also through `torch.compile`, as by ``training.compile=true`` and ``reduce-overhead``. Packages of peers that are not
@@ -28,12 +28,12 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from lagwise.analysis.timing import Timing, interleaved, save_results
 from lagwise.models.cuda_graph import capture
 from lagwise.ops import fused
 from lagwise.training.compilation import compile_model
 from lagwise.training.recipe import REDUCE_OVERHEAD
-from lagwise_bench.step_models import MODELS, PEERS, SHAPES, build, cases, layers_between
+from lagwise_papers.bench.timing import Timing, interleaved, save_results
+from steps.step_models import MODELS, PEERS, SHAPES, build, cases, layers_between
 
 INSTALLED = ("Mamba-2", "GLA")  # peers that are only timed, where their packages are
 COMPILED = {"compiled": True, "reduce_overhead": REDUCE_OVERHEAD}  # values of training.compile

@@ -62,7 +62,7 @@ def pretend_card() -> None:
         return
     from triton.runtime import driver, jit  # pyrefly: ignore[missing-import]
 
-    from lagwise_bench.triton_card import absent_card
+    from steps.triton_card import absent_card
 
     card, kernel = absent_card(launched)
 
@@ -76,7 +76,7 @@ def pretend_card() -> None:
 
 def training_step(name: str, layers: int) -> Callable[[], None]:
     """A model's step on the pretended card."""
-    from lagwise_bench.step_models import build
+    from steps.step_models import build
 
     torch.manual_seed(0)
     model, ids = build(name, HIDDEN, layers, LENGTH).train(), torch.randint(1, 257, (1, LENGTH))
@@ -94,7 +94,7 @@ def training_step(name: str, layers: int) -> Callable[[], None]:
 
 def measure(name: str) -> dict[str, float]:
     """CPU microseconds of the host and launches of Triton's kernels, a layer."""
-    from lagwise_bench.step_models import layers_between
+    from steps.step_models import layers_between
 
     steps = {layers: training_step(name, layers) for layers in (1, 3)}
     best, counts = {layers: float("inf") for layers in steps}, {}
@@ -160,7 +160,7 @@ def main() -> None:
         texts = (f"{name} {row[name]['microseconds']:7.0f} µs {row[name]['launches']:5.1f} launches" for name in runs)
         print(f"{model:22}", "  ".join(texts), flush=True)
     if chosen.out:
-        from lagwise.analysis.timing import save_results
+        from lagwise_papers.bench.timing import save_results
 
         triton = None if importlib.util.find_spec("triton") is None else importlib.metadata.version("triton")
         command = "python benchmarks/host_times.py --peer OTHER/src"

@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lagwise.analysis.timing import interleaved, save_results
 from lagwise.models import LagwiseConfig, LagwiseForImageClassification
 from lagwise.process import keep_freed_memory, share_cores
 from lagwise.training import load_recipe
+from lagwise_papers.bench.timing import interleaved, save_results
 
 _CHECKED_SIDE, _TOLERANCE, _CLASSES = 64, 1e-4, 1000
 

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from lagwise.analysis.timing import save_results
 from lagwise.data.sample_times import with_times
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, train
+from lagwise_papers.bench.timing import save_results
 
 SHARES = (0.3, 0.5)
 WAYS = ("times", "gaps", "ignored")

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from lagwise.family.recurrence import RecurrentMixer
 from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import StreamingCache, load_model
@@ -31,7 +30,8 @@ from lagwise.process import keep_freed_memory
 from lagwise.runs import convert_run
 from lagwise.runs.convert import layer_figures, tokens_per_second
 from lagwise.tables import known
-from run_queue import keep, lagwise
+from lagwise_papers.bench.run_queue import keep, lagwise
+from lagwise_papers.family.recurrence import RecurrentMixer
 
 LENGTH, LONGEST = 256, 1024
 NETWORK = {"hidden": 32, "layers": 3}

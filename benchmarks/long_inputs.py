@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lagwise.analysis.timing import save_results
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.process import denormals_as_zero, share_cores
 from lagwise.training import load_recipe
-from lagwise_bench.harness import in_own_process, process_bytes
+from lagwise_papers.bench.harness import in_own_process, process_bytes
+from lagwise_papers.bench.timing import save_results
 
 RECIPES = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm", "best-lm")
 ATTENTION = ("transformer-alibi-lm", "transformer-learned-lm")

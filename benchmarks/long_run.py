@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from tqdm.auto import trange
 
-from lagwise.analysis.timing import save_results
 from lagwise.models import StreamingCache, load_model
 from lagwise.process import keep_freed_memory
-from lagwise_bench.harness import process_bytes
-from lagwise_bench.streams import state_bytes
+from lagwise_papers.bench.harness import process_bytes
+from lagwise_papers.bench.streams import state_bytes
+from lagwise_papers.bench.timing import save_results
 
 STREAMS, STEPS, NOTED = 8, 125_000, 5_000
 

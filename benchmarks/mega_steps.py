@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from lagwise.analysis.tcn_shapes import choose_tcn
-from lagwise.analysis.timing import interleaved, save_results, training_step
 from lagwise.blocks import BLOCKS
 from lagwise.process import keep_freed_memory
 from lagwise.tables import build
 from lagwise.training import load_recipe
-from lagwise_bench.harness import forward_pass
+from lagwise_papers.bench.harness import forward_pass
+from lagwise_papers.bench.tcn_shapes import choose_tcn
+from lagwise_papers.bench.timing import interleaved, save_results, training_step
 
 CASES = {"lm": (256, 8, 512), "enwik8": (512, 1, 8192)}  # channels, batch, length
 

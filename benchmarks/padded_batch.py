@@ -131,7 +131,7 @@ def serve(folder: Path) -> None:
 
 
 def main(out: Path, data: Path | None, source: Path | None, folder: Path) -> None:
-    from lagwise.analysis.timing import interleaved, save_results
+    from lagwise_papers.bench.timing import interleaved, save_results
 
     torch.manual_seed(0)
     rows = texts(data)

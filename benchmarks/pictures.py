@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lagwise.training import load_recipe
-from run_queue import cadence, finish, keep, planned, scores, together
+from lagwise_papers.bench.run_queue import cadence, finish, keep, planned, scores, together
 
 RECIPE = "tnn-cifar"
 # In the sequence of patches the next row is 8 lags away: the recipe's decay of .9 is .987 per lag. There is one kernel

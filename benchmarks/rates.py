@@ -20,9 +20,9 @@ from scipy.signal import resample_poly
 
 from ecg import RATE
 from ecg_beats import read
-from lagwise.analysis.timing import save_results
 from lagwise.models import load_model
 from lagwise.training import load_recipe, train
+from lagwise_papers.bench.timing import save_results
 
 HALF = RATE // 2  # samples on each side of a beat
 MOST = 1200  # beats of each class in a split

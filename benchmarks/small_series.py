@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lagwise.analysis.timing import save_results
 from lagwise.cli.terminal import print_table
+from lagwise_papers.bench.timing import save_results
 
 ORIGINS = 5
 DEVELOPMENT = (

@@ -100,8 +100,8 @@ def run_of(work: Path, sounds: str) -> Path:
 
 
 def score(work: Path, out: Path) -> None:
-    from lagwise.analysis.timing import save_results
     from lagwise.runs import evaluate_run
+    from lagwise_papers.bench.timing import save_results
 
     results = []
     for trained in filter(lambda each: run_of(work, each).is_dir(), SOUNDS):

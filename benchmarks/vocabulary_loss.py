@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lagwise.analysis.timing import interleaved, save_results
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.process import keep_freed_memory
 from lagwise.training import load_recipe
-from lagwise_bench.harness import memory_of
+from lagwise_papers.bench.harness import memory_of
+from lagwise_papers.bench.timing import interleaved, save_results
 
 CASES = ((8192, 4, 512), (8192, 1, 16384), (50304, 4, 512))  # vocabulary, rows, length
 

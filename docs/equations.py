@@ -25,6 +25,7 @@ from places import SUBJECTS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "equations.md"
+TESTS = ROOT / "tests", ROOT / "papers" / "tests"
 PAPERS = {
     "TNN": "Qin et al. 2023, *Toeplitz Neural Network for Sequence Modeling*",
     "SKI-TNN": "Moreno et al. 2023, *SKI to go Faster: Accelerating Toeplitz Neural Networks via Asymmetric Kernels*",
@@ -79,7 +80,7 @@ def implemented() -> dict[Place, list[Entry]]:
     """The definitions whose docstrings cite a place, without members of classes that cite it too, and without modules
     of such definitions."""
     found = defaultdict(list)
-    files = (path for folder in ("src", "benchmarks/lagwise_bench") for path in (ROOT / folder).rglob("*.py"))
+    files = (path for folder in ("src", "papers/src") for path in (ROOT / folder).rglob("*.py"))
     for path in sorted(files):
         for entry, node in _definitions(path):
             for place in cited_places(ast.get_docstring(node) or ""):
@@ -87,10 +88,10 @@ def implemented() -> dict[Place, list[Entry]]:
     return {place: [e for e in all_ if not any(_stands_for(o, e) for o in all_)] for place, all_ in found.items()}
 
 
-def declared(tests: Path = ROOT / "tests") -> dict[Place, list[Entry]]:
+def declared(*folders: Path) -> dict[Place, list[Entry]]:
     """The tests that declare a place. ValueError for a marker that names none."""
     found = defaultdict(list)
-    for path in sorted(tests.rglob("test_*.py")):
+    for path in sorted(path for each in folders or TESTS for path in each.rglob("test_*.py")):
         for entry, node in _definitions(path):
             for citation in _markers(node):
                 if not (places := cited_places(citation)):

@@ -3,8 +3,8 @@
 Run it (`make docs`) after one of their benchmarks. results.png, at the top of the README: the layer's speed (`lagwise
 bench ops`), streaming (`lagwise bench generate`) and encoders (`benchmarks/encoder_speed.py`). encoders.png: losses of
 pretraining (`benchmarks/encoders.py`). pictures.png: accuracies of image classifiers (`benchmarks/pictures.py`).
-language.png: language models of one size (`benchmarks/language.py`). arena.png: accuracies on Long Range Arena
-(`benchmarks/arena.py`).
+language.png: language models of one size (`papers/benchmarks/language.py`). arena.png: accuracies on Long Range Arena
+(`papers/benchmarks/arena.py`).
 """
 
 from __future__ import annotations

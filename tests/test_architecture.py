@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
+PAPERS = PACKAGE.parents[1] / "papers" / "src" / "lagwise_papers"  # which may import all of lagwise
 # Each package may import itself, those before it, and the small modules at the top of the package.
 PACKAGES = (
     *(
         "ops",
         "kernels",
         "mixers",
-        "family",
         "blocks",
         "models",
         "data",
@@ -69,6 +69,13 @@ def test_packages_depend_only_on_lower_packages(path: Path) -> None:
         return
     allowed = set(PACKAGES[: PACKAGES.index(package) + 1]) | TOP
     assert imported_packages(path) <= allowed
+
+
+def test_lagwise_never_imports_the_package_of_papers() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        names = {n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)}
+        names |= {a.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import) for a in n.names}
+        assert not [name for name in names if name.partition(".")[0] == PAPERS.name], path
 
 
 def imports_when_loaded(path: Path) -> set[str]:
@@ -124,7 +131,7 @@ def test_lower_packages_know_no_options_of_the_command_line() -> None:
 
 
 def test_packages_use_no_private_names_of_each_other() -> None:
-    for path in PACKAGE.rglob("*.py"):
+    for path in (*PACKAGE.rglob("*.py"), *PAPERS.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lagwise."):
                 other = PACKAGE.parent.joinpath(*str(node.module).split("."))
@@ -144,7 +151,7 @@ def test_every_folder_is_a_package() -> None:
     assert folders == {*PACKAGES, "recipes"}
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "docs", "examples"])
+@pytest.mark.parametrize("folder", ["src", "papers", "tests", "benchmarks", "docs", "examples"])
 def test_files_hold_one_concept(folder: str) -> None:
     """Where a file is cut is decided by what it is about. One of over 500 lines says why it is not two."""
     texts = {str(path): path.read_text() for path in (PACKAGE.parents[1] / folder).rglob("*.py")}

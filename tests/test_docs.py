@@ -340,7 +340,7 @@ def test_the_results_in_signals_equal_the_results_files() -> None:
 def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import small_series
-    from lagwise_bench.forecasting import coverage_rows, table_rows
+    from lagwise_papers.bench.forecasting import coverage_rows, table_rows
 
     page = (ROOT / "docs" / "forecasting.md").read_text()
     results = ROOT / "benchmarks" / "results"

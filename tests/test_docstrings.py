@@ -22,7 +22,7 @@ WITHOUT_EXAMPLE = {
     "ops": "Reduction SKIPlan block_scan causal_ski_product online_prefill",  # parts of what kernels and mixers do
     "kernels": "CEMAKernel DSSKernel DiagonalKernel HyenaKernel KernelLinear KernelNetwork S4Kernel SGConvKernel "
     "SpectralKernel register_kernel",  # as LagKernel; docs/tutorials/kernel.md
-    "mixers": "ChunkedAttention GridMixer register_mixer",  # as GTU2d and ChunkedAttentionMixer
+    "mixers": "ChunkedAttention GridMixer ShortConvMixer register_mixer",  # as GTU2d and ChunkedAttentionMixer
     "blocks": "Block ChainBlock MLP QueryKey",  # docs/overview.md, recipes
     "models": "LagwiseLinearConfig LagwiseLinearForImageClassification LagwiseLinearForSequenceClassification "
     "StreamingRegressor",  # made by training: docs/first-answers.md, docs/signals.md

@@ -15,14 +15,16 @@ from with_extra import ENOUGH, PYPROJECT, plain
 from lagwise.extras import EXTRAS, PACKAGES, explained, require
 
 FOLDER = Path(__file__).parent
+PAPERS = FOLDER.parent / "papers" / "pyproject.toml"
 
 
-def listed(extra: str) -> set[str]:
-    """The packages that pyproject.toml lists for an extra, also through other extras."""
-    own = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"][extra]
-    found = {re.split(r"[\[>=<,;]", text)[0] for text in own} - {"lagwise"}
-    for other in re.findall(r"lagwise\[(\w+)\]", " ".join(own)):
-        found |= listed(other)
+def listed(extra: str, file: Path = PYPROJECT) -> set[str]:
+    """The packages that a pyproject.toml lists for an extra, also through other extras."""
+    project = tomllib.loads(file.read_text())["project"]
+    own = project["optional-dependencies"][extra]
+    found = {re.split(r"[\[>=<,;]", text)[0] for text in own} - {project["name"]}
+    for other in re.findall(rf"{project['name']}\[(\w+)\]", " ".join(own)):
+        found |= listed(other, file)
     return found
 
 
@@ -36,6 +38,7 @@ def test_the_tested_version_of_every_package_is_written_down() -> None:
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     needed = {re.split(r"[>=<]", text)[0] for text in project["dependencies"]}
     needed |= set().union(*map(listed, project["optional-dependencies"])) - {"torchvision"}
+    needed |= set().union(*(listed(extra, PAPERS) for extra in ("bench", "peers")))
     written = re.findall(r"^([\w.-]+)==", (FOLDER.parent / "constraints.txt").read_text(), re.MULTILINE)
     assert {plain(name) for name in needed} <= {plain(name) for name in written}
 
@@ -49,10 +52,9 @@ def test_every_optional_package_that_lagwise_imports_is_in_an_extra() -> None:
     texts = [path.read_text() for path in (FOLDER.parent / "src").rglob("*.py")]
     names = {name for text in texts for name in imports.findall(text)} - {"lagwise"} - sys.stdlib_module_names
     ours = {module for modules in EXTRAS.values() for module in modules}
-    benched = set().union(*map(listed, ("peers", "bench")))
     # needed by transformers, fastapi, pydantic, and PyTorch's builds for GPUs
     parts = {"tokenizers", "huggingface_hub", "starlette", "pydantic_core", "triton"}
-    known = {owner.lower() for owner in always | benched} | parts
+    known = {owner.lower() for owner in always} | parts
     unknown = {
         name
         for name in names & owners.keys()  # words at the start of lines of prose are no modules

@@ -21,7 +21,7 @@ SCRIPT = """
 import json, os
 import gpu_counts
 import torch
-from lagwise_bench.counting import count_step
+from steps.counting import count_step
 
 class Product(torch.nn.Module):
     def __init__(self):
@@ -43,7 +43,7 @@ GRAPHS = """
 import json, os
 import gpu_counts, gpu_graphs
 import torch
-from lagwise_bench.compiled_counts import count_compiled
+from steps.compiled_counts import count_compiled
 
 class Product(torch.nn.Module):
     def __init__(self, on_host):

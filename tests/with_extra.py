@@ -50,11 +50,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "forecast": ("forecast", "--data", "days.csv", "--horizon", "2", "--model", "ridge", "--out", "new/forecast.csv"),
     "serve": ("serve", "lm"),
     "export": ("export", "lm", "--out", "new/exported"),
-    "bench tcn": ("bench", "tcn", "8", "--channels", "2", "--tokens", "64", "--repeats", "2", "--anew"),
     "data lra-pathfinder": ("data", "lra-pathfinder", "--rows", "10", "--out", "new/pathfinder"),
 }
 ENOUGH = {
-    "": ("recipes", "evaluate", "generate", "convert", "bench tcn"),
+    "": ("recipes", "evaluate", "generate", "convert"),
     "train": ("train", "train classify", "train signal", "train forecast", "evaluate classes", "predict", "sounds"),
     "plot": ("plot", "plot theory"),
     "forecast": ("plot", "plot theory", "forecast", "LagForecaster"),
@@ -66,7 +65,6 @@ ENOUGH = {
 #: tests of what an extra serves beside lagwise's own commands: programs, benchmarks and comparisons
 TESTS = {
     "clients": ("tests/models/test_clients.py", "tests/models/test_replaced_layers.py"),
-    "peers": ("tests/mixers/test_against_packages.py",),
 }
 
 

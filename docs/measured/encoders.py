@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tables import has_results, measured_table, ratio, results
 
-from lagwise_bench.glue import table_head, table_rows
+from lagwise_papers.bench.glue import table_head, table_rows
 
 _DATA = {"cifar": "CIFAR-10", "fashion": "Fashion-MNIST"}
 

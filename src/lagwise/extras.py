@@ -15,12 +15,10 @@ EXTRAS = {
     "signals": ("wfdb",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "serve": ("fastapi", "uvicorn", "jinja2", "openai", "prometheus_client"),
-    "bench": ("mega_pytorch",),
 }
 PACKAGES = {
     "sklearn": "scikit-learn",
     "PIL": "pillow",
-    "mega_pytorch": "mega-pytorch",
     "prometheus_client": "prometheus-client",
 }
 _OPTIONAL = ("tensorboardX",)  # used if it is there

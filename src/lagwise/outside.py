@@ -5,36 +5,53 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from lagwise.files import one_line
 
+#: What lagwise-papers has, the distribution in the folder `papers` of the repository, by the names that configurations,
+#: recipes and commands give.
+IN_PAPERS = frozenset(
+    (
+        *("hyena", "linear_attention", "lru", "s5", "gss", "flash", "gmlp", "synthesizer", "long_short"),
+        *("relative_attention", "fnet", "gfnet", "afno", "afno2d"),
+        "bench",
+    )
+)
+
+
+def elsewhere(name: Any) -> str | None:
+    """How to get what has a name, if lagwise-papers has it and is not installed; for messages."""
+    if not isinstance(name, str) or name.partition(":")[0] not in IN_PAPERS or find_spec("lagwise_papers"):
+        return None
+    return f"{name!r} is in lagwise-papers, which is not installed: pip install ./papers, in a clone of lagwise"
+
 
 class Parts(MutableMapping[str, Any]):
-    """Classes by the names that configurations give them.
+    """Parts, mostly classes, by the names that configurations give them.
 
     Those that packages declare as entry points are loaded at their first use, so that a package may import lagwise
     before it is complete itself. One that cannot be loaded is named in a warning, and the others still work.
 
     Args:
         what: What they are, for messages.
-        base: Their base class.
+        base: Their base class; None for parts that are no classes.
         group: The group of entry points.
-        own: lagwise's own classes.
-        later: More of its own, as ``"package.module:Class"``.
+        own: lagwise's own parts.
     """
 
-    def __init__(self, what: str, base: type, group: str, own: Mapping[str, type], later: Mapping[str, str]):
+    def __init__(self, what: str, base: type | None, group: str, own: Mapping[str, Any]):
         self._what, self._base, self._group = what, base, group
-        self._parts: dict[str, Any] = {**own, **{name: EntryPoint(name, at, group) for name, at in later.items()}}
+        self._parts: dict[str, Any] = dict(own)
         self._own = frozenset(self._parts)
         self._searched = False
 
     def register(self, name: str, part: Any) -> None:
-        """Put a class into the table. ValueError for one of lagwise's own names, TypeError for anything that is not a
+        """Put a part into the table. ValueError for one of lagwise's own names, TypeError for anything that is not a
         subclass of the base class."""
         self._check_name(name)
-        if not (isinstance(part, type) and issubclass(part, self._base)):
+        if self._base is not None and not (isinstance(part, type) and issubclass(part, self._base)):
             base = f"{self._base.__module__}.{self._base.__name__}"
             raise TypeError(f"{self._what} {name!r} must be a subclass of {base}, got {part!r}")
         self._parts[name] = part
@@ -62,11 +79,7 @@ class Parts(MutableMapping[str, Any]):
         if not isinstance(part, EntryPoint):
             return part
         try:
-            loaded = part.load()
-            if name in self._own:
-                self._parts[name] = loaded
-            else:
-                self.register(name, loaded)
+            self.register(name, part.load())
         except Exception as error:
             _warn(self._what, part, error)
             del self._parts[name]

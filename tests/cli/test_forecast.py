@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise_bench import forecasting as bench
+from lagwise_papers.bench import forecasting as bench
 
 runner = CliRunner()
 

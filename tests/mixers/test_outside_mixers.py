@@ -241,24 +241,21 @@ def test_installed_packages_declare_mixers(monkeypatch: pytest.MonkeyPatch) -> N
         EntryPoint("broken", "no_such_package:Mixer", "lagwise.mixers"),
         EntryPoint("linear", "torch.nn:Linear", "lagwise.mixers"),
         EntryPoint("own", "no_such_package:Mixer", "lagwise.mixers"),
-        EntryPoint("later", "no_such_package:Mixer", "lagwise.mixers"),
     ]
     monkeypatch.setattr(outside, "entry_points", lambda group: points)
-    parts = Parts("mixer", Mixer, "lagwise.mixers", {"own": AttentionMixer}, {"later": "lagwise.family:LRUMixer"})
+    parts = Parts("mixer", Mixer, "lagwise.mixers", {"own": AttentionMixer})
     assert parts["own"] is AttentionMixer
-    with pytest.warns(UserWarning, match="cannot be loaded: lagwise has a mixer '(own|later)' itself"):
+    with pytest.warns(UserWarning, match="cannot be loaded: lagwise has a mixer 'own' itself"):
         assert parts["installed"] is ToeplitzMixer
     with pytest.warns(UserWarning, match="mixer 'broken' of no_such_package:Mixer cannot be loaded: .*No module named"):
         assert "broken" not in parts
     with pytest.warns(UserWarning, match="mixer 'linear' of torch.nn:Linear cannot be loaded: .*must be a subclass"):
-        assert list(parts) == ["own", "later", "installed"]
-    assert parts["later"].__name__ == "LRUMixer"
+        assert list(parts) == ["own", "installed"]
 
 
 def test_names_and_classes_of_registered_mixers_are_checked() -> None:
-    for name in ("toeplitz", "fnet"):
-        with pytest.raises(ValueError, match=f"lagwise has a mixer '{name}' itself"):
-            register_mixer(name, LeakyMixer)
+    with pytest.raises(ValueError, match="lagwise has a mixer 'toeplitz' itself"):
+        register_mixer("toeplitz", LeakyMixer)
     with pytest.raises(TypeError, match="must be a subclass"):
         register_mixer("other", nn.Linear)  # type: ignore[arg-type]
 
@@ -276,16 +273,6 @@ def test_a_package_may_be_imported_before_its_entry_point_is_loaded(tmp_path: Pa
     code = "import theirs; assert theirs.MIXERS['theirs'] is theirs.Theirs"
     path = os.pathsep.join([str(tmp_path), *sys.path])
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
-
-
-@pytest.mark.slow
-def test_the_family_is_loaded_when_it_is_used_and_keeps_its_old_places() -> None:
-    code = (
-        "import sys, lagwise.models, lagwise.mixers as m; assert 'lagwise.family' not in sys.modules; "
-        "from lagwise.mixers import FNetMixer; assert m.MIXERS['fnet'] is FNetMixer and 'LRUMixer' not in dir(m)"
-    )
-    path = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_an_external_kernel_streams_in_a_mixer(monkeypatch: pytest.MonkeyPatch) -> None:

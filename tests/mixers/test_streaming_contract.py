@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise import testing
 from lagwise.mixers.base import state_grows
 from lagwise.mixers.state import detached, join_states, renewed, select_rows
-from lagwise_bench.streams import state_bytes
+from lagwise_papers.bench.streams import state_bytes
 
 
 @pytest.mark.sampled(2)

@@ -15,7 +15,7 @@ from lagwise.models import (
     LagwiseModel,
     StreamingClassifier,
 )
-from lagwise_bench.streams import state_bytes
+from lagwise_papers.bench.streams import state_bytes
 
 MIXERS: dict[str, dict[str, Any]] = {
     "tcn": {"name": "tcn", "kernel_size": 3, "depth": 3, "norm": "rms"},

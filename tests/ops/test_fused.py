@@ -20,9 +20,8 @@ from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
 from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
-from lagwise.family.hyena import HyenaMixer
-from lagwise.family.short_conv import ShortConvMixer
 from lagwise.kernels.network import KernelNetwork
+from lagwise.mixers import ShortConvMixer
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
@@ -35,6 +34,7 @@ from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.ops.toeplitz import spectral, spectral_product
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.tokens import apply_linear, linears, silu_product
+from lagwise_papers.family.hyena import HyenaMixer
 
 HALF = torch.bfloat16
 

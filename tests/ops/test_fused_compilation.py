@@ -13,12 +13,12 @@ from gated_layer import GatedLayer
 from torch import nn
 
 from lagwise.blocks import MegaBlock
-from lagwise.family.short_conv import ShortConvMixer
+from lagwise.mixers import ShortConvMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import fused
-from lagwise_bench.triton_card import absent_card
+from steps.triton_card import absent_card
 
 
 def modules() -> list[nn.Module]:

@@ -13,6 +13,7 @@ import typer
 
 from lagwise.cli.terminal import plain
 from lagwise.extras import explained
+from lagwise.outside import elsewhere
 from lagwise.process import Stopped, is_first_to_say
 from lagwise.tables import nearest
 
@@ -107,6 +108,8 @@ def _usage_message(error: Any) -> str:
     message, context = error.format_message(), getattr(error, "ctx", None)
     if not message or context is None:  # without any arguments, the help has been printed
         return message
+    if place := elsewhere(next(iter(re.findall("^No such command '(.*)'", message)), None)):
+        return f"command {place}"
     if option := getattr(error, "option_name", None):
         message = f"No such option: {option}{_meant(option, context)}"
     return f"{message} (see '{context.command_path} --help')"

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from lagwise.cli import failures
-from lagwise.cli.bench import bench
 from lagwise.cli.data import data as write_data
 from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
@@ -33,6 +32,7 @@ from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, use_utf8, write
 from lagwise.extras import require
+from lagwise.outside import Parts
 from lagwise.process import group_size, is_first, keep_freed_memory, leave_group, quick_imports, share_cores
 
 app = typer.Typer(
@@ -352,7 +352,12 @@ for _panel, _commands in {
 }.items():
     for _command in _commands:
         app.command("import" if _command is import_model else None, rich_help_panel=_panel)(_command)
-app.add_typer(bench, name="bench", rich_help_panel="Benchmarks")
+# Functions and groups of commands of other packages.
+for _name, _command in Parts("command", None, "lagwise.commands", {}).items():
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name, rich_help_panel="Papers")
+    else:
+        app.command(_name, rich_help_panel="Papers")(_command)
 
 
 def main() -> None:

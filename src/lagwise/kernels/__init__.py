@@ -33,7 +33,7 @@ _OWN: dict[str, type[LagKernel]] = {
     "hyena": HyenaKernel,
     "spectral": SpectralKernel,
 }
-KERNELS = Parts("kernel", LagKernel, "lagwise.kernels", _OWN, {})
+KERNELS = Parts("kernel", LagKernel, "lagwise.kernels", _OWN)
 
 
 def register_kernel(name: str, kernel: type[LagKernel]) -> None:

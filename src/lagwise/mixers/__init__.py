@@ -1,14 +1,12 @@
 """Token mixers, one per file, with one contract (`lagwise.mixers.base.Mixer`)."""
 
-import importlib
-from typing import Any
-
 from lagwise.mixers.attention import AttentionMixer
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.chunked_attention import ChunkedAttention, ChunkedAttentionMixer
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.grid import GridMixer, GTU2d
 from lagwise.mixers.gtu import GTU
+from lagwise.mixers.short_conv import ShortConvMixer
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.timestep_norm import TimestepNorm
 from lagwise.mixers.toeplitz import ToeplitzMixer
@@ -19,32 +17,13 @@ _OWN: dict[str, type[Mixer]] = {
     "gtu": GTU,
     "attention": AttentionMixer,
     "ema": EMAMixer,
+    "short_conv": ShortConvMixer,
     "tcn": TCNMixer,
     "chunked_attention": ChunkedAttentionMixer,
     "grid": GridMixer,
     "gtu2d": GTU2d,
 }
-# Mixers of other papers: the classes of `lagwise.family`.
-_FAMILY = {
-    "hyena": "HyenaMixer",
-    "short_conv": "ShortConvMixer",
-    "linear_attention": "LinearAttentionMixer",
-    "lru": "LRUMixer",
-    "s5": "S5Mixer",
-    "gss": "GSSMixer",
-    "flash": "FlashMixer",
-    "gmlp": "GMLPMixer",
-    "synthesizer": "SynthesizerMixer",
-    "long_short": "LongShortMixer",
-    "relative_attention": "RelativeAttentionMixer",
-    "fnet": "FNetMixer",
-    "gfnet": "GFNetMixer",
-    "afno": "AFNOMixer",
-    "afno2d": "AFNO2d",
-}
-MIXERS = Parts(
-    "mixer", Mixer, "lagwise.mixers", _OWN, {name: f"lagwise.family:{kind}" for name, kind in _FAMILY.items()}
-)
+MIXERS = Parts("mixer", Mixer, "lagwise.mixers", _OWN)
 
 
 def register_mixer(name: str, mixer: type[Mixer]) -> None:
@@ -64,13 +43,6 @@ def register_mixer(name: str, mixer: type[Mixer]) -> None:
     MIXERS.register(name, mixer)
 
 
-def __getattr__(name: str) -> Any:
-    """The family's classes, which were here in 0.2."""
-    if name in _FAMILY.values():
-        return getattr(importlib.import_module("lagwise.family"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 __all__ = [
     "GTU",
     "MIXERS",
@@ -81,6 +53,7 @@ __all__ = [
     "GTU2d",
     "GridMixer",
     "Mixer",
+    "ShortConvMixer",
     "TCNMixer",
     "TimestepNorm",
     "ToeplitzMixer",

@@ -1,0 +1,1 @@
+"""Models and counters of training steps, for the benchmarks of GPUs."""

@@ -1,0 +1,214 @@
+"""MEGA's moving average against a stack of dilated convolutions: TCNCA's figures 2 and 7, with more methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lagwise.kernels import EMAKernel
+from lagwise.ops import dilated_stack, ema_scan, toeplitz_product
+from lagwise.ops.toeplitz import smallest_dilation
+from lagwise.progress import progress_bar
+from lagwise_papers.bench.harness import Factory, check_layer, check_product, forward_pass, peak_memory, some_channels
+from lagwise_papers.bench.peers import LiteralEMA, mega_pytorch_ema
+from lagwise_papers.bench.plots import times_over_length
+from lagwise_papers.bench.timing import Timing, interleaved, training_step
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TCN, MEGA, MEGA_GIVEN = "tcn", "mega ema", "mega ema, kernel given"
+KERNEL_SIZE, DEPTH = 17, 4  # TCNCA app. H
+PEER = "mega-pytorch"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Results for one length, by method: seconds of a forward pass and of a training step, peak memory of a step in
+    bytes, and errors."""
+
+    length: int
+    dilation: int
+    forward: dict[str, Timing]
+    step: dict[str, Timing]
+    error: dict[str, float]
+    memory: dict[str, int]
+
+    def backward(self, method: str) -> float:
+        """Seconds of a training step minus those of a forward pass."""
+        return self.step[method].median - self.forward[method].median
+
+
+def time_ema_tcn(
+    lengths: Sequence[int],
+    *,
+    channels: int = 64,
+    causal: bool = True,
+    repeats: int = 5,
+    threads: int | None = None,
+    peer: bool = True,
+    memory: bool = True,
+    progress: bool = True,
+) -> list[Row]:
+    """Time one sequence of each length through moving averages with 64 parameters per channel and a TCN with 68.
+
+    A causal average has 16 dimensions, a two-sided one 8 in each direction. The TCN has no residuals, norms or
+    activations; its depth is 4, its kernel size 17, and its dilation factor the smallest whose receptive field is at
+    least the length (TCNCA app. H). The averages are MEGA's FFT with and without kernel generation (app. I), ours by
+    FFT, ours by scan, and that of mega-pytorch. Results are checked first: averages with `check_layer`, the TCN against
+    torch's convolutions.
+
+    Args:
+        lengths: Sequence lengths.
+        channels: Channels of a layer.
+        causal: Whether to time causal or two-sided layers.
+        repeats: Timed repeats.
+        threads: CPU threads; by default those of torch.
+        peer: Whether to time mega-pytorch too (causal only).
+        memory: Whether to measure peak memory too.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        ImportError: If the peer is not installed.
+        ValueError: If a result is wrong.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = []
+    for length in progress_bar(lengths, desc="lengths", show=progress):
+        factories: dict[str, Factory] = {
+            TCN: partial(tcn, causal=causal),
+            MEGA: partial(literal, causal=causal),
+            MEGA_GIVEN: partial(literal, causal=causal, given=True),
+            "ema by fft": partial(ema, causal=causal, engine="fft"),
+            "ema by scan": partial(ema, causal=causal, engine="scan"),
+            **({PEER: mega_pytorch_ema} if peer and causal else {}),
+        }
+        torch.manual_seed(0)
+        layers = {name: make(channels, length).to(device) for name, make in factories.items()}
+        errors = {name: check(layer, channels, length, causal=causal) for name, layer in layers.items()}
+        x = torch.randn(1, length, channels, device=device)
+        time = partial(interleaved, repeats=repeats, warmup=1)  # some of these methods take many seconds
+        measure = partial(peak_memory, channels=channels, length=length, batch=1, threads=torch.get_num_threads())
+        rows.append(
+            Row(
+                length,
+                dilation_for(length),
+                forward=time({name: forward_pass(layer, x) for name, layer in layers.items()}),
+                step=time({name: training_step(layer, x) for name, layer in layers.items()}),
+                error=errors,
+                memory={name: measure(make) for name, make in factories.items()} if memory else {},
+            )
+        )
+    return rows
+
+
+def check(layer: nn.Module, channels: int, length: int, *, causal: bool) -> float:
+    """The layer's largest error, for values and input gradients; ValueError if it is too large."""
+    if not isinstance(layer, BareTCN):
+        return check_layer(layer, channels, length, causal=causal)
+
+    def torchs_own(x: Tensor, channel: int) -> Tensor:
+        h = x.transpose(1, 2)
+        for taps, dilation in zip(layer.taps, layer.dilations, strict=True):
+            reach = (KERNEL_SIZE - 1) * dilation
+            h = F.pad(h, (reach, 0) if causal else (reach // 2, reach // 2))
+            h = F.conv1d(h, taps[channel].detach().double().flip(0)[None, None], dilation=dilation)
+        return h.transpose(1, 2)
+
+    return check_product(layer, channels, length, torchs_own, some_channels(channels), "stack of dilated convolutions")
+
+
+def dilation_for(length: int) -> int:
+    """The smallest dilation factor whose receptive field covers the length (TCNCA app. H)."""
+    return smallest_dilation(KERNEL_SIZE, DEPTH, length)
+
+
+class BareTCN(nn.Module):
+    """Dilated convolutions without residuals, norms and activations, initialized to unit gain."""
+
+    def __init__(self, channels: int, length: int, *, causal: bool):
+        super().__init__()
+        self.causal = causal
+        self.dilations = [dilation_for(length) ** i for i in range(DEPTH)]
+        scale = KERNEL_SIZE**-0.5
+        self.taps = nn.ParameterList(scale * torch.randn(channels, KERNEL_SIZE) for _ in self.dilations)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dilated_stack(x, list(self.taps), self.dilations, causal=self.causal)
+
+
+class BareEMA(nn.Module):
+    """Our moving average without the rest of MEGA's layer."""
+
+    def __init__(self, channels: int, *, causal: bool, engine: str):
+        super().__init__()
+        self.kernel = EMAKernel(channels, causal=causal, dimension=16 if causal else 8)
+        self.engine = engine
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.engine != "scan":
+            taps = self.kernel.taps(x.shape[1])
+            return toeplitz_product(x, taps, causal=self.kernel.causal, engine=self.engine)
+        weight, log_decay = self.kernel.exponentials()
+        backward = None if self.kernel.causal else (weight[1], log_decay[1])
+        return ema_scan(x, weight[0], log_decay[0], backward=backward)
+
+
+def tcn(channels: int, length: int, *, causal: bool) -> nn.Module:
+    """A stack of dilated convolutions whose receptive field covers the length."""
+    return BareTCN(channels, length, causal=causal)
+
+
+def ema(channels: int, length: int, *, causal: bool, engine: str) -> nn.Module:
+    """Our moving average with a given engine."""
+    return BareEMA(channels, causal=causal, engine=engine)
+
+
+def literal(channels: int, length: int, *, causal: bool, given: bool = False) -> nn.Module:
+    """MEGA's published algorithm. given: compute the taps once and keep them as parameters."""
+    layer = LiteralEMA(channels, causal=causal, dimension=16 if causal else 8)
+    if given:
+        layer.fix(length)
+    return layer
+
+
+def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """Rows of (length, method, forward, backward, both relative to the TCN, memory, error)."""
+    lines = []
+    for row in rows:
+        for name, forward in row.forward.items():
+            lines.append(
+                (
+                    row.length,
+                    name,
+                    f"{forward.median * 1e3:.1f}",
+                    f"{row.backward(name) * 1e3:.1f}",
+                    f"{forward.median / row.forward[TCN].median:.2f}x",
+                    f"{row.backward(name) / row.backward(TCN):.2f}x",
+                    f"{row.memory[name] / 2**20:,.0f} MB" if name in row.memory else "",
+                    f"{row.error[name]:.0e}",
+                )
+            )
+    return lines
+
+
+def figure(results: Mapping[str, Sequence[Row]]) -> Figure:
+    """Plot forward and backward times against the length, by direction (TCNCA fig. 2 and 7)."""
+    panels = {}
+    for direction, rows in results.items():
+        names = list(rows[0].forward)
+        panels[f"{direction}, forward"] = {
+            name: [(row.length, row.forward[name].median * 1e3) for row in rows] for name in names
+        }
+        panels[f"{direction}, backward"] = {
+            name: [(row.length, row.backward(name) * 1e3) for row in rows] for name in names
+        }
+    return times_over_length(panels)

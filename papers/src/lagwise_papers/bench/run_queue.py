@@ -1,0 +1,206 @@
+"""Shared code of the scripts that queue trainings: planning steps for a time budget, running or resuming run folders,
+and saving results."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lagwise.process import denormals_as_zero, keep_freed_memory
+from lagwise_papers.bench.timing import save_results
+
+_WRITING = threading.Lock()  # runs finish in several threads
+_WARMUP, _TIMED, _APART = 3, 15, 20  # steps that are not timed, that are, and their distance in the data
+
+
+@denormals_as_zero()
+def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
+    """Mean CPU seconds of a training step and of an evaluation on the valid split, of each recipe with its overrides,
+    on one thread and the task's data.
+
+    The jobs take steps in turn, so that other load on the machine affects all of them equally. Steps differ in
+    duration, so they are spread over the data, and their mean determines a run's time. The largest batches come first:
+    while the memory of the process grows, steps take several times as long, and a training soon has done with that.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    timed = [_timed(recipe, overrides) for recipe, overrides in jobs]
+    seconds: list[list[float]] = [[] for _ in jobs]
+    for number in range(_WARMUP + _TIMED):
+        for job, (step, _) in enumerate(timed):
+            seconds[job].append(step(number))
+    return [
+        {"seconds": statistics.fmean(found[_WARMUP:]), "evaluation_seconds": evaluation()}
+        for found, (_, evaluation) in zip(seconds, timed, strict=True)
+    ]
+
+
+def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], float], Callable[[], float]]:
+    """Functions that take one of a recipe's training steps by its number, those to warm up first, and estimate an
+    evaluation from some batches of the valid split; both return CPU seconds."""
+    import torch
+
+    from lagwise.training import check_recipe, load_recipe
+    from lagwise.training.hardware import bfloat16_is_fast
+    from lagwise.training.model import build_model
+    from lagwise.training.optimizer import make_optimizer
+
+    recipe = load_recipe(recipe_name, overrides)
+    data = check_recipe(recipe).open(progress=True)
+    model = build_model(recipe, data).train()
+    options = recipe.training
+    optimizer = make_optimizer(model, dataclasses.replace(options, learning_rate=1e-6))
+    batch, micro = options.batch_size, options.batch_size // options.accumulate
+    examples: Any = data.training_examples((_WARMUP + _TIMED) * _APART, batch, 0)
+    held_out: Any = data.validation_examples(options.evaluate_tokens)
+
+    def loss(inputs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
+            if data.loss is None:
+                return model(**inputs).loss
+            labels = inputs.pop("labels")
+            return data.loss(model(**inputs), labels)
+
+    def inputs_of(first: int) -> Any:
+        return data.collate([examples[first + i] for i in range(micro)])
+
+    starts = range(0, (_WARMUP + _TIMED) * _APART * batch, batch)
+    largest = max(starts, key=lambda first: max(tensor.numel() for tensor in inputs_of(first).values()))
+    steps = [largest] * _WARMUP + list(starts[::_APART][_WARMUP:])
+
+    def step(number: int) -> float:
+        begun = time.process_time()
+        for first in range(steps[number], steps[number] + batch, micro):
+            loss(inputs_of(first)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.process_time() - begun
+
+    def evaluation() -> float:
+        count = -(-len(held_out) // micro)
+        chosen = sorted({number * count // _TIMED for number in range(_TIMED)})
+        model.eval()
+        begun = time.process_time()
+        with torch.inference_mode():
+            for number in chosen:
+                rows = range(number * micro, min(len(held_out), (number + 1) * micro))
+                loss(data.collate_evaluation([held_out[i] for i in rows]))
+        return (time.process_time() - begun) * count / len(chosen)
+
+    return step, evaluation
+
+
+def planned(
+    jobs: Mapping[str, tuple[str, Sequence[str]]],
+    minutes: float | Mapping[str, float],
+    file: Path,
+    evaluations: int | Mapping[str, int] = 12,
+) -> dict[str, dict[str, Any]]:
+    """The number of steps of each job that fit into a run's minutes with so many evaluations, both for all jobs or by
+    name, and their `costs`.
+
+    Jobs map names to a recipe and its overrides. Costs are kept in the file, by the recipe's content; jobs that are
+    missing there are measured in a separate process.
+    """
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    keys = {name: _content(*job) for name, job in jobs.items()}
+    missing = {key: jobs[name] for name, key in keys.items() if key not in known}
+    if missing:
+        command = [sys.executable, __file__, json.dumps(list(missing.values()))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        known |= dict(zip(missing, json.loads(found.stdout.splitlines()[-1]), strict=True))
+        file.write_text(json.dumps(known, indent=1) + "\n")
+    plan = {}
+    for name, key in keys.items():
+        count = evaluations if isinstance(evaluations, int) else evaluations[name]
+        own = minutes[name] if isinstance(minutes, Mapping) else minutes
+        left = 60 * own - count * known[key]["evaluation_seconds"]
+        if left <= 0:
+            raise ValueError(f"{count} evaluations of {name} alone take more than {own} minutes")
+        plan[name] = {**known[key], "steps": max(1, round(left / known[key]["seconds"]))}
+    return plan
+
+
+def _content(recipe: str, overrides: Sequence[str]) -> str:
+    """A key of what determines the costs of a recipe with its overrides."""
+    from lagwise.training import load_recipe
+
+    found = dataclasses.asdict(load_recipe(recipe, overrides))
+    training = {name: found["training"][name] for name in ("batch_size", "accumulate", "evaluate_tokens")}
+    if found["training"]["optimizer"] != "adamw":  # not written for AdamW, so that costs measured before stay known
+        training["optimizer"] = found["training"]["optimizer"]
+    text = json.dumps([found["model"], found["task"], found["data"], training], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def lagwise(log: Path, *arguments: str) -> None:
+    """Run the command line on one thread; CalledProcessError if it fails."""
+    with open(log, "a") as file:
+        command = [sys.executable, "-m", "lagwise", *arguments]
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=file, stderr=file, check=True)
+
+
+def cadence(steps: int, evaluations: int) -> list[str]:
+    """Overrides for a training of so many steps: a twentieth to warm up, and evaluations and checkpoints at even
+    distances."""
+    every = max(1, steps // evaluations)
+    lengths = [f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 20)}"]
+    return [*lengths, f"training.evaluate_every={every}", f"training.save_every={every}"]
+
+
+def finish(run: Path, new: Sequence[str], evaluation: Sequence[str] = ()) -> dict[str, Any]:
+    """Train a run by ``lagwise train`` with the arguments ``new``, or resume it, and then evaluate it. Finished parts
+    are skipped. The log is written next to the run's folder.
+
+    Returns the run's machine, its seconds of training and validation without pauses, and the logged evaluations: the
+    step, and values by ``eval_NAME``.
+    """
+    log = run.with_name(f"{run.name}.log")
+    if not (run / "config.json").is_file():
+        begun = (run / "recipe.yaml").is_file()
+        lagwise(log, "train", *(["--resume", str(run)] if begun else ["--out", str(run), *new]))
+    if not (run / "evaluation.json").is_file():
+        lagwise(log, "evaluate", str(run), *evaluation)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "machine": json.loads((run / "run.json").read_text()),
+        "seconds": max(line["seconds"] for line in lines),
+        "evaluations": [line for line in lines if "eval_loss" in line],
+    }
+
+
+def scores(run: Path) -> dict[str, Any]:
+    """The evaluation of a finished run."""
+    return json.loads((run / "evaluation.json").read_text())
+
+
+def keep(results: Path, name: str, found: dict[str, Any]) -> None:
+    """Add a run's results to a results file."""
+    with _WRITING:
+        kept = json.loads(results.read_text())["results"] if results.is_file() else {}
+        save_results(results, " ".join(["python", *sys.argv]), {**kept, name: found})
+
+
+def together(workers: int, calls: Iterable[Callable[[], object]]) -> None:
+    """Make calls in so many threads, begun in their order. The first error is raised when the others have ended."""
+    with ThreadPoolExecutor(workers) as pool:
+        for each in [pool.submit(call) for call in calls]:
+            each.result()
+
+
+if __name__ == "__main__":
+    keep_freed_memory()  # as in trainings
+    print(json.dumps(costs(json.loads(sys.argv[1]))))

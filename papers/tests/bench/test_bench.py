@@ -1,0 +1,170 @@
+"""Benchmarks time the intended work, and refuse layers with wrong results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lagwise.mixers import ToeplitzMixer
+from lagwise.ops import toeplitz_matrix
+from lagwise.ops.toeplitz import receptive_field
+from lagwise_papers.bench import ema_tcn, ops, tcn_shapes, toeplitz
+from lagwise_papers.bench.harness import check_layer, check_matrix, peak_memory
+from lagwise_papers.bench.peers import LiteralEMA, LiteralTNO, load_peer
+from lagwise_papers.bench.tcn_shapes import choose_tcn
+from lagwise_papers.bench.timing import interleaved, save_results
+
+
+@pytest.mark.covers("TNN eq. 21 to 26")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_literal_peer_equals_our_layer(causal: bool, dtype: torch.dtype) -> None:
+    """With equal parameters both compute the same function."""
+    ours, literal = ToeplitzMixer(5, causal=causal).to(dtype), LiteralTNO(5, causal=causal).to(dtype)
+    literal.load_state_dict(ours.kernel.network.state_dict())
+    x = torch.randn(2, 200, 5, dtype=dtype)
+    torch.testing.assert_close(ours(x), literal(x), rtol=1e-3, atol=1e-4)
+
+
+class Leaky(nn.Module):
+    """A layer that depends on the next token."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x.roll(-1, dims=1)
+
+
+class WrongGradient(ToeplitzMixer):
+    def forward(self, x: Tensor, **kwargs: Tensor) -> Tensor:
+        return super().forward(x.detach() + 0.5 * x - 0.5 * x.detach())
+
+
+def test_wrong_layers_are_not_timed() -> None:
+    assert check_layer(ToeplitzMixer(6), 6, 100) < 1e-5
+    assert check_layer(LiteralTNO(6), 6, 100) < 1e-5
+    for wrong in (Leaky(6), WrongGradient(6)):
+        with pytest.raises(ValueError, match="not timed"):
+            check_layer(wrong, 6, 100)
+
+
+def test_wrong_two_sided_layers_are_not_timed() -> None:
+    assert check_layer(ToeplitzMixer(6, causal=False), 6, 100, causal=False) < 1e-5
+    with pytest.raises(ValueError, match="not timed"):
+        check_layer(ToeplitzMixer(6, causal=False), 6, 100, causal=True)
+
+
+def test_a_wrong_dense_matrix_is_not_timed() -> None:
+    layer = ToeplitzMixer(6)
+    matrices = toeplitz_matrix(layer.kernel.taps(50).detach().double(), 50)[[0, 5]]
+    assert check_matrix(layer, matrices, torch.tensor([0, 5]), 6) < 1e-5
+    with pytest.raises(ValueError, match="dense matrix"):
+        check_matrix(layer, matrices, torch.tensor([1, 5]), 6)
+
+
+@pytest.mark.covers("SKI-TNN fig. 1")
+def test_every_operator_is_checked_and_timed(tmp_path: Path) -> None:
+    peers = {"another": load_peer("lagwise_papers.bench.toeplitz:literal")}
+    rows = ops.time_ops([30, 200], channels=8, tokens=400, repeats=2, peers=peers, memory=False, progress=False)
+    assert [(row.causal, row.length, row.batch) for row in rows] == [
+        (True, 30, 13),
+        (True, 200, 2),
+        (False, 30, 13),
+        (False, 200, 2),
+    ]
+    assert set(rows[0].step) == {*ops.METHODS[True], ops.LITERAL, "another"}
+    assert set(rows[2].step) == {*ops.METHODS[False], ops.LITERAL}
+    assert all(error < 1e-4 for row in rows for error in row.error.values())
+    assert all(row.speed(ops.BASE) == 1 for row in rows)
+    assert 0 < rows[1].approximation["tnn λ=1 ski 1e-3"] <= 1.1e-3
+    assert len(ops.table_rows(rows)) == sum(len(row.step) for row in rows)
+    ops.figure(rows).savefig(tmp_path / "ops.png")
+
+
+def test_methods_are_interleaved() -> None:
+    calls: list[str] = []
+    timings = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3, warmup=1)
+    assert calls == ["a", "b"] * 4
+    assert all(t.lower <= t.median <= t.upper for t in timings.values())
+    with pytest.raises(ValueError, match="at least 2"):
+        interleaved({}, repeats=1)
+
+
+def test_a_run_with_a_peer(tmp_path: Path) -> None:
+    peers = {"another": load_peer("lagwise_papers.bench.toeplitz:literal")}
+    rows = toeplitz.time_layers([64], channels=8, tokens=128, repeats=2, peers=peers, memory=False, progress=False)
+    assert set(rows[0].seconds) == {"lagwise", "literal", "another"}
+    assert rows[0].ratio("lagwise") == 1
+    assert len(toeplitz.table_rows(rows)) == 3
+    save_results(tmp_path / "r.json", "command", {"layers": rows})
+    saved = json.loads((tmp_path / "r.json").read_text())
+    assert saved["results"]["layers"][0]["seconds"]["literal"]["median"] > 0
+    assert saved["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+def test_memory_of_a_step() -> None:
+    """A step with an input of 16 MB needs at least its output and two gradients."""
+    used = peak_memory(toeplitz.ours, channels=64, length=1024, batch=64, threads=1)
+    assert 2 * 16 * 2**20 < used < 20 * 16 * 2**20
+
+
+@pytest.mark.parametrize("name", ["nocolon", "no.such:thing", "lagwise_papers.bench.toeplitz:nothing"])
+def test_unknown_peers(name: str) -> None:
+    with pytest.raises(ValueError, match="peer"):
+        load_peer(name)
+
+
+@pytest.mark.covers("TCNCA app. I and fig. 6")
+@pytest.mark.parametrize("causal", [True, False])
+def test_megas_literal_average_equals_ours(causal: bool) -> None:
+    """With equal parameters both compute the same function (TCNCA fig. 2 and 7)."""
+    ours, literal = (
+        ema_tcn.BareEMA(5, causal=causal, engine="scan"),
+        LiteralEMA(5, causal=causal, dimension=16 if causal else 8),
+    )
+    with torch.no_grad():
+        for name in ("delta", "alpha", "beta", "gamma"):
+            getattr(literal, name).copy_(getattr(ours.kernel, name).flatten(0, 1)[:, :, None])
+        signs = 1 - 2 * (torch.arange(literal.beta.shape[1]) % 2)
+        literal.beta.add_(signs[:, None])
+    x = torch.randn(2, 200, 5)
+    torch.testing.assert_close(ours(x), literal(x), rtol=1e-4, atol=1e-5)
+    literal.fix(200)
+    torch.testing.assert_close(ours(x), literal(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.covers("TCNCA app. H, fig. 2 and 7")
+def test_averages_and_convolutions_are_timed() -> None:
+    (row,) = ema_tcn.time_ema_tcn([300], channels=4, repeats=2, memory=False, progress=False)
+    assert row.forward.keys() == row.step.keys() == row.error.keys()
+    assert ema_tcn.PEER in row.forward
+    assert row.error[ema_tcn.TCN] < 1e-5
+    assert receptive_field(17, row.dilation, 4) >= 300 > receptive_field(17, row.dilation - 1, 4)
+    (both,) = ema_tcn.time_ema_tcn([300], channels=4, causal=False, repeats=2, memory=False, progress=False)
+    assert len(ema_tcn.table_rows([row, both])) == 11
+    assert len(ema_tcn.figure({"causal": [row], "two-sided": [both]}).axes) == 4
+
+
+def test_a_wrong_stack_is_not_timed() -> None:
+    layer = ema_tcn.BareTCN(4, 300, causal=True)
+    assert ema_tcn.check(layer, 4, 300, causal=True) < 1e-5
+    with pytest.raises(ValueError, match="not a stack of dilated convolutions"):
+        ema_tcn.check(layer, 4, 300, causal=False)
+
+
+@pytest.mark.covers("TCNCA app. D")
+def test_the_cheapest_stack_is_found_and_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False)
+    assert [c.seconds.median for c in choices] == sorted(c.seconds.median for c in choices)
+    assert all(receptive_field(*c.shape) >= 60 and c.shape.dilation <= c.shape.kernel_size for c in choices)
+    monkeypatch.setattr(tcn_shapes, "interleaved", None)  # nothing is timed the second time
+    assert choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False) == choices
+    with pytest.raises(ValueError, match="length must be an integer of at least 2, got 1"):
+        choose_tcn(1)

@@ -1,0 +1,101 @@
+"""The benchmark of all mixers measures each once, relative to TNN, and refuses wrong results."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from lagwise.kernels import KERNELS
+from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
+from lagwise.ops import Layout
+from lagwise_papers.bench.attention_peers import ATTENTION_PEERS
+
+
+@pytest.fixture(scope="module")
+def family() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "family_bench", Path(__file__).parents[2] / "benchmarks" / "family_steps.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def given(out: Path, names: str, **options: object) -> argparse.Namespace:
+    settings = {"channels": 8, "layers": 1, "lengths": "24", "tokens": 48, "direction": "causal", "repeats": 2}
+    return argparse.Namespace(out=out, names=names, **{**settings, "threads": 1, "memory": False, **options})
+
+
+def test_every_member_is_measured(family: ModuleType) -> None:
+    specs = family.token_mixers(512)
+    measured = {spec["name"] for spec in specs.values()}
+    assert measured == set(MIXERS)
+    assert {spec["kernel"]["name"] for spec in specs.values() if spec["name"] == "gtu"} == set(KERNELS)
+    assert set(ATTENTION_PEERS) < set(family.names())
+
+
+def test_each_result_is_saved_at_once(family: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "family.json"
+    family.main(given(out, "lru,gfnet"))
+    rows = json.loads(out.read_text())["results"]["rows"]
+    assert [(row["name"], row["direction"], row["batch"]) for row in rows] == [
+        ("lru", "causal", 2),
+        ("gfnet", "two-sided", 2),
+    ]
+    assert all(row["step"]["median"] > 0 and row["tnn"]["median"] > 0 and row["error"] < 1e-3 for row in rows)
+    family.main(given(out, "lru,gfnet,tcnca"))
+    again = json.loads(out.read_text())["results"]["rows"]
+    assert again[:2] == rows
+    assert [row["name"] for row in again] == ["lru", "gfnet", "tcnca"]
+
+
+def test_a_mixer_of_another_package_is_measured(
+    family: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no dense reference, but a look ahead still stops it."""
+
+    class Theirs(Mixer):
+        directions, streams, ahead = (True,), False, 0
+
+        def __init__(self, channels: int, *, causal: bool = True):
+            super().__init__(channels, causal)
+
+        def mix(self, x: Tensor, layout: Layout) -> Tensor:
+            return x.cumsum(1).roll(-self.ahead, 1)
+
+    Theirs.__module__ = "theirs"
+    monkeypatch.setitem(MIXERS, "theirs", Theirs)
+    family.main(given(tmp_path / "family.json", "theirs"))
+    rows = json.loads((tmp_path / "family.json").read_text())["results"]["rows"]
+    assert [row["name"] for row in rows] == ["theirs"]
+    assert rows[0]["error"] < 1e-3
+    monkeypatch.setattr(Theirs, "ahead", 1)
+    with pytest.raises(ValueError, match="off by"):
+        family.check("theirs", family.stack("theirs", True, 1, 8, 24), 8, 24, True)
+
+
+@pytest.mark.parametrize(("fault", "what"), [(1.01, "scaled"), (None, "leaky")])
+def test_wrong_results_are_not_timed(
+    family: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: float | None, what: str
+) -> None:
+    mix = ShortConvMixer.mix
+
+    def wrong(self: ShortConvMixer, x: torch.Tensor, layout: object) -> torch.Tensor:
+        y = mix(self, x, layout)  # type: ignore[arg-type]
+        return y * fault if fault else y + 0.1 * y.roll(-1, 1)
+
+    monkeypatch.setattr(ShortConvMixer, "mix", wrong)
+    out = tmp_path / "family.json"
+    family.main(given(out, "short_conv"))
+    (row,) = json.loads(out.read_text())["results"]["rows"]
+    assert "step" not in row
+    assert "of the largest value" in row["refused"]

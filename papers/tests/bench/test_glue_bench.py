@@ -1,0 +1,203 @@
+"""The GLUE comparison: scores, resuming, and errors before training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from glue_files import write_task
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
+from every_task import recipe
+
+from lagwise.cli.main import app
+from lagwise.data import open_glue, read_labelled
+from lagwise.training import train
+from lagwise.training.trainer import LagwiseTrainer
+from lagwise_papers.bench import glue
+from lagwise_papers.bench.glue import compare_glue, table_head, table_rows
+from lagwise_papers.bench.text_baselines import majority, tf_idf
+
+SMALL = [
+    *("training.epochs=1", "training.batch_size=12", "data.length=24", "training.save_every=2"),
+    *("training.evaluate_every=2", "training.precision=float32"),
+]
+
+
+pytestmark = pytest.mark.slow  # trainings on every task
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny masked language model in ``encoder`` and data in ``data``."""
+    place = tmp_path_factory.mktemp("glue")
+    train(recipe("masked language modelling", place / "text"), place / "encoder", progress=False)
+    for task in ("cola", "stsb"):
+        write_task(place / "data", task)
+    return place
+
+
+def compare(folder: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    options = {"tasks": ["cola", "stsb"], "seeds": 2, "overrides": SMALL} | changes
+    return compare_glue([folder / "encoder"], str(folder / "data"), out, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> dict[str, Any]:
+    return compare(folder, folder / "out")
+
+
+def untimed(scores: dict[str, Any]) -> Any:
+    """Scores without training times."""
+    return json.loads(json.dumps(scores), object_hook=lambda each: {k: v for k, v in each.items() if k != "seconds"})
+
+
+def test_every_run_has_scores_of_every_task_and_seed(folder: Path, whole: dict[str, Any]) -> None:
+    assert whole["tasks"] == {
+        "cola": {"metric": "matthews", "rows": {"train": 36, "valid": 4, "test": 20}},
+        "stsb": {"metric": "pearson", "rows": {"train": 36, "valid": 4, "test": 20}},
+    }
+    assert list(whole["scores"]) == ["majority", "TF-IDF", "encoder"]
+    for task, found in whole["scores"]["encoder"].items():
+        assert [(each["seed"], each["steps"]) for each in found] == [(0, 3), (1, 3)]
+        run = folder / "out" / "encoder" / f"{task}-1"
+        saved = json.loads((run / "evaluation.json").read_text())
+        assert (saved["test"], saved["valid"]) == (found[1]["test"], found[1]["valid"])
+        assert not list(run.glob("checkpoint-*"))
+
+
+def test_the_table_has_means_and_spreads(whole: dict[str, Any]) -> None:
+    head, rows = table_head(whole), table_rows(whole)
+    assert head == ("", "cola (Matthews' correlation)", "stsb (Pearson's correlation)", "average")
+    assert all(len(row) == len(head) for row in rows)
+    assert rows[0] == ("majority", "0.0", "0.0", "0.0")
+    made = [[{"test": {"matthews": x}}] for x in (0.5, 0.25)]
+    results = {
+        "tasks": {"cola": {"metric": "matthews"}, "rte": {"metric": "matthews"}},
+        "scores": {"a": {"cola": made[0] + made[1], "rte": made[1] + made[1]}, "b": {"cola": made[0], "rte": []}},
+    }
+    assert table_rows(results) == [("a", "37.5 ± 17.7", "25.0 ± 0.0", "31.2 ± 8.8"), ("b", "50.0", "-", "-")]
+
+
+@pytest.mark.slow
+def test_a_resumed_comparison_has_the_same_scores(
+    folder: Path, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = LagwiseTrainer._save_checkpoint
+    saved = 0
+
+    def interrupted(self: LagwiseTrainer, *args: Any) -> None:
+        nonlocal saved
+        save(self, *args)
+        saved += 1
+        if saved == 3:  # after the second of three steps of the second fine-tuning
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LagwiseTrainer, "_save_checkpoint", interrupted)
+    seen: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        compare(folder, tmp_path / "out", seeds=1, report=lambda results: seen.append(json.dumps(results)))
+    assert len(seen) == 1
+    unfinished = tmp_path / "out" / "encoder" / "stsb-0"
+    assert [path.name for path in unfinished.glob("checkpoint-*")] == ["checkpoint-2"]
+    first = {task: found[:1] for task, found in whole["scores"]["encoder"].items()}
+    assert untimed(compare(folder, tmp_path / "out", seeds=1)["scores"]["encoder"]) == untimed(first)
+
+
+def test_finished_fine_tunings_are_not_repeated(
+    folder: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train", "resume", "evaluate_run"):
+        monkeypatch.setattr(glue, name, None)
+    assert compare(folder, folder / "out") == whole
+    one = compare(folder, folder / "out", tasks=["stsb"], seeds=1)
+    assert one["scores"]["encoder"] == {"stsb": whole["scores"]["encoder"]["stsb"][:1]}
+    with pytest.raises(ValueError, match=r"with training\.learning_rate = 0\.0003, not 0\.1; choose another"):
+        compare(folder, folder / "out", overrides=[*SMALL, "training.learning_rate=0.1"])
+    recipe = next((folder / "out" / "encoder").glob("*-0")) / "recipe.yaml"
+    content = recipe.read_text()
+    assert "  classifier_hidden_size: 0\n" in content
+    recipe.write_text(content.replace("  classifier_hidden_size: 0\n", ""))  # as versions without this option wrote
+    compare(folder, folder / "out")
+    recipe.write_text(content)
+    encoder = folder / "encoder" / "model.safetensors"
+    content = encoder.read_bytes()
+    encoder.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    try:
+        with pytest.raises(ValueError, match=r"holds fine-tunings of .*encoder' with other weights"):
+            compare(folder, folder / "out")
+    finally:
+        encoder.write_bytes(content)
+
+
+def test_untrained_models_and_changed_data(folder: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+    data = shutil.copytree(folder / "data", tmp_path / "data")
+
+    def untrained(out: Path) -> dict[str, Any]:
+        options = {"tasks": ["cola"], "seeds": 1, "untrained": [folder / "encoder"], "overrides": SMALL}
+        return compare_glue([], str(data), out, progress=False, **options)
+
+    (found,) = untrained(tmp_path / "out")["scores"]["encoder-untrained"]["cola"]
+    assert found["parameters"] == whole["scores"]["encoder"]["cola"][0]["parameters"]
+    assert "init_from" not in (tmp_path / "out" / "encoder-untrained" / "cola-0" / "recipe.yaml").read_text()
+    with pytest.raises(ValueError, match=r"was fine-tuned with data\.source = "):
+        compare_glue([folder / "encoder"], str(data), folder / "out", tasks=["cola"], overrides=SMALL, progress=False)
+    with open(data / "cola" / "dev.tsv", "a") as file:
+        file.write("gj04\t1\t\tOne more.\n")
+    with pytest.raises(ValueError, match=r"the data of .*cola-0' have changed"):
+        untrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"tasks": ["cola", "colla"]}, ValueError, "unknown task of GLUE: 'colla'; did you mean 'cola'"),
+        ({"tasks": ["rte"]}, ValueError, "no files of GLUE's rte"),
+        ({"untrained": [Path("nowhere")]}, FileNotFoundError, r"`init_from` must be the folder of a trained run"),
+        ({"overrides": ["training.learning_rat=1"]}, ValueError, "did you mean 'learning_rate'"),
+    ],
+)
+def test_errors_are_raised_before_training(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        compare(folder, tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_must_differ(folder: Path, tmp_path: Path) -> None:
+    for runs in ([], [folder / "encoder", folder / "encoder"], [folder / "majority"]):
+        with pytest.raises((ValueError, FileNotFoundError), match=r"one or more folders with different names"):
+            compare_glue(runs, str(folder / "data"), tmp_path / "out", tasks=["cola"], progress=False)
+
+
+def test_the_command(folder: Path, whole: dict[str, Any]) -> None:
+    options = [word for change in SMALL for word in ("--set", change)]
+    arguments = ["bench", "glue", folder / "encoder", "--data", folder / "data", "--out", folder / "out", *options]
+    result = CliRunner().invoke(
+        app, [*map(str, arguments), "--tasks", "cola, stsb", "--seeds", "2"], catch_exceptions=False
+    )
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("TF-IDF") for line in lines)
+    assert any(line.startswith("encoder ") and "±" in line for line in lines)
+    content = json.loads((folder / "out" / "glue.json").read_text())
+    assert content["results"]["scores"]["encoder"] == whole["scores"]["encoder"]
+    assert {"command", "torch", "processor"} <= content.keys()
+
+
+def test_baselines_learn_from_words(tmp_path: Path) -> None:
+    """The class depends on a word, or the score on how similar two texts are."""
+    rows = read_labelled(open_glue(str(write_task(tmp_path, "cola", 80)), "cola"), ("text",), "label")
+    assert tf_idf(rows)["matthews"] > 0.9
+    assert majority(rows)["accuracy"] == 0.5
+    pairs = read_labelled(open_glue(str(write_task(tmp_path, "stsb", 80)), "stsb"), ("sentence1", "sentence2"), "label")
+    assert tf_idf(pairs)["pearson"] > 0.8
+    true = np.asarray(pairs.splits["test"]["__label__"][:])
+    mean = np.mean(pairs.splits["train"]["__label__"][:])
+    assert majority(pairs)["mean_squared_error"] == pytest.approx(np.mean((true - mean) ** 2))

@@ -1,0 +1,80 @@
+"""Pairs of passages from books in one text, and the bag of bytes that a model of them has to beat."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import runpy
+import string
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lagwise.data import open_format, read_labelled
+from lagwise.data.generated import generate
+from lagwise_papers.bench.text_baselines import bag_of_bytes, majority
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def book(title: str, letters: str) -> str:
+    """About 100,000 characters about three persons, whose names begin with the letters."""
+    random = np.random.default_rng(ord(letters[0]))
+    names = [letter + "".join(random.choice(list(string.ascii_lowercase), 6)) for letter in letters]
+    words = np.concatenate([["house", "road", "said", f"{letters[0].lower()}ord"] * 6, names])
+    lines = (" ".join(["then", *random.choice(words, 9), "went."]) for _ in range(1700))
+    return f"{title.upper()}\n\nby Somebody\n\n" + "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six books in three texts, cut into books, and pairs of their passages."""
+    place = tmp_path_factory.mktemp("books")
+    (place / "texts").mkdir()
+    titles, books = {}, {}
+    for split, letters in (("train", "ABCDEF"), ("valid", "GHIJKL"), ("test", "MNOPQR")):
+        titles[split] = [f"Somebody_{word}_1900" for word in (f"Castle{letters[0]}", f"Garden{letters[3]}")]
+        own = [book(f"The {name.split('_')[1]}", letters[3 * i : 3 * i + 3]) for i, name in enumerate(titles[split])]
+        books |= {(split, name): text for name, text in zip(titles[split], own, strict=True)}
+        (place / "texts" / f"{split}.txt.xz").write_bytes(lzma.compress("".join(own).encode()))
+    (place / "texts" / "titles.json").write_text(json.dumps(titles))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["split_books.py", str(place / "texts"), str(place / "books")])
+        runpy.run_path(str(BENCHMARKS / "split_books.py"), run_name="__main__")
+    for (split, name), text in books.items():
+        assert (place / "books" / split / f"{name}.txt").read_text() == text
+    generate("lra-retrieval", place / "pairs", rows=40, seed=0, texts=place / "books", progress=False)
+    return place / "pairs"
+
+
+def test_pairs_are_made_of_the_books(pairs: Path) -> None:
+    rows = open_format(str(pairs), "aan").read()
+    assert {split: len(part) for split, part in rows.items()} == {"train": 40, "valid": 4, "test": 4}
+    for row in rows["train"]:
+        marks = {letter in row["text1"] and letter in row["text2"] for letter in ("aord", "dord")}
+        assert (True in marks) == (row["label"] == 1)
+
+
+def test_bag_of_bytes_finds_texts_of_equal_letters(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for part, count in (("train", 200), ("eval", 10), ("test", 100)):
+        lines = []
+        for label in np.arange(count) % 2:
+            one, other = (random.dirichlet(np.ones(10)) for _ in range(2))
+            texts = ["".join(random.choice(list("éabcdefghi"), 400, p=p)) for p in (one, one if label else other)]
+            lines.append("\t".join([str(label), "1", "2", *texts]) + "\n")
+        (tmp_path / f"new_aan_pairs.{part}.tsv").write_text("".join(lines))
+    rows = read_labelled(open_format(str(tmp_path), "aan"), ("text1", "text2"), "label")
+    assert majority(rows)["accuracy"] == 0.5
+    assert bag_of_bytes(rows)["accuracy"] > 0.9
+    with pytest.raises(ValueError, match="are numbers"):
+        bag_of_bytes(replace(rows, label_names=None))
+
+
+def test_a_text_too_short_for_its_books_is_named() -> None:
+    cut = runpy.run_path(str(BENCHMARKS / "split_books.py"))["boundaries"]
+    with pytest.raises(ValueError, match="a text of 60000 characters cannot hold 3 books"):
+        cut("word " * 12_000, ["A_One_1900", "B_Two_1900", "C_Three_1900"])
