@@ -1,19 +1,23 @@
-"""Generate docs/benchmarks.md: every table of measurements, from the files in benchmarks/results.
+"""Generate docs/benchmarks.md: the tables that help to choose, from the files in benchmarks/results.
 
-Run it (`make docs`, or with `PYTHONPATH=benchmarks`) after a benchmark; a test compares the page with what this script
-would write. The sections are functions in the folder measured, which return their text, or nothing before there are
-results.
+    python docs/benchmarks.py          # the page; a test compares it with what this script would write
+    python docs/benchmarks.py --all    # every table of measurements, into build/benchmarks.md
+
+Run it (`make docs`, or with `PYTHONPATH=benchmarks`) after a benchmark. The sections are functions in the folder
+measured, which return their text, or nothing before there are results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tables
 from measured import arena, arena_speed, encoders, family, gpu, language, layers, rows, streaming
 
 PAGE = Path(__file__).parent / "benchmarks.md"
+ALL = Path(__file__).parent.parent / "build" / "benchmarks.md"
 
 _HEAD = """# Benchmarks
 
@@ -23,43 +27,48 @@ Every benchmark checks each method against a dense or sequential reference befor
 turn in one process. Times are medians. Machines were shared, so compare within a table, not between tables. Each table
 names the file that holds its figures, with versions and all details, and the command that made it.
 
-Other pages have tables of their own: [the family](family.md) (every mixer and kernel, and other packages),
-[forecasting](forecasting.md), [signals](signals.md), [serving](serving.md),
-[export and compiled steps](export.md), [drafts](clients.md#drafts-assisted-decoding-and-prompt-lookup).
+[Forecasting](forecasting.md), [signals](signals.md), [serving](serving.md) and [export](export.md) have tables of their
+own. `PYTHONPATH=benchmarks python docs/benchmarks.py --all` writes every table that was measured, some thirty more, to
+`build/benchmarks.md`.
 """
 
-SECTIONS: tuple[Callable[[], str], ...] = (
+# Sections of the page, with twelve tables in all.
+SHOWN: tuple[Callable[[], str], ...] = (
     layers.toeplitz,
     layers.kernels,
-    layers.blocks,
-    layers.memories,
-    language.novels,
     language.enwik8,
     language.best,
+    streaming.streaming,
+    streaming.conversion,
+    streaming.long_inputs,
+    encoders.encoders,
+    rows.first_answers,
+    gpu.cards,
+)
+OTHERS: tuple[Callable[[], str], ...] = (
+    layers.blocks,
+    layers.memories,
+    layers.padded,
+    layers.vocabulary_loss,
+    layers.compiled_training,
+    language.novels,
+    language.search,
     language.carried,
     family.comparison,
     family.ablations,
     family.other_code,
     language.recall,
     language.queries,
-    streaming.streaming,
     streaming.whole_streams,
-    streaming.conversion,
     streaming.spectral_filters,
-    streaming.long_inputs,
-    encoders.encoders,
     encoders.pretraining,
     encoders.glue,
     encoders.images,
     encoders.image_classifiers,
-    rows.first_answers,
-    layers.padded,
-    layers.vocabulary_loss,
-    layers.compiled_training,
     gpu.counts,
     gpu.graphs,
     gpu.measured,
-    gpu.measured_later,
+    gpu.engines,
     gpu.host,
     arena.trainings,
     arena.arguments,
@@ -67,11 +76,15 @@ SECTIONS: tuple[Callable[[], str], ...] = (
 )
 
 
-def page() -> str:
-    """The text of docs/benchmarks.md, with paragraphs wrapped; code in them may be wrapped too."""
-    text = "\n\n".join([_HEAD.rstrip(), *filter(None, (section() for section in SECTIONS))])
+def page(sections: Sequence[Callable[[], str]] = SHOWN) -> str:
+    """Return the text of the page, with paragraphs wrapped; code in them may be wrapped too."""
+    text = "\n\n".join([_HEAD.rstrip(), *filter(None, (section() for section in sections))])
     return tables.wrapped(text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    if sys.argv[1:] == ["--all"]:
+        ALL.parent.mkdir(exist_ok=True)
+        ALL.write_text(page([*SHOWN, *OTHERS]))
+    else:
+        PAGE.write_text(page())

@@ -52,7 +52,7 @@ def pretraining() -> str:
 The recipes NAME-mlm for the same time each, about an hour on one thread, on novels and WikiText-2 (BPE of
 8,192 tokens, batches of 16, sequences of 128 to 512 tokens, learning rate 0.001 for all). The steps of all models were
 timed in turn. Losses are nats for each hidden token of the test texts, the same tokens at every length. SKI-TNN had 64
-nodes at every length here, as published; with `spacing` it extrapolates ([log](log.md#encoders)).
+nodes at every length here, as published; with `spacing` it extrapolates.
 
 {measured_table(name, columns, rows)}
 
@@ -68,7 +68,7 @@ def glue() -> str:
 
 The models pretrained above, fine-tuned by the recipes glue-TASK with three seeds ([GLUE](glue.md)): mean and standard
 deviation on the dev sets, in percent. The last row trains TNN without its pretraining. TF-IDF is a linear model of
-words and pairs of words; the [log](log.md#encoders) says where it is better.
+words and pairs of words.
 
 {measured_table(name, table_head(found), table_rows(found))}"""
 

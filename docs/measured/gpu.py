@@ -139,7 +139,7 @@ kernel network's launches take most of the time.
 {measured_table(layers, heads, of_length)}"""
 
 
-def measured_later() -> str:
+def cards() -> str:
     """The times on another card, after the kernels had changed, and those of compiled steps."""
     name = "gpu-steps-h200.json"
     content = results(name)
@@ -159,7 +159,7 @@ def measured_later() -> str:
         if "reduce_overhead" in row
     ]
     copied = content["results"]["ceilings"]["bytes_per_second"] / 1e12
-    return f"""### On an H200
+    return f"""## On a GPU
 
 On one {content["gpu"]}, which copies {copied:.1f} TB/s, with an idle host, milliseconds of a layer as a CUDA graph. Of
 4 × 2,048, only two models could be timed:
@@ -169,9 +169,7 @@ On one {content["gpu"]}, which copies {copied:.1f} TB/s, with an idle host, mill
 `training.compile=true` compiles layers, and launches them from Python: no faster at this size, where the host is what
 takes the time. `training.compile=reduce-overhead` compiles the model and launches CUDA graphs. Of 4 × 2,048:
 
-{table(["ms", *hows.values()], compiled)}
-
-{engines()}"""
+{table(["ms", *hows.values()], compiled)}"""
 
 
 def _milliseconds(row: dict[str, Any] | None, how: str) -> str:
@@ -187,7 +185,9 @@ def engines() -> str:
         [f"{row['lags']:,}", *(f"{row['picoseconds'][e]:.0f}" if e in row["picoseconds"] else "-" for e in engines)]
         for row in content["rows"]
     ]
-    return f"""The engines of a causal product there: picoseconds per token and channel, forward and backward, of a
+    return f"""### Engines on an H200
+
+The engines of a causal product on an H200: picoseconds per token and channel, forward and backward, of a
 bfloat16 signal of {content["batch"]} × {content["length"]:,} tokens and {content["channels"]} channels, as CUDA graphs.
 `subquadratic` has the package's kernel, and copies around it: it takes channels before tokens.
 

@@ -72,29 +72,33 @@ TCNCA-wide sees 1,365 tokens, more than it was trained on, so its last taps stay
 {measured_table(name, ["model", "parameters", "validation", 512, 2048, 8192], rows)}"""
 
 
+_COLUMNS = ["text", "minutes", "model", "rate", "parameters", "steps", "validation", "test at 512", 2048, 14336]
+
+
 def best() -> str:
-    columns = ["text", "minutes", "model", "rate", "parameters", "steps", "validation", "test at 512", 2048, 14336]
-    tables = {name: measured_table(name, columns, _per_minute(name)) for name in (_BEST, _SEARCH)}
     return f"""## The best language model per minute
 
-Bits per byte after equal minutes of one thread, in batches of 4 × 512 bytes. In the names, fd is FD-TNN's kernel in
-TNN's gated unit, local attention in chunks of 128, conv a short convolution, and lru a recurrence; their layers
-alternate. deep has more layers, wide a larger width. +N adds embeddings of n-grams of 2 to N bytes
-(`model.ngram_sizes`): many parameters, of which a step reads few. @N.M adds embeddings of what came next when the last
-N (M) bytes occurred before (`model.match_sizes`).
+Bits per byte after equal minutes of one thread, in batches of 4 × 512 bytes. The recipe best-lm is conv-fd-local+4@3.6:
+short convolutions, FD-TNN's kernel in TNN's gated unit, and attention in chunks of 128, with embeddings of n-grams of 2
+to 4 bytes (many parameters, of which a step reads few) and of what came next when the last 3 and 6 bytes occurred
+before. Its lead over fd-tnn-lm is smallest on short pieces of novels, and grows with the length of the text, because a
+longer text repeats more.
 
-The recipe best-lm is conv-fd-local+4@3.6. Its lead over fd-tnn-lm is smallest on short pieces of novels, and grows with
-the length of the text, because a longer text repeats more:
+{measured_table(_BEST, _COLUMNS, _per_minute(_BEST))}"""
 
-{tables[_BEST]}
 
-The search that led to its layers, without matches. There, n-grams are ahead in short trainings; after 20 minutes little
-is left of their lead on enwik8 and on the standard library, whose bytes are read twice. Models that end in -muon are
-trained by Muon (`training.optimizer=muon`): of a short training it needs 0.6 times the steps, but here a step takes a
-third longer, and after 20 minutes little or nothing is left of its lead. Larger batches hide that cost. In this table,
-attention with ALiBi is an earlier and slower version.
+def search() -> str:
+    return f"""## The search for the best language model per minute
 
-{tables[_SEARCH]}"""
+In the names, fd is FD-TNN's kernel in TNN's gated unit, local attention in chunks of 128, conv a short convolution, and
+lru a recurrence; their layers alternate. deep has more layers, wide a larger width. +N adds embeddings of n-grams of 2
+to N bytes (`model.ngram_sizes`). N-grams are ahead in short trainings; after 20 minutes little is left of their lead on
+enwik8 and on the standard library, whose bytes are read twice. Models that end in -muon are trained by Muon
+(`training.optimizer=muon`): of a short training it needs 0.6 times the steps, but here a step takes a third longer, and
+after 20 minutes little or nothing is left of its lead. Larger batches hide that cost. Attention with ALiBi is an
+earlier and slower version.
+
+{measured_table(_SEARCH, _COLUMNS, _per_minute(_SEARCH))}"""
 
 
 def _per_minute(name: str) -> list[list[str]]:

@@ -119,7 +119,7 @@ def long_inputs() -> str:
             cells = [_cost(row[way]) for way in ("whole", "pieces", "step", "checkpointed")]
             rows.append([recipe, f"{int(length):,}", *cells, f"{row['whole']['difference']:.0e}".replace("0e+00", "0")])
     columns = ["recipe", "tokens", "forward", "in pieces", "training step", "with checkpointing", "pieces off by"]
-    return f"""### Long texts
+    return f"""## Long texts
 
 CPU seconds and MiB beyond the model, of one text with hidden size 64 and two layers in float32 (best-lm: its four
 blocks). Without attention over the whole text, eight times the tokens take 5 to 8 times the memory of a forward pass or
