@@ -100,7 +100,7 @@ bench: $(INSTALLED)  ## speed and memory of the Toeplitz layer
 	$(BIN)/lagwise bench toeplitz --out benchmarks/results/toeplitz-cpu.json
 
 docs: $(INSTALLED)  ## regenerate the pages that are made of code and results, and build the site in build/site
-	for page in equations family recipes benchmarks choosing figures matrices gallery; do \
+	for page in equations family benchmarks choosing figures matrices gallery; do \
 	  PYTHONPATH=benchmarks $(BIN)/python docs/$$page.py || exit 1; done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 

@@ -20,6 +20,7 @@ _COPIED = {
     "CODE_OF_CONDUCT.md": "conduct.md",
     "SECURITY.md": "security.md",
 }
+_OFF_SITE = ("docs/log.md", "docs/checklists.md")
 # The pages of the API reference by the packages that they show whole.
 _REFERENCE = {
     package: f"reference/{page.name}"
@@ -61,6 +62,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         full = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         if full in _COPIED:
             found = _COPIED[full]
+        elif full in _OFF_SITE:
+            return text
         elif full.startswith("docs/"):
             found = full.removeprefix("docs/")
         elif full.startswith("benchmarks/results/") and mark:

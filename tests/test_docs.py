@@ -179,7 +179,7 @@ def test_the_targets_of_make_exist(name: str) -> None:
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
 
 
-@pytest.mark.parametrize("name", ["benchmarks", "choosing", "recipes"])
+@pytest.mark.parametrize("name", ["benchmarks", "choosing"])
 def test_generated_page_is_current(name: str) -> None:
     generator = script(name)
     assert generator.PAGE.read_text() == generator.page(), "run `make docs`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ WITHOUT_EXAMPLE = {
     "kernels": "CEMAKernel DSSKernel DiagonalKernel HyenaKernel KernelLinear KernelNetwork S4Kernel SGConvKernel "
     "SpectralKernel register_kernel",  # as LagKernel; docs/tutorials/kernel.md
     "mixers": "ChunkedAttention GridMixer ShortConvMixer register_mixer",  # as GTU2d and ChunkedAttentionMixer
-    "blocks": "Block ChainBlock MLP QueryKey",  # docs/overview.md, recipes
+    "blocks": "Block ChainBlock MLP QueryKey",  # docs/index.md
     "models": "LagwiseLinearConfig LagwiseLinearForImageClassification LagwiseLinearForSequenceClassification "
     "StreamingRegressor",  # made by training: docs/first-answers.md, docs/signals.md
     "forecasting": "Candidate Columns Scores SeriesTable reason write_forecast",  # results and inputs of the others
@@ -54,3 +55,23 @@ def test_examples_run(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
     assert result.attempted
     assert not result.failed
+
+
+def test_every_option_of_a_part_is_explained() -> None:
+    """A recipe may set the keyword-only arguments of tasks, blocks, mixers and kernels, and the configuration's."""
+    from lagwise.blocks import BLOCKS
+    from lagwise.blocks.channel import CHANNEL_MIXERS
+    from lagwise.kernels import KERNELS
+    from lagwise.mixers import MIXERS
+    from lagwise.models.configuration import LagwiseConfig, field_types
+    from lagwise.tasks import TASKS
+
+    parts = [part for table in (TASKS, BLOCKS, CHANNEL_MIXERS, MIXERS, KERNELS) for part in table.values()]
+    assert len(parts) >= 25
+    for part in parts:
+        names = {p.name for p in inspect.signature(part).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"causal"}
+        explained = (inspect.getdoc(part) or "").partition("Options")[2]
+        missing = {name for name in names if not re.search(rf"\b{name}\b", explained)}
+        assert not missing, f"{part.__name__}: {missing}"
+    missing = {name for name in field_types() if name not in (LagwiseConfig.__doc__ or "")}
+    assert not missing, f"LagwiseConfig: {missing}"
