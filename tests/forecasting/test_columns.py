@@ -96,7 +96,7 @@ def dense(
 @pytest.mark.parametrize("missing", [0.0, 0.05])
 @pytest.mark.parametrize("level", ["mean", "last", "none"])
 def test_maps_and_effects_are_dense_least_squares(level: str, missing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lagwise.forecasting.fitting._LONGEST_GAP", 1.0)
+    monkeypatch.setattr("lagwise.forecasting.fitting._MAX_GAP_SHARE", 1.0)
     x, columns = data(missing)
     z, v = standard(x, columns)
     found, ends, levels = dense(x, z, v, level, LOOK_BACK)

@@ -80,12 +80,14 @@ class SktimeLagForecaster(BaseForecaster):
         if parameters:
             raise TypeError(f"unknown parameter: {next(iter(parameters))!r} (known: {', '.join(_PARAMETERS)})")
         super().__init__()
-        name = self.model.get("name") if isinstance(self.model, Mapping) else self.model
-        if name != "ridge" or self.rank is not None or self.normalize:
+        model, rank, normalize = (getattr(self, name) for name in ("model", "rank", "normalize"))
+        if (model.get("name") if isinstance(model, Mapping) else model) != "ridge" or rank is not None or normalize:
             self.set_tags(**{"capability:exogenous": False})
 
-    # What sktime reads the names and defaults of parameters from.
-    __init__.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *_PARAMETERS.values()])
+    # sktime reads the names and defaults of parameters from the signature.
+    __init__.__signature__ = Signature(  # type: ignore[missing-attribute]
+        [Parameter("self", Parameter.POSITIONAL_ONLY), *_PARAMETERS.values()]
+    )
 
     def _fit(self, y: Any, X: Any, fh: Any) -> SktimeLagForecaster:
         self.columns_, self.names_ = y.columns, y.index.names

@@ -202,7 +202,7 @@ def read_series(
     except ValueError:
         regular_times(frame[time], date_order=date_order)  # a wrong column of times is what to name first
         raise
-    some = ~np.isnan(np.stack(values)).all(0)
+    some = np.atleast_1d(~np.isnan(np.stack(values)).all(0))
     places, read = _place_rows(frame, time, ids, some, date_order)
     notes += [*below, *read, *codes]
     size = int(places.rows[some].max()) + 1
@@ -346,13 +346,13 @@ def _enough_values(names: Sequence[str], x: np.ndarray, times: pd.Index) -> tupl
         raise ValueError(f"no series has {_MIN_VALUES} values; {shown(names[0])} has {counts[0]}")
     notes = []
     if not kept.all():
-        few = _listed([names[i] for i in np.flatnonzero(~kept)])
+        few = _listed([name for name, enough in zip(names, kept, strict=True) if not enough])
         notes.append(f"{few} fewer than {_MIN_VALUES} values; no forecast is made")
     early = kept & np.isnan(x[-1])
     if early.any():
         at = plain_times([times[-1]])[0]
-        early_names = _listed([names[i] for i in np.flatnonzero(early)])
-        notes.append(f"{early_names} no values up to {at}; each series is forecast from its own end")
+        ended = _listed([name for name, ends in zip(names, early, strict=True) if ends])
+        notes.append(f"{ended} no values up to {at}; each series is forecast from its own end")
     return np.flatnonzero(kept), notes
 
 

@@ -68,7 +68,7 @@ class Times(NamedTuple):
 class _Reading(NamedTuple):
     """Times, the order in which dates were read if there are several orders, and a note."""
 
-    times: pd.Index
+    times: Any
     order: str = ""
     note: str = ""
 
@@ -271,7 +271,7 @@ def _local_times(text: pd.Series, date_order: str | None) -> Iterator[_Reading]:
         if digits and digits <= {2, 4} and len(digits) == 1 and others.str.len().max() <= 2:
             year = numbers["year"].astype(float)
             numbers["year"] = year + (0 if digits == {4} else np.where(year < _CENTURY_BREAK, 2000, 1900))
-            yield _Reading(_on_clock(pd.to_datetime(numbers, errors="coerce"), parts[3]), order)
+            yield _Reading(_on_clock(pd.to_datetime(pd.DataFrame(numbers), errors="coerce"), parts[3]), order)
     if text.str.contains("[A-Za-zÀ-ӿ]{3}").all() and not text.str.contains(r"\d[./-]\d").any():
         yield _Reading(_named_dates(text, date_order))
 
