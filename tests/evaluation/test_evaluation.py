@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lagwise.data import AssociativeRecall
+from lagwise.data import AssociativeRecall, load_tokenizer
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.evaluation.perplexity import Score
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, load_model
@@ -145,6 +145,18 @@ def test_overrides_that_keep_the_weights(tiny_recipe: Recipe, tmp_path: Path) ->
     many = [f"model.block.token_mixer.kernel.{key}" for key in ("grid=64", "hidden=16", "layers=2", "inputs=omega") * 2]
     evaluate_run(run, [64], overrides=many, progress=False)
     assert sorted(len(path.name) for path in run.glob("evaluation-*.json"))[0] == len("evaluation-.json") + 16
+
+
+def test_a_folder_of_another_program_is_scored_on_given_data(tmp_path: Path, text_file: Path) -> None:
+    LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1)).save_pretrained(tmp_path / "model")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="has no data of its own; give other data"):
+        evaluate_run(tmp_path / "model", [32], progress=False)
+    found = evaluate_run(tmp_path / "model", [32], source=str(text_file), max_tokens=200, progress=False)
+    assert found["trained_at"] is None
+    assert 7 < found["test"][0]["bits_per_byte"] < 9  # a fresh model has 8, as all bytes are alike to it
+    (table,) = LanguageModelling(Recipe().data).tables(found)
+    assert "trained at" not in table.title
 
 
 def test_a_short_model_is_evaluated_at_its_limit(tiny_recipe: Recipe, tmp_path: Path) -> None:
