@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Annotated, Any
 
 import yaml
@@ -16,6 +17,7 @@ from lagwise.data.options import DataOptions, upgraded
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded
 from lagwise.models.presets import GRID_PRESETS, PRESETS
+from lagwise.outside import Parts
 from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
 from lagwise.tables import known, option_names, shown
 from lagwise.training.yaml_values import parsed
@@ -32,6 +34,7 @@ MOST_STEPS = 10**8  # the length of each step is drawn beforehand
 MOST_WORKERS = 128  # each is a process with hundreds of megabytes
 _LAST_RATE = 1e-7  # where the polynomial schedule ends, as in transformers
 _LONGEST = 2**20  # bytes of a recipe
+_PACKAGES = Parts("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
 
 
 @options
@@ -138,13 +141,18 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with lagwise.
+    """Names of the recipes that come with lagwise, and with packages that declare an entry point of the group
+    ``lagwise.recipes``: a package with a folder ``recipes``.
 
     >>> "tnn-lm" in recipe_names()
     True
     """
-    folder = resources.files("lagwise") / "recipes"
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    return sorted(_recipe_files())
+
+
+def _recipe_files() -> dict[str, Traversable]:
+    files = (file for package in _PACKAGES.values() for file in (resources.files(package) / "recipes").iterdir())
+    return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
 
 
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
@@ -180,8 +188,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
             raise ValueError(f"recipe {name!r} has {path.stat().st_size} bytes; a recipe has at most {_LONGEST}")
         text = path.read_bytes()
     else:
-        known(name, recipe_names(), "recipe")
-        text = (resources.files("lagwise") / "recipes" / f"{name}.yaml").read_bytes()
+        files = _recipe_files()
+        text = files[known(name, files, "recipe")].read_bytes()
     values = parsed(text, f"recipe {name!r}") or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")
