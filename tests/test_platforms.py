@@ -21,9 +21,9 @@ import pytest
 from lagwise import compiler, process
 from lagwise.cache import default_cache, require_private
 from lagwise.cli import terminal
-from lagwise.data import generated
 from lagwise.ops.native import library
 from lagwise.training import hardware
+from lagwise_papers.data import generated
 
 SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
 POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}

@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lagwise.data import open_format, read_labelled
+from lagwise.data import read_labelled
 from lagwise.tables import known
 from lagwise.training import load_recipe, read_metrics, resume, train
 from lagwise_papers.bench.harness import in_own_process, process_bytes
 from lagwise_papers.bench.run_queue import finish, keep, planned, scores, together
 from lagwise_papers.bench.text_baselines import bag_of_bytes
+from lagwise_papers.data.published import ARENA
 
 _MIXER = "model.block.token_mixer"
 
@@ -160,7 +161,7 @@ def _train_and_measure(recipe: str, overrides: list[str], folder: Path, memory: 
 
 def bytes_baseline(given: argparse.Namespace) -> None:
     """Score `bag_of_bytes` on the pairs."""
-    rows = read_labelled(open_format(given.pairs, "aan"), ("text1", "text2"), "label")
+    rows = read_labelled(ARENA["aan"].open(given.pairs), ("text1", "text2"), "label")
     score = bag_of_bytes(rows)
     keep(given.results, BYTES, {"rows_seen": len(rows.splits["train"]), "scores": {"test": score}})
     print(f"{BYTES}: test accuracy {score['accuracy']:.4f}", flush=True)

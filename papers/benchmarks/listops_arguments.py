@@ -27,11 +27,12 @@ import numpy as np
 from datasets import concatenate_datasets
 from sklearn.neural_network import MLPClassifier
 
-from lagwise.data import open_format, read_labelled
+from lagwise.data import read_labelled
 from lagwise.data.labelled_rows import LABEL
-from lagwise.data.listops import END, OPERATORS
 from lagwise.progress import progress_bar
 from lagwise_papers.bench.timing import save_results
+from lagwise_papers.data.listops import END, OPERATORS
+from lagwise_papers.data.published import ARENA
 
 _VALUES: tuple[Callable[[list[int]], int], ...] = (min, max, lambda a: int(median(a)), lambda a: sum(a) % 10)
 _HEIGHTS, _SEEDS = (0, 1, 2, 4), (0, 1, 2)
@@ -101,7 +102,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000, help="rows of the training file to learn from (40,000)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/listops-arguments.json"))
     given = parser.parse_args()
-    rows = read_labelled(open_format(given.data, "listops"), ("text",), "label")
+    rows = read_labelled(ARENA["listops"].open(given.data), ("text",), "label")
     every = concatenate_datasets([rows.splits["train"], rows.splits["test"]])
     labels = np.asarray(every[LABEL])
     read = [outermost(text) for text in progress_bar(every["text"][:], desc="reading", unit="row", show=True)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lagwise import outside
+from lagwise.training import recipe_names
 
 ROOT = Path(__file__).parents[2]
 # What an environment without lagwise-papers is like for a new process.
@@ -43,7 +44,9 @@ def test_every_entry_point_is_installed_and_loads_and_is_known_to_lagwise() -> N
         for name, place in parts.items():
             assert installed[name].value == place, "install lagwise-papers anew: make install"
             installed[name].load()
-            assert name in outside.IN_PAPERS, group
+            assert name in outside.IN_PAPERS or group in ("lagwise.recipes", "lagwise.image_layouts"), group
+    recipes = {path.stem for path in (ROOT / "papers" / "src" / "lagwise_papers" / "recipes").glob("*.yaml")}
+    assert recipes <= outside.IN_PAPERS & set(recipe_names())
 
 
 MODEL = """
@@ -64,3 +67,31 @@ def test_a_configuration_with_a_mixer_of_another_paper(mixer: str) -> None:
 def test_what_nobody_has_is_unknown_as_before() -> None:
     for hidden in (False, True):
         assert "unknown token mixer: 'lrv'" in output(MODEL.format(mixer="lrv"), hidden=hidden)
+
+
+SAVED = ROOT / "tests" / "runs" / "saved-by-0.1" / "recall"
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        ("load_recipe('lra-text-small')", "recipe 'lra-text-small'"),
+        ("load_recipe('glue-rte', ['data.source=x'])", "recipe 'glue-rte'"),
+        (f"make_task(load_recipe({str(SAVED / 'recipe.yaml')!r}))", "task 'associative_recall'"),
+        ("make_task(load_recipe('classify', ['data.format=listops', 'data.source=x']))", "data.format for this task"),
+    ],
+)
+def test_recipes_tasks_and_formats(call: str, what: str) -> None:
+    code = f"from lagwise.training import load_recipe, make_task; {call}"
+    assert output(code, hidden=False) == ""
+    last = output(code, hidden=True)
+    assert last.startswith(f"ValueError: {what}")
+    assert REMEDY in last
+
+
+def test_generated_images_without_the_package(tmp_path: Path) -> None:
+    code = "from lagwise.data.image_files import open_images; open_images({!r})"
+    assert f"data 'lra-pathfinder:10' {REMEDY}" in output(code.format("lra-pathfinder:10"), hidden=True)
+    (tmp_path / "imgs" / "0").mkdir(parents=True)
+    (tmp_path / "imgs" / "0" / "sample_0.png").write_bytes(b"x")
+    assert "lagwise-papers" in output(code.format(str(tmp_path)), hidden=True)

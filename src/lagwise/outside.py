@@ -16,7 +16,13 @@ IN_PAPERS = frozenset(
     (
         *("hyena", "linear_attention", "lru", "s5", "gss", "flash", "gmlp", "synthesizer", "long_short"),
         *("relative_attention", "fnet", "gfnet", "afno", "afno2d"),
-        "bench",
+        *("associative_recall", "multi_query_recall"),
+        *("aan", "cola", "listops", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"),
+        *("lra-listops", "lra-pathfinder", "lra-path-x", "lra-retrieval", "lra-image", "lra-text"),
+        *("lra-listops-small", "lra-pathfinder-small", "lra-path-x-small", "lra-retrieval-small"),
+        *("lra-image-small", "lra-text-small", "associative-recall", "multi-query-recall"),
+        *("glue-cola", "glue-mnli", "glue-mrpc", "glue-qnli", "glue-qqp", "glue-rte", "glue-sst2", "glue-stsb"),
+        *("glue-wnli", "bench", "data"),
     )
 )
 

@@ -13,15 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lagwise.data import AssociativeRecall, load_tokenizer
+from lagwise.data import load_tokenizer
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.evaluation.perplexity import Score
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, load_model
 from lagwise.runs import evaluate_run
 from lagwise.runs.evaluate import with_earlier
 from lagwise.tasks import LanguageModelling
-from lagwise.tasks.associative_recall import recall
 from lagwise.training import Recipe, load_recipe, train
+from lagwise_papers.data.associative_recall import AssociativeRecall
+from lagwise_papers.tasks.associative_recall import recall
 
 
 class Oracle(nn.Module):

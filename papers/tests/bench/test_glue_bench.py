@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
 from every_task import recipe
 
 from lagwise.cli.main import app
-from lagwise.data import open_glue, read_labelled
+from lagwise.data import read_labelled
 from lagwise.training import train
 from lagwise.training.trainer import LagwiseTrainer
 from lagwise_papers.bench import glue
 from lagwise_papers.bench.glue import compare_glue, table_head, table_rows
 from lagwise_papers.bench.text_baselines import majority, tf_idf
+from lagwise_papers.data.published import open_glue
 
 SMALL = [
     *("training.epochs=1", "training.batch_size=12", "data.length=24", "training.save_every=2"),

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from lagwise.data import listops
+from lagwise_papers.data import listops
 
 
 @pytest.fixture

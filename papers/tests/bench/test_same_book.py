@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lagwise.data import open_format, read_labelled
-from lagwise.data.generated import generate
+from lagwise.data import read_labelled
 from lagwise_papers.bench.text_baselines import bag_of_bytes, majority
+from lagwise_papers.data.generated import generate
+from lagwise_papers.data.published import ARENA
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -51,7 +52,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pairs_are_made_of_the_books(pairs: Path) -> None:
-    rows = open_format(str(pairs), "aan").read()
+    rows = ARENA["aan"].open(str(pairs)).read()
     assert {split: len(part) for split, part in rows.items()} == {"train": 40, "valid": 4, "test": 4}
     for row in rows["train"]:
         marks = {letter in row["text1"] and letter in row["text2"] for letter in ("aord", "dord")}
@@ -67,7 +68,7 @@ def test_bag_of_bytes_finds_texts_of_equal_letters(tmp_path: Path) -> None:
             texts = ["".join(random.choice(list("éabcdefghi"), 400, p=p)) for p in (one, one if label else other)]
             lines.append("\t".join([str(label), "1", "2", *texts]) + "\n")
         (tmp_path / f"new_aan_pairs.{part}.tsv").write_text("".join(lines))
-    rows = read_labelled(open_format(str(tmp_path), "aan"), ("text1", "text2"), "label")
+    rows = read_labelled(ARENA["aan"].open(str(tmp_path)), ("text1", "text2"), "label")
     assert majority(rows)["accuracy"] == 0.5
     assert bag_of_bytes(rows)["accuracy"] > 0.9
     with pytest.raises(ValueError, match="are numbers"):

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from lagwise.cli import failures
-from lagwise.cli.data import data as write_data
 from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
 from lagwise.cli.generate import generate
@@ -172,15 +171,28 @@ def _report_training(folder: Path, done: bool) -> None:
     typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         lagwise {_QUERIES[task.query].format(run=name)}")
 
 
-def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None) -> None:
-    """List the recipes, or show one with every key that can be overridden and what the keys mean."""
+#: Those that `lagwise recipes` lists: for one's own text, rows, series, recordings and images.
+_OWN_DATA = (
+    *("best-lm", "tnn-lm", "tnn-mlm", "classify", "series", "signal", "signal-steps", "denoise"),
+    *("forecast-tnn", "forecast-modal", "tnn-digits", "tnn-cifar"),
+)
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this recipe in full.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="List those of papers and comparisons too.")] = False,
+) -> None:
+    """List the recipes for your own data, or show one with every key that can be overridden and what the keys mean."""
     from lagwise.data.options import DataOptions
     from lagwise.schema import meanings
     from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
 
     if name is None:
-        for each in recipe_names():
+        names = [*_OWN_DATA, *([each for each in recipe_names() if each not in _OWN_DATA] if every else ())]
+        for each in names:
             typer.echo(f"{each:<24} {load_recipe(each).description}")
+        if not every:
+            typer.echo("\nlagwise recipes --all lists the others too: those of papers and of models to compare with.")
         return
     recipe = load_recipe(name)
     from lagwise.tasks import TASKS  # which loads PyTorch
@@ -348,7 +360,6 @@ for _panel, _commands in {
     "Train": (train, evaluate, plot, forecast, recipes, demo),
     "Use a run": (generate, predict, convert),
     "Take a run elsewhere": (serve, export, import_model),
-    "Benchmarks": (write_data,),
 }.items():
     for _command in _commands:
         app.command("import" if _command is import_model else None, rich_help_panel=_panel)(_command)

@@ -1,4 +1,4 @@
-"""Text as token files, tables of labelled rows, generators: sources, tokenizers, examples, collators.
+"""Text as token files, tables of labelled rows: sources, tokenizers, examples, collators.
 
 Lazy: reading a recipe does not load torch.
 """
@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lagwise.data.associative_recall import AssociativeRecall
     from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples
-    from lagwise.data.formats import FORMATS, open_format
     from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of, masked_example
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
-    from lagwise.data.published import LAYOUTS, open_glue
+    from lagwise.data.published import FORMATS
     from lagwise.data.rows import RowSource, open_rows
     from lagwise.data.series_rows import SeriesSource, open_series
     from lagwise.data.sources import Source, open_source, read_documents

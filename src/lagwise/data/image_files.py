@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +23,17 @@ from lagwise.data.folders import (
     split_word,
     unread_note,
 )
-from lagwise.data.generated import generated_source
 from lagwise.data.images import SUFFIXES, encode_array
 from lagwise.data.label_tables import label_tables, listed_labels
 from lagwise.data.labelled_rows import label_cells
-from lagwise.data.reading import decoded, inner_suffix, read_whole
+from lagwise.data.published import IMAGE_LAYOUTS
+from lagwise.data.reading import inner_suffix, read_whole
 from lagwise.data.row_files import file_kind, load_arrays
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.sources import hash_files, is_dataset
-from lagwise.data.splits import SPLITS, split_sizes
+from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
+from lagwise.outside import elsewhere
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from lagwise.data.sources import Data
 
 DIGITS = "digits"
-_PATHFINDER_CLASSES = ("apart", "joined")
-_HARD = "curv_contour_length_14"  # the difficulty of Long Range Arena
 _TOGETHER = 500  # image files that are copied at a time
 
 
@@ -169,13 +166,10 @@ def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: P
 def open_images(name: Data, *, image: str = "image", label: str = "label") -> ImageSource:
     """Find labelled images by name.
 
-    A folder of image files: their folders are the classes, which may be in folders of splits (`class_folders`). A
-    folder of Long Range Arena's Pathfinder, with ``imgs`` and ``metadata`` in it: the first 80 % are
-    train, the last 10 % test. Of the three difficulties of the published folder ``curv_contour_length_14`` is read, as
-    in the benchmark. ``lra-pathfinder`` and ``lra-path-x`` generate such folders. An .npz file of uint8
-    arrays, of one table or of several with a split in their names. A table as in `lagwise.data.open_rows`, also
-    ``hub:NAME``, whose column ``image`` holds encoded images. ``digits``: scikit-learn's 1,797 handwritten digits of
-    8 x 8.
+    A folder of image files: their folders are the classes, which may be in folders of splits (`class_folders`). An .npz
+    file of uint8 arrays, of one table or of several with a split in their names. A table as in
+    `lagwise.data.open_rows`, also ``hub:NAME``, whose column ``image`` holds encoded images. ``digits``: scikit-learn's
+    1,797 handwritten digits of 8 x 8. What one of `IMAGE_LAYOUTS` takes, such as Pathfinder's folders.
 
     Image files directly in a folder, in no class folder, have no label, unless a table ``metadata.csv`` or
     ``labels.csv`` beside them or above has it, in columns ``file_name`` and ``label``.
@@ -186,7 +180,12 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
         return ImageSource(name, image, label)
     if is_dataset(name):
         return _of_rows(name, image, label)
-    path = generated_source(name) or expanded(name)
+    for layout in IMAGE_LAYOUTS.values():
+        if (source := layout(name, image=image, label=label)) is not None:
+            return source
+    if place := elsewhere(name):
+        raise ValueError(f"data {place}")
+    path = expanded(name)
     if inner_suffix(path) == ".npz" and path.is_file():
         check_file(path)
         return ImageSource(name, image, label, arrays=path)
@@ -194,17 +193,14 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
         return _of_rows(name, image, label)
     found = files_below(path)
     files = [file for file in found if file.suffix.lower() in SUFFIXES]
-    if tables := [file for file in found if file.parent.name == "metadata" and file.suffix == ".npy"]:
-        return _pathfinder(ImageSource(name, image, label), tables, files)
     if not files and not any(map(file_kind, found)):
         kinds = f"no image ({', '.join(SUFFIXES)}) or table of images in folder {name!r}"
         raise ValueError("; ".join((kinds, *unread_note(path, found, ()))))
     if not files:
         return _of_rows(name, image, label)
-    if any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files):
-        raise ValueError(
-            f"{name!r} has Pathfinder's folder imgs, but not its folder metadata, which has the labels; copy both"
-        )
+    numbered = any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files)
+    if numbered and (place := elsewhere("lra-pathfinder")):
+        raise ValueError(f"{name!r} has Pathfinder's folder imgs; the layout of {place}")
     if listed := label_tables(found):
         labels = listed_labels(listed, files, label)
         splits, titles = meant_splits(path, {file: split_word(file.relative_to(path)) for file in labels})
@@ -227,49 +223,6 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
 def _of_rows(name: Data, image: str, label: str) -> ImageSource:
     rows = open_rows(name)
     return ImageSource(rows.name, image, label, rows=rows, notes=rows.notes)
-
-
-def _pathfinder(source: ImageSource, tables: list[Path], files: list[Path]) -> ImageSource:
-    """The images that Pathfinder's metadata list, in the order of their numbers, out of ``files``. ValueError for a
-    line without an image and a label, an image that is listed twice or never, and an empty table; FileNotFoundError
-    for an image that is not there.
-
-    Of several folders with metadata `_HARD` is taken, with a warning; ValueError if it is not one of them."""
-    folders = sorted({table.parent.parent for table in tables})
-    folder = folders[0]
-    if len(folders) > 1:
-        hard = [folder for folder in folders if folder.name == _HARD]
-        names = ", ".join(str(folder) for folder in folders)
-        if len(hard) != 1:
-            raise ValueError(f"{source.name!r} has several sets of Pathfinder images ({names}); name one of them")
-        warnings.warn(f"of several sets of Pathfinder images ({names}) only {_HARD} is read", stacklevel=3)
-        folder = hard[0]
-        tables = [table for table in tables if table.parent.parent == folder]
-    labels: dict[Path, str | None] = {}
-    for table in sorted(tables, key=lambda path: (path.parent, int(path.stem) if path.stem.isdecimal() else 0)):
-        check_file(table)
-        for number, line in enumerate(decoded(read_whole(table), table).splitlines(), 1):
-            fields = line.split()
-            if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise ValueError(
-                    f"{table}, line {number}: a folder, a file, a number and a label 0 or 1, got {line!r:.80}"
-                )
-            image = folder / fields[0] / fields[1]
-            if not image.is_file():
-                raise FileNotFoundError(f"{table}, line {number}: no image {str(image)!r}")
-            if image in labels:
-                raise ValueError(f"{table}, line {number}: {str(image)!r} is listed twice")
-            check_file(image)
-            labels[image] = _PATHFINDER_CLASSES[int(fields[3])]
-    missing = [file for file in files if file not in labels and folder / "imgs" in file.parents]
-    if missing:
-        raise ValueError(
-            f"{len(missing):,} images of {str(folder)!r} are not in its metadata, first {str(missing[0])!r}; are the "
-            "files there complete?"
-        )
-    images = iter(labels)
-    parts = {split: [*islice(images, size)] for split, size in split_sizes(len(labels)).items()}
-    return replace(source, files=parts, labels=labels)
 
 
 def _bytes(value: Any, where: str) -> bytes:

@@ -19,8 +19,8 @@ class DataOptions:
     source: str | None = None
     """Text or labelled rows, as the task needs: a file, a folder, `hub:NAME`, or `stdlib`, Python's own source."""
     format: str | None = None
-    """The layout of the rows, for published data whose files differ: a task of GLUE, or of Long Range Arena
-    (`listops`, `aan`)."""
+    """The layout of the rows, for published data whose files differ, by a name that another package declares, such as
+    lagwise-papers those of GLUE and Long Range Arena."""
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
     `characters` (those of the data), `dna` (A, C, G, T and N of either case), a tokenizer folder, or a `vocab.txt` with

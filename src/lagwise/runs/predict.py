@@ -8,7 +8,7 @@ from typing import Any
 
 from lagwise.data import label_cells
 from lagwise.data.arrays import row_arrays
-from lagwise.data.formats import FORMATS
+from lagwise.data.published import FORMATS
 from lagwise.models.loading import by_rate, default_device, load_model
 from lagwise.runs.evaluate import open_run
 from lagwise.tasks import Task

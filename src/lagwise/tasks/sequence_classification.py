@@ -26,7 +26,6 @@ from lagwise.data import (
     SeriesSource,
     labelled_key,
     load_tokenizer,
-    open_format,
     open_rows,
     open_series,
     prepare_labelled,
@@ -78,7 +77,7 @@ class SequenceClassification(Labelled):
     """A class or a number for each row of a table: of a text, a pair of texts, or a series of real values.
 
     Data: rows as in `lagwise.data.open_rows`, or with ``data.format`` a name of
-    `lagwise.data.FORMATS`: tasks of GLUE and of Long Range Arena.
+    `lagwise.data.FORMATS`, such as tasks of GLUE and of Long Range Arena, which lagwise-papers has.
 
     Options:
         text: the column of the inputs, two names for pairs of texts, or more for texts that are joined (`RowEncoder`).
@@ -121,7 +120,7 @@ class SequenceClassification(Labelled):
     linear_head = "LagwiseLinearForSequenceClassification"
     needs = "classification needs rows to learn from; give a file with `data.source`, such as reviews.csv"
     one_length = True
-    formats: ClassVar[Collection[str]] = tuple(FORMATS)
+    formats: ClassVar[Collection[str]] = FORMATS
 
     def __init__(
         self,
@@ -198,7 +197,7 @@ class SequenceClassification(Labelled):
     def open_rows(self, source: str) -> RowSource:
         if self.inputs == "values":
             return self._series(source, any_rate=self.rate is not None)
-        return open_rows(source) if self.data.format is None else open_format(source, self.data.format)
+        return open_rows(source) if self.data.format is None else FORMATS[self.data.format].open(source)
 
     @property
     def source(self) -> RowSource:

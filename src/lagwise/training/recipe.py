@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Annotated, Any
 
 import yaml
@@ -16,6 +17,7 @@ from lagwise.data.options import DataOptions, upgraded
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded
 from lagwise.models.presets import GRID_PRESETS, PRESETS
+from lagwise.outside import Parts
 from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
 from lagwise.tables import known, option_names, shown
 from lagwise.training.yaml_values import parsed
@@ -32,6 +34,7 @@ MAX_STEPS = 10**8  # the lengths of all steps are drawn in advance
 MAX_WORKERS = 128  # each is a process with hundreds of megabytes
 _FINAL_RATE = 1e-7  # learning rate at the end of the polynomial schedule, as in transformers
 _MAX_BYTES = 2**20  # of a recipe file
+_PACKAGES = Parts("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
 
 
 @options
@@ -141,13 +144,18 @@ class Recipe:
 
 
 def recipe_names() -> list[str]:
-    """List the names of the recipes that come with lagwise.
+    """List the recipes that come with lagwise, and with packages that declare an entry point of the group
+    ``lagwise.recipes``: a package with a folder ``recipes``.
 
     >>> "tnn-lm" in recipe_names()
     True
     """
-    folder = resources.files("lagwise") / "recipes"
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    return sorted(_recipe_files())
+
+
+def _recipe_files() -> dict[str, Traversable]:
+    files = (file for package in _PACKAGES.values() for file in (resources.files(package) / "recipes").iterdir())
+    return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
 
 
 def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Recipe:
@@ -184,8 +192,8 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
             raise ValueError(f"recipe {name!r} has {path.stat().st_size} bytes; a recipe has at most {_MAX_BYTES}")
         text = path.read_bytes()
     else:
-        known(name, recipe_names(), "recipe")
-        text = (resources.files("lagwise") / "recipes" / f"{name}.yaml").read_bytes()
+        files = _recipe_files()
+        text = files[known(name, files, "recipe")].read_bytes()
     values = parsed(text, f"recipe {name!r}") or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {name!r} must be a mapping with sections, got {shown(values)}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from lagwise.data import LAYOUTS, read_labelled
+from lagwise.data import read_labelled
 from lagwise.files import expanded, read_json, write_whole
 from lagwise.models import LagwiseConfig
 from lagwise.progress import progress_bar
@@ -28,6 +28,7 @@ from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import RECIPE_FILE, RUN_FILE
 from lagwise.training.model import with_start, without_start
 from lagwise_papers.bench.text_baselines import majority, tf_idf
+from lagwise_papers.data.published import LAYOUTS
 
 RESULT_FILE = "result.json"  # written when a fine-tuning has finished
 _DECIDED = ("steps", "least_steps", "warmup_steps", "evaluate_every")  # from epochs and rows

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lagwise.data import AssociativeRecall
 from lagwise.models import generate_text, load_model
 from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
+from lagwise_papers.data.associative_recall import AssociativeRecall
 
 
 def losses(run: Path) -> dict[float, float]:

@@ -10,7 +10,8 @@ import datasets
 import pytest
 from glue_files import FILES, rows_of, write_lines, write_task
 
-from lagwise.data import LAYOUTS, open_glue, prepare_labelled, read_labelled
+from lagwise.data import prepare_labelled, read_labelled
+from lagwise_papers.data.published import LAYOUTS, open_glue
 
 PAIR = ("sentence1", "sentence2")
 

@@ -63,6 +63,17 @@ class RowFormat:
         every = (*self.texts.items(), (LABEL, self.label))
         return {name: tuple(dict.fromkeys((name, *others))) for name, others in every}
 
+    def open(self, name: str) -> FormatSource:
+        """The rows of a name as in `open_row_format`, or of a data set that is generated. Errors as there."""
+        from lagwise_papers.data.generated import RETRIEVAL, generated_source  # which import this module
+
+        if name == RETRIEVAL:
+            raise FileNotFoundError(
+                f"{RETRIEVAL} is made of your own texts: write it with lagwise_papers.data.generated.generate, or "
+                f"'lagwise data {RETRIEVAL}', and give the folder"
+            )
+        return open_row_format(str(generated_source(name) or name), self)
+
     def cleaned(self, cell: Any) -> Any:
         """A cell of a text column, with `clean` applied if it has a text."""
         return self.clean(cell) if isinstance(cell, str) else cell

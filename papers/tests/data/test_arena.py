@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from lagwise.data import generated, listops, open_format, prepare_labelled
-from lagwise.data.generated import generate, generated_source
-from lagwise.data.published import without_brackets
+from lagwise.data import prepare_labelled
 from lagwise.files import lock
 from lagwise.runs import predict_run
 from lagwise.training import load_recipe, train
+from lagwise_papers.data import generated, listops
+from lagwise_papers.data.generated import generate, generated_source
+from lagwise_papers.data.published import ARENA, without_brackets
 
 OPERATIONS: dict[str, Any] = {
     "[MIN": min,
@@ -102,7 +103,7 @@ def test_listops_is_written_and_read_in_the_published_format(tmp_path: Path, mon
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
     generate("lra-listops", tmp_path / "listops", rows=100, seed=0, texts=None, progress=False)
     assert (tmp_path / "listops" / "basic_train.tsv").read_text().startswith("Source\tTarget\n( ( ")
-    source = open_format(str(tmp_path / "listops"), "listops")
+    source = ARENA["listops"].open(str(tmp_path / "listops"))
     assert {split: len(rows) for split, rows in source.read().items()} == {"train": 100, "valid": 2, "test": 2}
     data = prepare_labelled(source, tokenizer="words", vocab_size=64, length=600, progress=False)
     assert data.tokenizer is not None
@@ -110,7 +111,7 @@ def test_listops_is_written_and_read_in_the_published_format(tmp_path: Path, mon
     assert data.label_names == tuple("0123456789")
     assert "cut to" in data.describe()
     assert data.cut["train"] > 50
-    first = open_format("lra-listops:100", "listops").read()["train"]["text"][:]
+    first = ARENA["listops"].open("lra-listops:100").read()["train"]["text"][:]
     assert first == source.read()["train"]["text"][:]
     with pytest.raises(FileExistsError, match="exists already"):
         generate("lra-listops", tmp_path / "listops", rows=100, seed=0, texts=None, progress=False)
@@ -164,7 +165,7 @@ def test_damaged_listops_is_named(made: listops.Expressions, tmp_path: Path, dam
     short = "Source\tTarget\n" + "[MAX 1 2 ]\t2\n" + lines
     (tmp_path / "basic_train.tsv").write_text(damage(short))
     with pytest.raises(ValueError, match=message):
-        open_format(str(tmp_path), "listops").read()
+        ARENA["listops"].open(str(tmp_path)).read()
 
 
 def test_splits_share_no_passages(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_splits_share_no_passages(tmp_path: Path) -> None:
             (tmp_path / "books" / f"{name}.txt").parent.mkdir(exist_ok=True)
             (tmp_path / "books" / f"{name}.txt").write_text(books[name])
     generate("lra-retrieval", tmp_path / "pairs", rows=20, seed=0, texts=tmp_path / "books", progress=False)
-    read = open_format(str(tmp_path / "pairs"), "aan").read()
+    read = ARENA["aan"].open(str(tmp_path / "pairs")).read()
     assert {split: len(rows) for split, rows in read.items()} == {"train": 20, "valid": 2, "test": 2}
     for split, rows in read.items():
         for row in rows:
@@ -188,7 +189,7 @@ def test_splits_share_no_passages(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs a folder of texts"):
         generate("lra-retrieval", tmp_path / "other", rows=20, seed=0, texts=None, progress=False)
     with pytest.raises(FileNotFoundError, match="is made of your own texts: write it with"):
-        open_format("lra-retrieval", "aan")
+        ARENA["aan"].open("lra-retrieval")
     (tmp_path / "books" / "test-1.txt").unlink()
     with pytest.raises(ValueError, match=r"test of .* has 1 text\(s\) of 8000 characters; two are needed"):
         generate("lra-retrieval", tmp_path / "few", rows=20, seed=0, texts=tmp_path / "books", progress=False)
@@ -207,8 +208,8 @@ def test_passages_of_one_text_would_be_in_two_splits(tmp_path: Path, names: tupl
 def test_splits_and_brackets_of_the_hub_are_as_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = ("test", "train", "validation")
     rows = {split: Dataset.from_dict({"Source": [f"( {split} )"], "Target": [1]}) for split in splits}
-    monkeypatch.setattr("lagwise.data.row_formats.load_hub", lambda name: rows)
-    read = open_format("hub:someone/listops", "listops").read()
+    monkeypatch.setattr("lagwise_papers.data.row_formats.load_hub", lambda name: rows)
+    read = ARENA["listops"].open("hub:someone/listops").read()
     assert {split: table["text"][:] for split, table in read.items()} == {
         "train": ["train"],
         "valid": ["validation"],
@@ -216,7 +217,7 @@ def test_splits_and_brackets_of_the_hub_are_as_in_files(monkeypatch: pytest.Monk
     }
     del rows["validation"]
     with pytest.raises(ValueError, match=r"needs splits train, validation, test \(it has test, train\)"):
-        open_format("hub:someone/listops", "listops")
+        ARENA["listops"].open("hub:someone/listops")
 
 
 @pytest.mark.slow

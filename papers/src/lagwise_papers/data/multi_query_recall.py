@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from lagwise.data.associative_recall import DrawnExamples
 from lagwise.data.packing import IGNORED
 from lagwise.data.tokenizers import word_tokenizer
+from lagwise_papers.data.associative_recall import DrawnExamples
 
 _NAME = "multi-query recall"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lagwise.data.multi_query_recall import MultiQueryRecall
 from lagwise.data.options import DataOptions
-from lagwise.tasks.associative_recall import AssociativeRecallTask
 from lagwise.tasks.base import Table
+from lagwise_papers.data.multi_query_recall import MultiQueryRecall
+from lagwise_papers.tasks.associative_recall import AssociativeRecallTask
 
 
 class MultiQueryRecallTask(AssociativeRecallTask):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lagwise.data import AssociativeRecall, ScheduledExamples, TokenData, TrainingWindows
-from lagwise.data import associative_recall as module
-from lagwise.data.associative_recall import DrawnExamples, answers, draw_sequences, split_of
+from lagwise.data import ScheduledExamples, TokenData, TrainingWindows
+from lagwise_papers.data import associative_recall as module
+from lagwise_papers.data.associative_recall import AssociativeRecall, DrawnExamples, answers, draw_sequences, split_of
 
 
 def rows(examples: DrawnExamples, count: int) -> np.ndarray:

@@ -14,11 +14,11 @@ from scipy.spatial.distance import cdist
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from lagwise.data import pathfinder
-from lagwise.data.generated import generate
 from lagwise.data.image_files import open_images
 from lagwise.data.labelled_images import prepare_images
-from lagwise.data.pathfinder import CONTOUR, DISTRACTOR, PARAMETERS
+from lagwise_papers.data import pathfinder
+from lagwise_papers.data.generated import generate
+from lagwise_papers.data.pathfinder import CONTOUR, DISTRACTOR, PARAMETERS
 
 Drawn = dict[int, tuple[np.ndarray, np.ndarray, pathfinder._Drawing, np.ndarray]]
 
@@ -206,7 +206,7 @@ def test_of_the_published_difficulties_the_hard_one_is_read(tmp_path: Path) -> N
 
 def test_without_pillow_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.delattr("lagwise.data.generated._blocks")
+    monkeypatch.delattr("lagwise_papers.data.generated._blocks")
     with pytest.raises(ImportError, match=r"Pathfinder needs pillow: install lagwise\[vision\]"):
         generate("lra-pathfinder", tmp_path / "new", rows=10, seed=0, texts=None)
     assert list(tmp_path.iterdir()) == []

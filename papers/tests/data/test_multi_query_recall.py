@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lagwise.data.associative_recall import split_of
-from lagwise.data.multi_query_recall import MultiQueryRecall
 from lagwise.data.splits import SPLITS
+from lagwise_papers.data.associative_recall import split_of
+from lagwise_papers.data.multi_query_recall import MultiQueryRecall
 
 
 def test_every_key_is_asked_for_once() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from glue_files import write_task
 
-from lagwise.data import LAYOUTS
 from lagwise.training import check_recipe, load_recipe
+from lagwise_papers.data.published import LAYOUTS
 
 METRICS = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
 TRAINING_ROWS = {

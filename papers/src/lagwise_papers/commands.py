@@ -35,7 +35,7 @@ def data(
 
         lagwise data lra-retrieval --data books/ --out pairs/
     """
-    from lagwise.data.generated import generate
+    from lagwise_papers.data.generated import generate
 
     folder = out or Path("data") / name
     generate(name, folder, rows=rows, seed=seed, texts=texts)

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
-from lagwise.data import listops, pathfinder
-from lagwise.data.published import ARENA
 from lagwise.data.sources import open_source
 from lagwise.data.splits import SPLITS, split_sizes
 from lagwise.extras import require
 from lagwise.files import PARTIAL, lock
 from lagwise.progress import progress_bar
 from lagwise.tables import known
+from lagwise_papers.data import listops, pathfinder
+from lagwise_papers.data.published import ARENA
 
 _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # default sizes for ListOps
 _IMAGES = 200_000

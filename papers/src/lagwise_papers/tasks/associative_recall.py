@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lagwise.data import AssociativeRecall, ScheduledExamples
-from lagwise.data.associative_recall import DrawnExamples
+from lagwise.data import ScheduledExamples
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Records, Table, Task, TaskData, require_none, usable_lengths
 from lagwise.tasks.figures import Figures, Log, accuracy_curve
 from lagwise.tasks.scores import headline_of
+from lagwise_papers.data.associative_recall import AssociativeRecall, DrawnExamples
 
 DEFAULT_SEQUENCES = 1000
 _TOKENS_A_BATCH = 16384

@@ -1,0 +1,1 @@
+"""Published and generated data sets, and the layouts of their files."""
