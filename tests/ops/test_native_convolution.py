@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler
+from lagwise.mixers.gtu import GTU
 from lagwise.ops import native, toeplitz_product, toeplitz_reference
 from lagwise.ops.native import library
-from lagwise.ops.toeplitz import spectral, spectral_product
+from lagwise.ops.toeplitz import gated_product, spectral, spectral_product
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("_compiled", "uninitialised_is_nan")]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -164,6 +167,73 @@ def test_rows_and_channels_do_not_meet() -> None:
     assert torch.equal(together[:, kept], alone[0][:, kept])
 
 
+def unit(causal: bool, engine: str = "auto"):
+    """A gated unit without its linear layers, of gate, value, taps and biases."""
+    return lambda gate, value, taps, biases: gated_product(
+        gate, value, taps, 0 if causal else taps.shape[1] // 2, engine, biases
+    )
+
+
+def plain_unit(causal: bool):
+    def function(gate: Tensor, value: Tensor, taps: Tensor, biases: Tensor) -> Tensor:
+        return F.silu(gate + biases[0]) * toeplitz_reference(F.silu(value + biases[1]), taps, causal=causal)
+
+    return function
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("batch", "length", "channels", "n_taps", "causal", "engine"),
+    [
+        (1, 1, 5, 1, True, "fft"),
+        (3, 67, 17, 67, True, "fft"),
+        (2, 90, 32, 177, False, "fft"),
+        (1, 1500, 20, 60, True, "overlap_save"),
+    ],
+)
+def test_gated_units(
+    batch: int, length: int, channels: int, n_taps: int, causal: bool, engine: str, dtype: torch.dtype
+) -> None:
+    gate, value, weight = torch.randn(3, batch, length, channels).to(dtype)
+    taps, biases = torch.randn(channels, n_taps), torch.randn(2, channels)
+    got = with_gradients(unit(causal, engine), gate, value, taps, biases, weight=weight)
+    exact = (t.double() for t in (gate, value, taps, biases))
+    assert_near(got, with_gradients(plain_unit(causal), *exact, weight=weight.double()), TOLERANCE[dtype])
+
+
+def test_second_derivatives_of_gated_units() -> None:
+    inputs = [torch.randn(2, 50, 8, requires_grad=True) for _ in range(2)]
+    inputs += [torch.randn(8, 50, requires_grad=True), torch.randn(2, 8, requires_grad=True)]
+    found = []
+    for function in (unit(True, "fft"), plain_unit(True)):
+        first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(sum(t.square().sum() for t in first), inputs))
+    assert_near(*found, 1e-5)
+
+
+@pytest.mark.parametrize("kernel", [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8}])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_mixer_gates_in_the_loops(kernel: dict[str, Any], half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where `torch.compile` calls them."""
+    mixer, x = GTU(70, causal=False, kernel=kernel), torch.randn(2, 470, 70, requires_grad=True)
+    called, convolve = [], native.convolve
+    inputs = [x, *mixer.parameters()]
+
+    def results(mixer: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            y = mixer(x)
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), inputs)]
+
+    compiled = results(torch.compile(mixer, backend="aot_eager", fullgraph=True))
+    monkeypatch.setattr(native, "convolve", lambda *given: called.append(given[3] is not None) or convolve(*given))
+    ours = results(mixer)
+    assert called == [True]
+    with without_loops():
+        expected = results(mixer)
+    for got in (ours, compiled):
+        assert_near(got, expected, 5e-2 if half else 1e-5)
+
+
 @pytest.mark.parametrize("engine", ["fft", "overlap_save", "auto"])
 def test_the_future_leaks_no_more_than_before(engine: str) -> None:
     """Rounding of a large last token, in all earlier outputs."""
@@ -191,10 +261,10 @@ def test_the_loops_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_metadata_for_compilers_is_correct() -> None:
     x, taps = torch.randn(2, 60, 20), torch.randn(20, 60)
-    plan = spectral._loop_plan(spectral.plan_product(60, 60, 0, "fft"))
-    torch.library.opcheck(torch.ops.lagwise.convolve, (x, taps, plan))
+    plan = spectral.plan_product(60, 60, 0, "fft").for_loops()
+    torch.library.opcheck(torch.ops.lagwise.convolve, (x, taps, plan, None, None))
     for wanted in ((True, True), (True, False), (False, True)):
-        torch.library.opcheck(torch.ops.lagwise.convolve_gradients, (x, x, taps, plan, *wanted))
+        torch.library.opcheck(torch.ops.lagwise.convolve_gradients, (x, x, taps, plan, None, None, *wanted))
 
 
 DRIVER = r"""

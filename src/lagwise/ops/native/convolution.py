@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.native.library import filled_biases, loops, pointers
+from lagwise.ops.operators import loop_operator
 
 
 class _Sizes(ctypes.Structure):
@@ -25,9 +26,12 @@ class _Signal(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("row", ctypes.c_long), ("token", ctypes.c_long)]
 
 
-def convolve(
-    value: Tensor, taps: Tensor, plan: Sequence[int], gate: Tensor | None = None, biases: Tensor | None = None
-) -> Tensor:
+def _result_like(value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, biases: Tensor | None) -> Tensor:
+    return value.new_empty(value.shape)
+
+
+@loop_operator(_result_like)
+def convolve(value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, biases: Tensor | None) -> Tensor:
     """The product of every channel with its taps; with a gate, ``silu(gate) * (taps * silu(value))``.
 
     Args:
@@ -45,37 +49,49 @@ def convolve(
     return y
 
 
+def _gradients_like(
+    grad: Tensor,
+    value: Tensor,
+    taps: Tensor,
+    plan: list[int],
+    gate: Tensor | None,
+    biases: Tensor | None,
+    of_value: bool,
+    of_taps: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (n_taps, channels), gated = taps.shape[::-1], gate is not None
+    return (
+        value.new_empty(value.shape if of_value else 0),
+        taps.new_empty((n_taps, channels) if of_taps else (0, 0), dtype=torch.float32).t(),
+        value.new_empty(value.shape if gated else 0),
+        taps.new_empty((2, channels + -channels % loops().lanes if gated else 0), dtype=torch.float32)[:, :channels],
+    )
+
+
+@loop_operator(_gradients_like)
 def convolve_gradients(
     grad: Tensor,
     value: Tensor,
     taps: Tensor,
-    plan: Sequence[int],
-    gate: Tensor | None = None,
-    biases: Tensor | None = None,
-    wanted: tuple[bool, bool] = (True, True),
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of `convolve` with respect to value, taps, gate and biases, from its result's. Those of value and taps
-    only where wanted, which they must be with a gate. The last two are neighbours in memory."""
-    (_, _, channels), like = value.shape, {"dtype": value.dtype, "device": "cpu"}
-    value_grad = gate_grad = taps_grad = bias_grads = None
-    if gate is not None:
-        gate, both = _rows(gate), torch.empty((*value.shape[:2], 2 * channels), **like)
-        gate_grad, value_grad = both.split(channels, 2)
-        bias_grads = torch.empty(2, channels + -channels % loops().lanes, dtype=torch.float32, device="cpu")
-    elif wanted[0]:
-        value_grad = torch.empty(value.shape, **like)
-    if wanted[1]:
-        taps_grad = torch.empty(taps.shape[::-1], dtype=torch.float32, device="cpu")
-    signals = {"value": _rows(value), "gate": gate, "grad": _rows(grad.to(value.dtype))}
-    tensors = (_by_lag(taps), filled_biases(biases, channels), taps_grad, bias_grads)
+    plan: list[int],
+    gate: Tensor | None,
+    biases: Tensor | None,
+    of_value: bool,
+    of_taps: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `convolve` with respect to value, taps, gate and biases, from its result's; empty tensors where they
+    are not wanted, and without a gate. Those of a gate and its value are computed together."""
+    grads = _gradients_like(grad, value, taps, plan, gate, biases, of_value, of_taps)
+    value_grad, taps_grad, gate_grad, bias_grads = (t if t.numel() else None for t in grads)
+    signals = {
+        "value": _rows(value),
+        "gate": None if gate is None else _rows(gate),
+        "grad": _rows(grad.to(value.dtype)),
+    }
+    tensors = (_by_lag(taps), filled_biases(biases, value.shape[2]), taps_grad, bias_grads)
     signals |= {"value_grad": value_grad, "gate_grad": gate_grad}
     _call("convolve_gradients", value, plan, tensors, taps.shape[1], **signals)
-    return (
-        value_grad,
-        None if taps_grad is None else taps_grad.t(),
-        gate_grad,
-        None if bias_grads is None else bias_grads[:, :channels],
-    )
+    return grads
 
 
 def _call(

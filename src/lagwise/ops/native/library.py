@@ -79,6 +79,7 @@ def loops() -> Loops:
     return found
 
 
+@torch.compiler.assume_constant_result
 def lanes() -> int:
     """Channels of a group, if the loops are `available`."""
     return loops().lanes

@@ -17,7 +17,7 @@ from lagwise.ops.frequencies import inverse_adjoint
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.frames import Frames
-from lagwise.ops.operators import graph_operator, in_graph, loop_operator
+from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
@@ -136,6 +136,11 @@ class Plan(NamedTuple):
     skip: int  # outputs of a frame before its first valid one
     parts: int = 1
 
+    def for_loops(self) -> list[int]:
+        """The plan as `native.convolve` takes it. There, taps lie on the circle by their lag, which may be negative, so
+        that a frame's outputs begin where the signal does."""
+        return [self.skip - self.start, self.n_fft // 2, self.frames, self.hop, self.start, self.parts]
+
 
 def plan_product(length: int, n_taps: int, origin: int, engine: str) -> Plan:
     """One frame for the whole signal, or overlap-save frames of about four times the taps or twice a part of them.
@@ -188,9 +193,6 @@ def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
 
     kernel: taps ``(channels, n_taps)``, or frequencies as in `spectral_product`.
     """
-    if _by_loops(x, kernel):
-        taps, plan = _circular_taps(kernel, x.shape[1], plan)
-        return convolve(x, taps, _loop_plan(plan))
     dtype = compute_dtype(x, kernel)
     if fused(x, kernel):
         frames, factors = fused_frames.load(x, signal_frames(plan)), kernel_spectrum(kernel, plan)
@@ -199,6 +201,9 @@ def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
         else:
             frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
         return fused_frames.store(frames, valid_frames(plan), x.shape[1], x.dtype)
+    if by_loops(x, kernel):
+        taps, plan = circular_taps(kernel, x.shape[1], plan)
+        return native.convolve(x, taps, plan.for_loops(), None, None)
     y = torch.empty_like(x)
     if x.shape[0] == 0:  # FFTs refuse an empty batch; `len` would fix the size in an exported graph
         return y
@@ -221,12 +226,12 @@ def product_gradients(
     Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum. Here ``dx = irfft(G conj K)`` and
     ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is computed again rather than kept.
     """
-    if _by_loops(x, kernel):
-        taps, by_lag = _circular_taps(kernel, x.shape[1], plan)
-        dx, dtaps = convolve_gradients(grad, x, taps, _loop_plan(by_lag), *wanted)
-        return dx if wanted[0] else None, _circular_gradient(dtaps, kernel, plan) if wanted[1] else None
     if fused(grad, x, kernel):
         return _fused_gradients(grad, x, kernel, plan, wanted)
+    if by_loops(x, kernel):
+        taps, by_lag = circular_taps(kernel, x.shape[1], plan)
+        dx, dtaps, *_ = native.convolve_gradients(grad, x, taps, by_lag.for_loops(), None, None, *wanted)
+        return dx if wanted[0] else None, circular_gradient(dtaps, kernel, plan) if wanted[1] else None
     dtype = compute_dtype(x, kernel)
     dx = torch.empty_like(x) if wanted[0] else None
     dkernel = torch.zeros_like(kernel) if wanted[1] else None
@@ -302,18 +307,12 @@ def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     return gradient
 
 
-def _by_loops(x: Tensor, kernel: Tensor) -> bool:
+def by_loops(x: Tensor, kernel: Tensor) -> bool:
     """Whether loops in C compute the product: they are faster if the channels fill a quarter of a vector."""
     return _grouped and native.serves(x, kernel) and 4 * x.shape[2] >= native.lanes()
 
 
-def _loop_plan(plan: Plan) -> list[int]:
-    """A plan as `native.convolve` takes it. There, taps lie on the circle by their lag, which may be negative, so that
-    a frame's outputs begin where the signal does."""
-    return [plan.skip - plan.start, plan.n_fft // 2, plan.frames, plan.hop, plan.start, plan.parts]
-
-
-def _circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:
+def circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:
     """Taps ``(channels, n_taps)`` of lags within the signal, also for frequencies as of `spectral_product`; and their
     plan."""
     if kernel.dim() == 2:
@@ -322,8 +321,8 @@ def _circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Pla
     return torch.cat([taps[:, plan.n_fft - length + 1 :], taps[:, :length]], 1), plan._replace(skip=length - 1)
 
 
-def _circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """The gradient of the kernel from that of `_circular_taps`."""
+def circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    """The gradient of the kernel from that of `circular_taps`."""
     if kernel.dim() == 2:
         return dtaps.to(kernel.dtype)
     length = dtaps.shape[1] // 2 + 1
@@ -331,27 +330,6 @@ def _circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     circle[:, :length], circle[:, plan.n_fft - length + 1 :] = dtaps[:, length - 1 :], dtaps[:, : length - 1]
     spectrum = inverse_adjoint(torch.fft.rfft(circle), plan.n_fft)
     return torch.stack([spectrum.real, spectrum.imag]).to(kernel.dtype)
-
-
-@loop_operator(lambda x, taps, plan: x.new_empty(x.shape))
-def convolve(x: Tensor, taps: Tensor, plan: list[int]) -> Tensor:
-    """`native.convolve` without a gate."""
-    return native.convolve(x, taps, plan)
-
-
-def _gradients_like(grad: Tensor, x: Tensor, taps: Tensor, plan: list[int], of_x: bool, of_taps: bool):
-    shape = taps.shape[::-1] if of_taps else (0, 0)
-    return x.new_empty(x.shape if of_x else 0), taps.new_empty(shape, dtype=torch.float32).t()
-
-
-@loop_operator(_gradients_like)
-def convolve_gradients(
-    grad: Tensor, x: Tensor, taps: Tensor, plan: list[int], of_x: bool, of_taps: bool
-) -> tuple[Tensor, Tensor]:
-    """`native.convolve_gradients` without a gate; empty tensors for gradients that are not wanted."""
-    dx, dtaps, *_ = native.convolve_gradients(grad, x, taps, plan, wanted=(of_x, of_taps))
-    none = x.new_empty(0)
-    return none if dx is None else dx, none.view(0, 0).float() if dtaps is None else dtaps
 
 
 @contextmanager
