@@ -26,7 +26,7 @@ from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops import Layout, dilated_convolution, fused, toeplitz_product
+from lagwise.ops import dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused import network
 from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.fused.linear import cast_joint
@@ -208,7 +208,7 @@ def test_gated_toeplitz_units(kernel: dict[str, Any], causal: bool, half: bool) 
     torch.manual_seed(0)
     mixer = GTU(24, causal=causal, expansion=2, kernel=kernel)
     compare(lambda mixer, x: mixer(x), mixer, numbers(2, 63, 24), half=half, tolerance=5e-2 if half else 5e-5)
-    assert mixer.toeplitz.gated(numbers(2, 63, 48), numbers(2, 63, 48, seed=1), Layout()) is not None
+    assert mixer.toeplitz.gated(numbers(2, 63, 48), numbers(2, 63, 48, seed=1)) is not None
 
 
 @pytest.mark.parametrize("causal", [False, True])

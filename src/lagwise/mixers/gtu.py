@@ -12,7 +12,7 @@ from lagwise.mixers.base import Mixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout
 from lagwise.ops.fused import fused
-from lagwise.ops.tokens import linears, silu_product
+from lagwise.ops.tokens import apply_linear, linears, silu_product, with_biases
 
 
 class GTU(Mixer):
@@ -48,14 +48,19 @@ class GTU(Mixer):
         self.out = nn.Linear(width, channels)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if fused(x):
+        mixed = biases = None
+        if self.toeplitz.gates(layout):
+            if fused(x):
+                gate, value = linears(x, self.gate, self.value)
+            else:
+                (gate, value), biases = apply_linear(x, self.gate, self.value)
+            mixed = self.toeplitz.gated(gate, value, biases)
+        else:
             gate, value = linears(x, self.gate, self.value)
-            mixed = self.toeplitz.gated(gate, value, layout)
-            if mixed is None:
-                mixed = silu_product(gate, self.toeplitz(F.silu(value), layout=layout))
-            return linears(mixed, self.out)[0]
-        mixed = self.toeplitz(F.silu(self.value(x)), layout=layout)
-        return self.out(silu_product(self.gate(x), mixed))
+        if mixed is None:
+            gate, value = with_biases(gate, value, biases)
+            mixed = silu_product(gate, self.toeplitz(F.silu(value), layout=layout))
+        return linears(mixed, self.out)[0]
 
     mix_pieces = mix  # everything but its Toeplitz mixer is per token
 

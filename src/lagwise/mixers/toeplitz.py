@@ -170,15 +170,18 @@ class ToeplitzMixer(Derived, Mixer):
             return spectral_product(x, spectrum)
         return toeplitz_product(x, self.taps(x.shape[1]), causal=self.causal, engine=self.engine)
 
-    def gated(self, gate: Tensor, value: Tensor, layout: Layout) -> Tensor | None:
-        """``silu(gate) * forward(silu(value))`` where kernels on a GPU compute it in fewer passes; otherwise None."""
+    def gates(self, layout: Layout) -> bool:
+        """Whether `gated` may serve rows of this layout."""
         split = layout.mask is not None or layout.seq_idx is not None or layout.pieces is not None
-        if split or self.ski is not None or self._frozen is Poles:
-            return None
+        return not split and self.ski is None and self._frozen is not Poles
+
+    def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor | None:
+        """``silu(gate) * forward(silu(value))`` of whole rows where kernels on a GPU or loops in C compute it in fewer
+        passes; otherwise None. biases: as of `gated_product`."""
         kernel, origin = self._spectrum(value.shape[1]), 0
         if kernel is None:
             kernel, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)
-        return gated_product(gate, value, kernel, origin, self.engine)
+        return gated_product(gate, value, kernel, origin, self.engine, biases)
 
     def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
         """`mix` along the columns of a grid ``(batch, height * width, channels)``, with the layout of the columns

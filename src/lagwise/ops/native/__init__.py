@@ -5,18 +5,23 @@ cache for later processes (`load_compiled`). Without a compiler, on systems othe
 ``LAGWISE_NATIVE=0``, callers use PyTorch, which gives the same results for finite values.
 """
 
+from lagwise.ops.native.convolution import convolve, convolve_gradients
 from lagwise.ops.native.grids import gated_grid, gated_grid_gradients
 from lagwise.ops.native.lags import lag_products
-from lagwise.ops.native.library import available
+from lagwise.ops.native.library import available, lanes, serves
 from lagwise.ops.native.tokens import rms_norm, rms_norm_gradient, silu_product, silu_product_gradients
 
 __all__ = [
     "available",
+    "convolve",
+    "convolve_gradients",
     "gated_grid",
     "gated_grid_gradients",
     "lag_products",
+    "lanes",
     "rms_norm",
     "rms_norm_gradient",
+    "serves",
     "silu_product",
     "silu_product_gradients",
 ]

@@ -15,10 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler, load_compiled
+from lagwise.ops.bilinear import transformed
+from lagwise.ops.operators import exporting
 
 _FOLDER = Path(__file__).parent
-_SOURCES = [_FOLDER / name for name in ("vector.h", "lags.c", "grids.c", "tokens.c")]
+_SOURCES = [_FOLDER / name for name in ("vector.h", "transform.h", "convolution.c", "lags.c", "grids.c", "tokens.c")]
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+_DTYPES = (torch.float32, torch.bfloat16)
 _FUNCTIONS = (
     "layout",
     "lag_products",
@@ -30,6 +33,10 @@ _FUNCTIONS = (
     "silu_product_gradients",
     "rms_norm",
     "rms_norm_gradient",
+    "convolution_scratch",
+    "convolution_roots",
+    "convolve",
+    "convolve_gradients",
 )
 
 
@@ -56,6 +63,15 @@ def available() -> bool:
     return _loops() is not None
 
 
+def serves(*tensors: Tensor) -> bool:
+    """Whether loops in C serve these tensors, also when `torch.compile` calls them from its graph."""
+    if not all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors):
+        return False
+    if exporting() or torch.jit.is_tracing() or transformed():
+        return False
+    return 0 not in [t.numel() for t in tensors] and available()
+
+
 def loops() -> Loops:
     """The loops, which must be `available`."""
     found = _loops()
@@ -63,9 +79,15 @@ def loops() -> Loops:
     return found
 
 
-def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
-    """The addresses of tensors as arguments. The tensors must be kept until the call returns."""
-    return [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+@torch.compiler.assume_constant_result
+def lanes() -> int:
+    """Channels of a group, if the loops are `available`."""
+    return loops().lanes
+
+
+def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
+    """The addresses of tensors as arguments, NULL for None. The tensors must be kept until the call returns."""
+    return [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in tensors]
 
 
 def longs(*numbers: int) -> list[ctypes.c_long]:
@@ -104,7 +126,7 @@ def _loops() -> Loops | None:
 def _bound(library: ctypes.CDLL) -> Loops:
     for name in _FUNCTIONS:
         getattr(library, name)  # an AttributeError has it compiled again
-    library.grid_scratch.restype = ctypes.c_long
+    library.grid_scratch.restype = library.convolution_scratch.restype = ctypes.c_long
     lanes, lags, span, extra_lags = (ctypes.c_long() for _ in range(4))
     library.layout(ctypes.byref(lanes), ctypes.byref(lags))
     library.grid_layout(ctypes.byref(span), ctypes.byref(extra_lags))

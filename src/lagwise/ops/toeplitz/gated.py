@@ -1,7 +1,8 @@
-"""Products by FFT on a GPU with the gates around them, in half of the passes over memory."""
+"""Products by FFT with the gates around them, in half of the passes over memory."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
+from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.fused import fused
@@ -17,6 +19,9 @@ from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.toeplitz.spectral import (
     Plan,
+    by_loops,
+    circular_gradient,
+    circular_taps,
     kernel_spectrum,
     packed_gradients,
     plan_product,
@@ -25,18 +30,25 @@ from lagwise.ops.toeplitz.spectral import (
     signal_frames,
     valid_frames,
 )
+from lagwise.ops.tokens import with_biases
 
 
-def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str) -> Tensor | None:
-    """``silu(gate) * (kernel * silu(value))`` where fused kernels serve the product by FFT, and it has not so few lags
-    that the direct engine is faster; otherwise None.
+def gated_product(
+    gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str, biases: Tensor | None = None
+) -> Tensor | None:
+    """``silu(gate) * (kernel * silu(value))`` where kernels on a GPU or loops in C serve the product by FFT, and it has
+    not so few lags that the direct engine is faster; otherwise None.
 
     Shapes: gate and value ``(batch, length, channels)``; kernel, taps ``(channels, n_taps)`` with lag 0 at index
-    origin, or frequencies as of `spectral_product`; result like the gate. Spectra are float32, and kept for the
-    gradient. A graph for all lengths computes them again, since the length of its FFTs is no symbol.
+    origin, or frequencies as of `spectral_product`; biases ``(2, channels)``, added to gate and value before, which
+    only loops do; result like the gate. On a GPU, spectra are float32, and kept for the gradient. A graph for all
+    lengths computes them again, since the length of its FFTs is no symbol. Loops compute the product again.
     """
-    same = gate.dtype == value.dtype
-    if not same or not fused(gate, value, kernel) or engine not in ("auto", "fft", "overlap_save"):
+    if gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save"):
+        return None
+    if not fused(gate, value, kernel):
+        return _by_loops(gate, value, kernel, origin, engine, biases)
+    if biases is not None:
         return None
     if in_graph():
         return _operator(_Pair.apply(gate, value), kernel, origin, engine, has_static_value(gate.shape[1]))[0]
@@ -44,6 +56,39 @@ def gated_product(gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engi
         return None
     plan = _plan(value, kernel, origin, engine)
     return _GatedProduct.apply(gate, value, kernel, plan) if plan.parts == 1 else None
+
+
+def _by_loops(
+    gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str, biases: Tensor | None
+) -> Tensor | None:
+    open_length = in_graph() and not has_static_value(value.shape[1])
+    if open_length or not by_loops(value, kernel) or not native.serves(gate):
+        return None
+    few = engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel)
+    plan = _plan(value, kernel, origin, engine)
+    return None if few or plan.parts > 1 else _GatedLoop.apply(gate, value, kernel, biases, plan)
+
+
+class _GatedLoop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, plan: Plan) -> Tensor:
+        ctx.save_for_backward(gate, value, kernel, biases)
+        ctx.plan = plan
+        taps, plan = circular_taps(kernel, value.shape[1], plan)
+        return native.convolve(value, taps, plan.for_loops(), gate, biases)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        (gate, value, kernel, biases), wanted = ctx.saved_tensors, ctx.needs_input_grad[:4]
+        if differentiable():
+            plain = functools.partial(_plain, plan=ctx.plan)
+            return *differentiable_gradients(plain, (gate, value, kernel, biases), wanted, [grad]), None
+        taps, plan = circular_taps(kernel, value.shape[1], ctx.plan)
+        dvalue, dtaps, dgate, dbiases = native.convolve_gradients(
+            grad, value, taps, plan.for_loops(), gate, biases, True, wanted[2]
+        )
+        dkernel = circular_gradient(dtaps, kernel, ctx.plan) if wanted[2] else None
+        return dgate, dvalue, dkernel, dbiases if wanted[3] else None, None
 
 
 def _plan(value: Tensor, kernel: Tensor, origin: int, engine: str) -> Plan:
@@ -66,8 +111,8 @@ class _GatedProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor):
         gate, value, kernel, *kept = ctx.saved_tensors
         if differentiable():
-            inputs = (gate, value, kernel, ctx.plan)
-            return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
+            inputs, plain = (gate, value, kernel), functools.partial(_plain, biases=None, plan=ctx.plan)
+            return *differentiable_gradients(plain, inputs, ctx.needs_input_grad[:3], [grad]), None
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
         dgate, dvalue = both.chunk(2, dim=2)  # neighbours in memory, for `joined`
         return dgate, dvalue, _gradients(grad, gate, value, kernel, ctx.plan, kept, (dgate, dvalue)), None
@@ -105,7 +150,8 @@ def _gradients(
     return dkernel
 
 
-def _plain(gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+def _plain(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, plan: Plan) -> Tensor:
+    gate, value = with_biases(gate, value, biases)
     return F.silu(gate) * planned_product(F.silu(value), kernel, plan)
 
 

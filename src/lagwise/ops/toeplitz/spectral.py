@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops import native
 from lagwise.ops.bilinear import bilinear_product
 from lagwise.ops.frequencies import inverse_adjoint
 from lagwise.ops.fused import frames as fused_frames
@@ -135,6 +136,11 @@ class Plan(NamedTuple):
     skip: int  # outputs of a frame before its first valid one
     parts: int = 1
 
+    def for_loops(self) -> list[int]:
+        """The plan as `native.convolve` takes it. There, taps lie on the circle by their lag, which may be negative, so
+        that a frame's outputs begin where the signal does."""
+        return [self.skip - self.start, self.n_fft // 2, self.frames, self.hop, self.start, self.parts]
+
 
 def plan_product(length: int, n_taps: int, origin: int, engine: str) -> Plan:
     """One frame for the whole signal, or overlap-save frames of about four times the taps or twice a part of them.
@@ -195,6 +201,9 @@ def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
         else:
             frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
         return fused_frames.store(frames, valid_frames(plan), x.shape[1], x.dtype)
+    if by_loops(x, kernel):
+        taps, plan = circular_taps(kernel, x.shape[1], plan)
+        return native.convolve(x, taps, plan.for_loops(), None, None)
     y = torch.empty_like(x)
     if x.shape[0] == 0:  # FFTs refuse an empty batch; `len` would fix the size in an exported graph
         return y
@@ -219,6 +228,10 @@ def product_gradients(
     """
     if fused(grad, x, kernel):
         return _fused_gradients(grad, x, kernel, plan, wanted)
+    if by_loops(x, kernel):
+        taps, by_lag = circular_taps(kernel, x.shape[1], plan)
+        dx, dtaps, *_ = native.convolve_gradients(grad, x, taps, by_lag.for_loops(), None, None, *wanted)
+        return dx if wanted[0] else None, circular_gradient(dtaps, kernel, plan) if wanted[1] else None
     dtype = compute_dtype(x, kernel)
     dx = torch.empty_like(x) if wanted[0] else None
     dkernel = torch.zeros_like(kernel) if wanted[1] else None
@@ -292,6 +305,31 @@ def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     gradient = torch.empty_like(kernel)
     _store_kernel_gradient(gradient, slice(None), products, plan)
     return gradient
+
+
+def by_loops(x: Tensor, kernel: Tensor) -> bool:
+    """Whether loops in C compute the product: they are faster if the channels fill a quarter of a vector."""
+    return _grouped and native.serves(x, kernel) and 4 * x.shape[2] >= native.lanes()
+
+
+def circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:
+    """Taps ``(channels, n_taps)`` of lags within the signal, also for frequencies as of `spectral_product`; and their
+    plan."""
+    if kernel.dim() == 2:
+        return kernel, plan
+    taps = torch.fft.irfft(torch.complex(*kernel.float()), plan.n_fft)
+    return torch.cat([taps[:, plan.n_fft - length + 1 :], taps[:, :length]], 1), plan._replace(skip=length - 1)
+
+
+def circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    """The gradient of the kernel from that of `circular_taps`."""
+    if kernel.dim() == 2:
+        return dtaps.to(kernel.dtype)
+    length = dtaps.shape[1] // 2 + 1
+    circle = dtaps.new_zeros(len(dtaps), plan.n_fft)
+    circle[:, :length], circle[:, plan.n_fft - length + 1 :] = dtaps[:, length - 1 :], dtaps[:, : length - 1]
+    spectrum = inverse_adjoint(torch.fft.rfft(circle), plan.n_fft)
+    return torch.stack([spectrum.real, spectrum.imag]).to(kernel.dtype)
 
 
 @contextmanager
