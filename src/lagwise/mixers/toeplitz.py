@@ -42,6 +42,9 @@ from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import fast_length, gated_product, spectral_product
 from lagwise.tables import build, known
 
+# Engines that configurations of saved models may name. All exact engines compute the same.
+_FORMER_ENGINES = ("block", "subquadratic")
+
 
 class ModalState(NamedTuple):
     """The state of a kernel that is a state space: real and imaginary parts, ``(batch, modes, channels)``."""
@@ -118,7 +121,8 @@ class ToeplitzMixer(Derived, Mixer):
             )
         elif len(spec) > 1:
             raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
-        self.engine: str = known(spec.get("name"), ENGINES, "engine")
+        name = "auto" if spec.get("name") in _FORMER_ENGINES else spec.get("name")
+        self.engine: str = known(name, ENGINES, "engine")
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self._frozen is Poles:
