@@ -132,6 +132,14 @@ class LagKernel(KeepsFloat32):
         return torch.promote_types(parameter.dtype, torch.float32)
 
 
+def joined_sides(after: Tensor, before: Tensor) -> Tensor:
+    """Two-sided taps ``(channels, 2 n - 1)`` from those of both directions, whose sum is lag 0.
+
+    Shapes: after ``(channels, n)``, for lags 0, 1, ...; before ``(channels, n)``, for lags 0, -1, ....
+    """
+    return torch.cat([before[:, 1:].flip(1), before[:, :1] + after[:, :1], after[:, 1:]], 1)
+
+
 def negligible(dtype: torch.dtype) -> float:
     """Relative size below which a tap does not change a sum of that dtype (float32 rounding is 6e-8)."""
     return _NEGLIGIBLE.get(dtype, _NEGLIGIBLE_FLOAT32)

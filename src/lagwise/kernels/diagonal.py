@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lagwise.kernels.base import LagKernel
+from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.ops import Modes
 from lagwise.ops.recurrence import LEAST_RADIUS, held_inputs, held_tokens, modal_poles, modal_taps, modal_taps_of
 from lagwise.ops.symbolic import symbolic
@@ -66,8 +66,7 @@ class DiagonalKernel(LagKernel):
             sides = [modal_taps(modes, length) for modes in self.sides()]
         if self.causal:
             return sides[0]
-        taps, other = sides
-        return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
+        return joined_sides(*sides)
 
     def recurrence(self) -> Modes:
         """The kernel as `modal_step` and `modal_prefill` take it. ValueError for a two-sided kernel."""
