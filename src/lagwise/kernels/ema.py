@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel, joined_sides
-from lagwise.ops.recurrence import ema_parameters, ema_taps, held_inputs
+from lagwise.ops.recurrence import ema_parameters, ema_taps, zoh_inputs
 from lagwise.tables import check_integer
 
 
@@ -59,7 +59,7 @@ class EMAKernel(LagKernel):
         weight, log_decay = ema_parameters(delta, alpha, beta + signs, gamma)
         if self.token_time == 1:
             return weight, log_decay
-        return weight * held_inputs(log_decay, self.token_time), log_decay * self.token_time
+        return weight * zoh_inputs(log_decay, self.token_time), log_decay * self.token_time
 
     @property
     def support(self) -> int | None:

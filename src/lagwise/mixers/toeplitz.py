@@ -24,10 +24,10 @@ from lagwise.ops.recurrence import (
     LEAST_RADIUS,
     ModalBlocks,
     SplitModes,
-    held_sums,
     modal_block,
     modal_graph_prefill,
     modal_prefill,
+    zoh_sums,
 )
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
@@ -163,7 +163,7 @@ class ToeplitzMixer(Derived, Mixer):
             sides = self.kernel.sides()
             signal = x.to(sides[0].direct.dtype)
             times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
-            sums, end = held_sums(signal, self.kernel.held(times), [modes.weights for modes in sides], memory)
+            sums, end = zoh_sums(signal, self.kernel.modes_at(times), [modes.weights for modes in sides], memory)
             y = sum(sums, sides[0].direct * signal).to(x.dtype)
         end = end.transpose(1, 2)
         return y, None if state is None else ModalState(end.real, end.imag)
