@@ -6,6 +6,8 @@ from typing import Any
 
 from tables import has_results, measured_table, results, table
 
+from lagwise.ops import EXACT_ENGINES
+
 _NAME = "gpu-counts.json"
 _TRANSFORMER = "transformer-alibi-lm"
 
@@ -180,7 +182,7 @@ def engines() -> str:
     """The engines of the product on a card."""
     name = "gpu-engines-h200.json"
     content = results(name)["results"]
-    engines = list(dict.fromkeys(engine for row in content["rows"] for engine in row["picoseconds"]))
+    engines = [name for name in EXACT_ENGINES if any(name in row["picoseconds"] for row in content["rows"])]
     rows = [
         [f"{row['lags']:,}", *(f"{row['picoseconds'][e]:.0f}" if e in row["picoseconds"] else "-" for e in engines)]
         for row in content["rows"]
@@ -189,7 +191,6 @@ def engines() -> str:
 
 The engines of a causal product on an H200: picoseconds per token and channel, forward and backward, of a
 bfloat16 signal of {content["batch"]} × {content["length"]:,} tokens and {content["channels"]} channels, as CUDA graphs.
-`subquadratic` has the package's kernel, and copies around it: it takes channels before tokens.
 
 {measured_table(name, ["lags", *engines], rows)}"""
 

@@ -157,36 +157,16 @@ def test_learned_decay_starts_at_its_initial_value_and_trains() -> None:
     assert learned.support is None
 
 
-class Shorter(RPEKernel):
-    """A kernel of another package, as it was written for version 0.2."""
-
-    def horizon(self) -> int | None:
-        found = super().horizon()
-        return None if found is None else found - 3
-
-
-class Shortest(Shorter):
-    """The same, from a later version."""
-
-    @property
-    def support(self) -> int:
-        return super().support // 3  # type: ignore[operator]
-
-
 class Bounded(LagKernel):
     """A kernel whose taps end only with its coefficients."""
 
     max_length = 5
 
-    def horizon(self) -> int | None:
-        return super().horizon()
 
-
-@pytest.mark.parametrize(("kind", "support"), [(RPEKernel, 1833), (Shorter, 1830), (Shortest, 610), (Bounded, 5)])
-def test_kernels_with_the_old_names_of_support(kind: type[LagKernel], support: int) -> None:
+@pytest.mark.parametrize(("kind", "support"), [(RPEKernel, 1833), (Bounded, 5)])
+def test_lags_end_with_the_support(kind: type[LagKernel], support: int) -> None:
     kernel = kind(2, causal=True)
-    assert kernel.support == kernel.reach == support
-    assert kernel.horizon() == (None if kind is Bounded else support)
+    assert kernel.support == support
     assert len(kernel.lags(5000, torch.device("cpu"))) == support
 
 

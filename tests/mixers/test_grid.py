@@ -22,7 +22,7 @@ SKI = {"name": "ski", "rank": 4}
 # Kernel and engine of an axis.
 OPERATORS: list[dict[str, Any]] = [
     *({"kernel": {"name": name}} for name in KERNELS),
-    *({"kernel": {"name": "rpe", "layers": 1}, "engine": engine} for engine in ("dense", "fft", "block", "direct")),
+    *({"kernel": {"name": "rpe", "layers": 1}, "engine": engine} for engine in ("dense", "fft", "direct")),
     {"kernel": {"name": "frequency", "grid": 5}},  # shorter than some of the axes
     {"kernel": {"name": "warped", "filter_size": 3}, "engine": SKI},
     {"kernel": {"name": "warped", "filter_size": 0}, "engine": {**SKI, "degree": 3}},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import Modes
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.ops import Modes, toeplitz_product
 from lagwise.ops.attention import alibi_slopes, attention
 from lagwise.ops.recurrence import ModalBlocks, SplitModes
 
@@ -81,3 +84,17 @@ def test_chunks_of_a_stream_share_the_blocks_of_a_state_space(monkeypatch: pytes
             parts.append(y)
     same(torch.cat(parts, 1), whole)
     assert made == [32]
+
+
+@pytest.mark.parametrize("engine", ["block", "subquadratic"])
+def test_saved_configurations_with_former_engines_load(engine: str, tmp_path: Path) -> None:
+    spec = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rpe"}, "engine": "auto"}}
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=5, hidden_size=4, num_hidden_layers=1, block=spec)).eval()
+    model.save_pretrained(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"auto"', f'"{engine}"'))
+    loaded, ids = LagwiseForCausalLM.from_pretrained(tmp_path).eval(), torch.arange(5)[None]
+    assert loaded.config.block["token_mixer"]["engine"] == engine
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="engine"):
+        toeplitz_product(torch.zeros(1, 3, 2), torch.zeros(2, 3), engine=engine)

@@ -18,7 +18,7 @@ from lagwise.models.conversion import KERNEL_MIXERS
 _RPE = {"name": "rpe", "layers": 1, "hidden": 8, "decay": 0.9}
 BLOCKS: dict[str, dict[str, Any]] = {
     "gtu": {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": _RPE}},
-    "block engine": {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": _RPE, "engine": "block"}},
+    "direct engine": {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": _RPE, "engine": "direct"}},
     "ski": {
         "name": "prenorm",
         "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {"name": "warped", "decay": 0.9}, "engine": "ski"},

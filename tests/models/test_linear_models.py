@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -227,7 +229,7 @@ def test_patches_are_pooled_thresholded_products() -> None:
     patch = images[0, :, 2:5, 1:4].flatten()
     patch = patch - patch.mean()
     patch = patch / (patch.square().mean() + 0.1).sqrt() - made.centre
-    own = made._pooled(images[:1, :, 2:5, 1:4])[0]  # an image of one patch: all regions hold it
+    own = made(images[:1, :, 2:5, 1:4])[0]  # an image of one patch: all regions hold it
     likeness = made.filters @ patch
     expected = torch.cat([(s * likeness - made.threshold).clamp(min=0).sqrt() for s in (1, -1)])
     torch.testing.assert_close(own, expected.repeat_interleave(4))
@@ -235,6 +237,36 @@ def test_patches_are_pooled_thresholded_products() -> None:
     assert made(torch.randn(1, 3, 40, 30)).shape == (1, made.size)
     with pytest.raises(ValueError, match="at least 3 pixels"):
         made(torch.randn(1, 3, 2, 8))
+
+
+@pytest.mark.parametrize("patches", [1, 10, 100])
+def test_images_in_bands_have_the_features_of_whole_images(patches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, images = Patches(3, side=3, filters=5, regions=2), torch.randn(4, 3, 9, 8)
+    made.prepare(images, 0)
+    whole = made(images)
+    monkeypatch.setattr("lagwise.models.linear.patches._MAX_PATCHES", patches)
+    torch.testing.assert_close(made(images), whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_features_of_photos_take_little_memory() -> None:
+    """About as much as the libraries that they load: products of all patches of 16 images would take 260 MB each."""
+    script = """
+import torch
+from lagwise.models.linear.patches import Patches
+from lagwise.training.linear_fits import LinearRows, _dense_rows
+
+def peak():  # in kB
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+
+batches = [{"pixel_values": torch.randn(20, 3, 256, 256), "labels": torch.zeros(20)} for _ in range(4)]
+features, before = Patches(3, side=6, filters=64, regions=3), peak()
+features.prepare([image for batch in batches for image in batch["pixel_values"]], 0)
+_dense_rows(features, LinearRows(batches[:3], batches[3:], {}), 0)
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 160_000
 
 
 def test_a_saved_folder_has_no_pickle_and_loads_by_auto_classes(tmp_path: Path, device: torch.device) -> None:

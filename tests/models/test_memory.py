@@ -43,6 +43,13 @@ def test_a_step_over_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch, chan
         memory.check_step_memory(LagwiseForCausalLM, config, **{**step, **changed})
 
 
+def test_images_over_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory", lambda: 4 * 10 * 3 * 20 * 30)
+    memory.check_images_memory(10, 3, 20, 30)
+    with pytest.raises(ValueError, match=r"first answer of 10 images of 20 x 31 pixels .* smaller"):
+        memory.check_images_memory(10, 3, 20, 31)
+
+
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="PyTorch before 2.13")
 def test_logits_of_a_large_vocabulary_need_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 4 * 400 * 3 * 16)

@@ -7,11 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops import dilated_convolution, dilated_stack
+from lagwise.ops import dilated_convolution
 from lagwise.ops.toeplitz import circular_convolution, covering_shapes, dilated_prefill, receptive_field
 from lagwise.ops.window import Window
 
 LENGTHS = (1, 2, 63, 100, 301)
+
+
+def impulse_response(impulse: Tensor, kernel_size: int, dilations: list[int], causal: bool = True) -> Tensor:
+    for dilation in dilations:
+        impulse = dilated_convolution(impulse, torch.ones(1, kernel_size), dilation, causal=causal)
+    return impulse
 
 
 def torchs_own(x: Tensor, taps: Tensor, dilation: int, causal: bool) -> Tensor:
@@ -37,16 +43,6 @@ def test_values_and_gradients_equal_torchs_conv1d(length: int, kernel_size: int,
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.covers("TCNCA app. H")
-def test_a_stack_equals_stacked_conv1d() -> None:
-    x = torch.randn(2, 200, 3, dtype=torch.float64)
-    taps, dilations = list(torch.randn(3, 3, 5, dtype=torch.float64)), [1, 4, 16]
-    expected = x
-    for weight, dilation in zip(taps, dilations, strict=True):
-        expected = torchs_own(expected, weight, dilation, True)
-    torch.testing.assert_close(dilated_stack(x, taps, dilations), expected, rtol=0, atol=1e-10)
-
-
 @pytest.mark.covers("TCNCA app. E")
 @pytest.mark.parametrize("shape", [(3, 2, 4, 1), (5, 3, 3, 2), (17, 8, 2, 1), (2, 1, 3, 4), (1, 5, 2, 1)])
 def test_the_receptive_field_equals_the_support_of_the_impulse_response(shape: tuple[int, int, int, int]) -> None:
@@ -55,7 +51,7 @@ def test_the_receptive_field_equals_the_support_of_the_impulse_response(shape: t
     impulse = torch.zeros(1, size + 20, 1)
     impulse[:, 5] = 1
     dilations = [dilation**i for i in range(depth) for _ in range(convolutions)]
-    answer = dilated_stack(impulse, [torch.ones(1, kernel_size)] * len(dilations), dilations)
+    answer = impulse_response(impulse, kernel_size, dilations)
     reached = answer[0, :, 0].nonzero().flatten()
     assert reached.min() == 5
     assert reached.max() == 5 + size - 1
@@ -70,7 +66,7 @@ def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
         impulse = torch.zeros(1, 2 * length - 1, 1)
         impulse[:, 0 if causal else length - 1] = 1
         dilations = [dilation**i for i in range(depth)]
-        answer = dilated_stack(impulse, [torch.ones(1, kernel_size)] * depth, dilations, causal=causal)
+        answer = impulse_response(impulse, kernel_size, dilations, causal)
         assert (answer[0, :, 0][: length if causal else None] > 0).all()
 
 

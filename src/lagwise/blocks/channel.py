@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.norm import make_norm, residual_normed
 from lagwise.mixers.gtu import gated_width
+from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise.tables import Spec, build, known
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-}
 
 
 class GLU(nn.Module):
@@ -54,7 +46,8 @@ class MLP(nn.Module):
 
     Options:
         expansion: inner width relative to the channels.
-        activation: ``gelu``, ``gelu_tanh`` (its approximation in GPT-2 and HyenaDNA), ``silu`` (MEGA's) or ``relu``.
+        activation: ``gelu``, ``gelu_tanh`` (its approximation in GPT-2 and HyenaDNA), ``silu`` (MEGA's), ``relu``,
+            ``tanh`` or ``none``.
         bias: whether the layers have biases (Megalodon's have none).
     """
 

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.blocks.base import Block
-from lagwise.blocks.channel import ACTIVATIONS, ChannelLayer
+from lagwise.blocks.channel import ChannelLayer
 from lagwise.blocks.norm import make_norm, normed, residual_normed
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
+from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.gate import gated_update
 from lagwise.ops.tokens import linears, silu_product, split_linear
@@ -48,7 +49,8 @@ class MegaBlock(Block):
         function: ``softmax``, ``laplace`` or ``relu2``, as in `pair_attention`.
         position: ``none``, ``rope``, ``simple`` or ``rotary``, as in `ChunkedAttention`.
         channel_mixer: spec of a channel mixer; by default MEGA's, an MLP of twice the width with SiLU.
-        activation: of values and of the gated candidate: ``silu`` (the default, as above), ``gelu`` or ``relu``.
+        activation: of values and of the gated candidate: ``silu`` (the default, as above), ``gelu``, ``gelu_tanh``,
+            ``relu``, ``tanh`` or ``none``.
         norm: ``layer``, ``scale``, ``rms`` (no parameters), ``batch`` or ``none``, by name or by name and options.
         dropout: rate for values, gated candidates and channel mixer outputs in training.
 

@@ -50,14 +50,6 @@ class LagKernel(KeepsFloat32):
     #: longest signal that `taps` supports; None for any
     max_length: int | None = None
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        own = vars(cls)  # each class has both names, so that `super()` finds the same under either
-        if "support" in own:
-            cls.horizon = lambda self: own["support"].__get__(self)  # type: ignore[method-assign]
-        elif "horizon" in own:
-            cls.support = property(lambda self: own["horizon"](self) or self.max_length)  # type: ignore[method-assign]
-
     def __init__(self, channels: int, causal: bool):
         super().__init__()
         if channels < 1:
@@ -125,15 +117,6 @@ class LagKernel(KeepsFloat32):
         kernel's precision."""
         return self.max_length
 
-    def horizon(self) -> int | None:
-        """Up to version 0.2 a kernel of another package had this method for `support`. Both names work."""
-        return None
-
-    @property
-    def reach(self) -> int | None:
-        """The name of `support` up to version 0.2."""
-        return self.support
-
     def lags(self, length: int, device: torch.device) -> Tensor:
         """The integer lags of `taps`, in its order."""
         support = self.support
@@ -147,6 +130,14 @@ class LagKernel(KeepsFloat32):
     def precision(parameter: Tensor) -> torch.dtype:
         """Dtype in which taps are computed: bfloat16 cannot even represent all lags above 256."""
         return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def joined_sides(after: Tensor, before: Tensor) -> Tensor:
+    """Two-sided taps ``(channels, 2 n - 1)`` from those of both directions, whose sum is lag 0.
+
+    Shapes: after ``(channels, n)``, for lags 0, 1, ...; before ``(channels, n)``, for lags 0, -1, ....
+    """
+    return torch.cat([before[:, 1:].flip(1), before[:, :1] + after[:, :1], after[:, 1:]], 1)
 
 
 def negligible(dtype: torch.dtype) -> float:

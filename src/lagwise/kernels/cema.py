@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.diagonal import DiagonalKernel, held_modes
+from lagwise.kernels.diagonal import DiagonalKernel, zoh_modes
 from lagwise.tables import check_integer
 
 _STD_OMEGA, _MAX_OMEGA = 0.25, 1.0  # deviation and largest magnitude of omega before training
@@ -67,5 +67,5 @@ class CEMAKernel(DiagonalKernel):
             angle = torch.arange(1, n + 1, device=theta.device) * (2 * math.pi / n * theta)
             weight = self.gamma.to(dtype) * (n**-0.5 * alpha[..., None]).to(dtype)
         omega = self.omega.to(dtype)
-        rate, angle, weight = held_modes(rate, angle, weight, self.token_time)
+        rate, angle, weight = zoh_modes(rate, angle, weight, self.token_time)
         return [(rate[i], angle[i], weight[i], omega * (i == 0)) for i in range(len(rate))]

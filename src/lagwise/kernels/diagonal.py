@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lagwise.kernels.base import LagKernel
+from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import LEAST_RADIUS, held_inputs, held_tokens, modal_poles, modal_taps, modal_taps_of
+from lagwise.ops.recurrence import LEAST_RADIUS, modal_poles, modal_taps, modal_taps_of, zoh_inputs, zoh_tokens
 from lagwise.ops.symbolic import symbolic
 
 
-def held_modes(rate: Tensor, angle: Tensor, weight: Tensor, token_time: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Modes ``p = exp(-exp(rate) + j angle)`` with weights ``(..., 2)``, for tokens of that length (`held_inputs`)."""
+def zoh_modes(rate: Tensor, angle: Tensor, weight: Tensor, token_time: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Modes ``p = exp(-exp(rate) + j angle)`` with weights ``(..., 2)``, for tokens of that length (`zoh_inputs`)."""
     if token_time == 1:
         return rate, angle, weight
-    factor = held_inputs(torch.complex(-rate.double().exp(), angle.double()), token_time)
-    held = torch.view_as_complex(weight.contiguous()) * factor.to(weight.dtype.to_complex())
-    return rate + math.log(token_time), angle * token_time, torch.view_as_real(held)
+    factor = zoh_inputs(torch.complex(-rate.double().exp(), angle.double()), token_time)
+    scaled = torch.view_as_complex(weight.contiguous()) * factor.to(weight.dtype.to_complex())
+    return rate + math.log(token_time), angle * token_time, torch.view_as_real(scaled)
 
 
 class DiagonalKernel(LagKernel):
@@ -49,12 +49,15 @@ class DiagonalKernel(LagKernel):
             sides.append((rate, poles.angle(), torch.view_as_real(weights), direct))
         return sides
 
-    def held(self, times: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Poles of the modes of each of `sides` at tokens of its ``times``, and the factors of their inputs
-        (`held_tokens`): ``(batch, length, channels, modes)``. Needs `any_rate`, which a subclass with another rule than
-        a held input declares only if it overrides this."""
+    def modes_at(self, times: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Zero-order-hold discretisation with a time for each token: the poles and input factors of each side, both
+        ``(batch, length, channels, modes)``. A kernel with `any_rate` and another discretisation overrides this.
+
+        Args:
+            times: For each of `sides`, the times of its tokens ``(batch, length)``, as `zoh_tokens` takes them.
+        """
         exponents = [torch.complex(-rate.double().exp(), angle.double()) for rate, angle, *_ in self.real_sides()]
-        return [held_tokens(e.to(self._weight_type()), time) for e, time in zip(exponents, times, strict=True)]
+        return [zoh_tokens(e.to(self._weight_type()), time) for e, time in zip(exponents, times, strict=True)]
 
     def _weight_type(self) -> torch.dtype:
         return self.precision(next(self.parameters())).to_complex()
@@ -66,8 +69,7 @@ class DiagonalKernel(LagKernel):
             sides = [modal_taps(modes, length) for modes in self.sides()]
         if self.causal:
             return sides[0]
-        taps, other = sides
-        return torch.cat([other.flip(1)[:, :-1], other[:, :1] + taps[:, :1], taps[:, 1:]], 1)
+        return joined_sides(*sides)
 
     def recurrence(self) -> Modes:
         """The kernel as `modal_step` and `modal_prefill` take it. ValueError for a two-sided kernel."""

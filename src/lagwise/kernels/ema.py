@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.base import LagKernel
-from lagwise.ops.recurrence import ema_parameters, ema_taps, held_inputs
+from lagwise.kernels.base import LagKernel, joined_sides
+from lagwise.ops.recurrence import ema_parameters, ema_taps, zoh_inputs
 from lagwise.tables import check_integer
 
 
@@ -59,7 +59,7 @@ class EMAKernel(LagKernel):
         weight, log_decay = ema_parameters(delta, alpha, beta + signs, gamma)
         if self.token_time == 1:
             return weight, log_decay
-        return weight * held_inputs(log_decay, self.token_time), log_decay * self.token_time
+        return weight * zoh_inputs(log_decay, self.token_time), log_decay * self.token_time
 
     @property
     def support(self) -> int | None:
@@ -71,8 +71,7 @@ class EMAKernel(LagKernel):
             sides = [ema_taps(w, q, length, truncation=self.truncation) for w, q in zip(weight, log_decay, strict=True)]
         if self.causal:
             return sides[0]
-        after, before = sides
-        return torch.cat([before.flip(1)[:, :-1], before[:, :1] + after[:, :1], after[:, 1:]], dim=1)
+        return joined_sides(*sides)
 
     def at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.at`: only the requested lags are computed."""

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.diagonal import DiagonalKernel, held_modes
+from lagwise.kernels.diagonal import DiagonalKernel, zoh_modes
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import held_inputs
+from lagwise.ops.recurrence import zoh_inputs
 from lagwise.tables import check_integer
 
 _SLOWEST = 1000.0  # tokens that the slowest initial modes last
@@ -61,7 +61,7 @@ class ModalKernel(DiagonalKernel):
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         dtype = self.precision(self.rate)
         rate, angle, weight, direct = (p.to(dtype) for p in (self.rate, self.angle, self.amplitude, self.direct))
-        rate, angle, weight = held_modes(rate, angle, weight, self.token_time)
+        rate, angle, weight = zoh_modes(rate, angle, weight, self.token_time)
         return [(rate[i], angle[i], weight[i], direct * (i == 0)) for i in range(len(rate))]
 
     @torch.no_grad()
@@ -87,9 +87,9 @@ class ModalKernel(DiagonalKernel):
         real = poles != 0
         rate, angle = (-poles.abs().where(real, 0.5).log()).log(), poles.angle()
         given = weights * real
-        if self.token_time != 1:  # the inverse of `held_modes`
+        if self.token_time != 1:  # the inverse of `zoh_modes`
             rate, angle = rate - math.log(self.token_time), angle / self.token_time
-            given = given / held_inputs(torch.complex(-rate.exp(), angle), self.token_time)
+            given = given / zoh_inputs(torch.complex(-rate.exp(), angle), self.token_time)
         self.rate[0, :, :n] = torch.where(real, rate, self.rate[0, :, :n])
         self.angle[0, :, :n] = torch.where(real, angle, self.angle[0, :, :n])
         self.amplitude.zero_()

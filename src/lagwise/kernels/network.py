@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.fused import autocast_dtype
 from lagwise.ops.fused.network import narrow, normed_relu_layers
 from lagwise.ops.operators import in_graph
@@ -16,8 +17,6 @@ from lagwise.tables import known
 # The norm's epsilon, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared
 # with the mean square of features that weight decay has shrunk: the same weights would give different kernels.
 _EPSILON = 1e-20
-
-ACTIVATIONS = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "tanh": torch.tanh, "none": lambda x: x}
 
 
 class KernelLinear(nn.Module):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.base import LagKernel
+from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.tables import check_integer
 
@@ -76,9 +76,7 @@ class S4Kernel(LagKernel):
             direct = torch.zeros_like(after)
             direct[:, 0] = self.direct.to(after.dtype)
             after = after + direct
-            if not before:
-                return after
-            return torch.cat([before[0].flip(1)[:, :-1], before[0][:, :1] + after[:, :1], after[:, 1:]], dim=1)
+            return joined_sides(after, *before) if before else after
 
     def _generating(self) -> Tensor:
         """K at the roots of unity from angle 0 to pi, ``(directions, channels, span / 2 + 1)``."""

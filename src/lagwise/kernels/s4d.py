@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import held_tokens, mean_exponential
+from lagwise.ops.recurrence import mean_exponential, zoh_tokens
 from lagwise.tables import check_integer, known
 
 STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")
@@ -79,11 +79,11 @@ class S4DKernel(DiagonalKernel):
         a = torch.complex(-self.rate.double().exp(), self.angle.double())
         return a, self.log_step.double().exp()[:, None] * self.token_time
 
-    def held(self, times: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """See `DiagonalKernel.held`; by the rule of this kernel, whose poles do not tell its angles."""
+    def modes_at(self, times: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """See `DiagonalKernel.modes_at`; by the rule of this kernel, whose poles do not tell its angles."""
         a, step = self._continuous()
         exponent = (a * step).to(self._weight_type())
-        return [(held_tokens if self.rule == "zoh" else _bilinear_tokens)(exponent, time) for time in times]
+        return [(zoh_tokens if self.rule == "zoh" else _bilinear_tokens)(exponent, time) for time in times]
 
     def _sampled(self, a: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Poles, and the factor of C: a pair of conjugate poles is one mode with twice the weight."""
@@ -103,7 +103,7 @@ def _angles(start: str, modes: int) -> Tensor:
 
 
 def _bilinear_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
-    """`held_tokens` by the bilinear rule: ``(1 + e s / 2) / (1 - e s / 2)`` and ``s (1 - e / 2) / (1 - e s / 2)``."""
+    """`zoh_tokens` by the bilinear rule: ``(1 + e s / 2) / (1 - e s / 2)`` and ``s (1 - e / 2) / (1 - e s / 2)``."""
     time = token_time[..., None, None].to(exponent.real.dtype)
     below = 1 - exponent * time / 2
     return (1 + exponent * time / 2) / below, time * (1 - exponent / 2) / below

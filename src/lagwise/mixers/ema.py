@@ -15,7 +15,7 @@ from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.average import moving_average
 from lagwise.ops.pieces import Pieces, documents
-from lagwise.ops.recurrence import ema_graph_prefill, ema_last, ema_prefill, ema_taps, held_sums, held_tokens
+from lagwise.ops.recurrence import ema_graph_prefill, ema_last, ema_prefill, ema_taps, zoh_sums, zoh_tokens
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, displaced, extended
 from lagwise.tables import known
@@ -121,8 +121,8 @@ class EMAMixer(Derived, Mixer):
         signal = x.to(self.kernel.precision(self.omega))
         weights, log_decays = self.kernel.exponentials()
         times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
-        held = [held_tokens(log_decay, time) for log_decay, time in zip(log_decays, times, strict=True)]
-        sums, end = held_sums(signal, held, list(weights), None if state is None else state.average.transpose(1, 2))
+        modes = [zoh_tokens(log_decay, time) for log_decay, time in zip(log_decays, times, strict=True)]
+        sums, end = zoh_sums(signal, modes, list(weights), None if state is None else state.average.transpose(1, 2))
         y = sum(sums, self.omega * signal)
         return F.silu(y).to(x.dtype), None if state is None else EMAState(end.transpose(1, 2))
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
+from lagwise.ops.activations import ACTIVATIONS, identity
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.toeplitz import (
@@ -25,17 +26,6 @@ from lagwise.ops.toeplitz import (
 from lagwise.ops.window import Window
 from lagwise.tables import known
 
-
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "none": _same,  # by name, so that models can be pickled
-}
 _EPSILON = 1e-6
 
 
@@ -56,7 +46,7 @@ class TCNMixer(Derived, Mixer):
         depth: number D of blocks. The stack sees `receptive_field` tokens (by default 485); `covering_shapes` lists
             stacks for a length, and ``lagwise bench tcn`` times them.
         convolutions: number B of convolutions per block, each with its activation.
-        activation: ``silu``, ``gelu``, ``relu`` or ``none``.
+        activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``tanh`` or ``none``.
         norm: ``rms`` over the channels before each convolution, or ``none``.
         residual: whether a block adds its input.
         circular: whether a row is circular, so that every token has equally many neighbours (CDIL-CNN; two-sided only).
@@ -112,7 +102,7 @@ class TCNMixer(Derived, Mixer):
         nn.init.normal_(self.taps, std=self.taps.shape[2] ** -0.5)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, _same)
+        simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, identity)
         if simple and not self.circular and layout.mask is None and fused(x, self.taps):
             origin, activate = centre_tap(self.taps.shape[2], self.causal), self.activation is F.silu
             return residual_convolutions(

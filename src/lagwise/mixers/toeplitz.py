@@ -24,10 +24,10 @@ from lagwise.ops.recurrence import (
     LEAST_RADIUS,
     ModalBlocks,
     SplitModes,
-    held_sums,
     modal_block,
     modal_graph_prefill,
     modal_prefill,
+    zoh_sums,
 )
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
@@ -41,6 +41,9 @@ from lagwise.ops.streaming import (
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import fast_length, gated_product, spectral_product
 from lagwise.tables import build, known
+
+# Engines that configurations of saved models may name. All exact engines compute the same.
+_FORMER_ENGINES = ("block", "subquadratic")
 
 
 class ModalState(NamedTuple):
@@ -118,7 +121,8 @@ class ToeplitzMixer(Derived, Mixer):
             )
         elif len(spec) > 1:
             raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
-        self.engine: str = known(spec.get("name"), ENGINES, "engine")
+        name = "auto" if spec.get("name") in _FORMER_ENGINES else spec.get("name")
+        self.engine: str = known(name, ENGINES, "engine")
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self._frozen is Poles:
@@ -159,7 +163,7 @@ class ToeplitzMixer(Derived, Mixer):
             sides = self.kernel.sides()
             signal = x.to(sides[0].direct.dtype)
             times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
-            sums, end = held_sums(signal, self.kernel.held(times), [modes.weights for modes in sides], memory)
+            sums, end = zoh_sums(signal, self.kernel.modes_at(times), [modes.weights for modes in sides], memory)
             y = sum(sums, sides[0].direct * signal).to(x.dtype)
         end = end.transpose(1, 2)
         return y, None if state is None else ModalState(end.real, end.imag)

@@ -76,8 +76,19 @@ def check_step_memory(
     )
 
 
-def _compare(needed: int, what: str, advice: str) -> None:
-    available = available_memory()
+def check_images_memory(images: int, channels: int, height: int, width: int) -> None:
+    """ValueError if a first answer of images certainly exceeds the machine's memory: it holds all of them in float32,
+    and computes their features in small parts."""
+    _compare(
+        images * channels * height * width * _FLOAT,
+        f"a first answer of {images} images of {height} x {width} pixels takes more than {{}} of memory",
+        "make the images smaller, use fewer of them, or train without a first answer",
+        memory(),
+    )
+
+
+def _compare(needed: int, what: str, advice: str, available: float | None = None) -> None:
+    available = available_memory() if available is None else available
     if needed > available:
         raise ValueError(f"{what.format(_gigabytes(needed))}, of which there is {_gigabytes(available)}; {advice}")
 

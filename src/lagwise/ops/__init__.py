@@ -6,7 +6,7 @@ from lagwise.ops.product import ENGINES, EXACT_ENGINES, toeplitz_product, toepli
 from lagwise.ops.recurrence import Modes, Reduction, block_scan, diagonal_scan, ema_scan, reduce_taps
 from lagwise.ops.ski import SKIPlan, causal_ski_product, plan_from_tolerance, ski_product
 from lagwise.ops.streaming import online_prefill
-from lagwise.ops.toeplitz import dilated_convolution, dilated_stack, toeplitz_matrix
+from lagwise.ops.toeplitz import dilated_convolution, toeplitz_matrix
 
 __all__ = [
     "ENGINES",
@@ -20,7 +20,6 @@ __all__ = [
     "chunked_attention",
     "diagonal_scan",
     "dilated_convolution",
-    "dilated_stack",
     "ema_scan",
     "linear_attention",
     "online_prefill",

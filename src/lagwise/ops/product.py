@@ -17,12 +17,11 @@ from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.plans import ski_toeplitz_product
 from lagwise.ops.symbolic import symbolic, symbolic_product
-from lagwise.ops.toeplitz.block import block_product, centre, toeplitz_matrix
+from lagwise.ops.toeplitz.block import centre, toeplitz_matrix
 from lagwise.ops.toeplitz.direct import direct_gradients, direct_product, direct_values, few_lags
 from lagwise.ops.toeplitz.spectral import fft_gradients, fft_product, fft_values
-from lagwise.ops.toeplitz.subquadratic import subquadratic_product, subquadratic_serves
 
-EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "block", "direct", "subquadratic")
+EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
 
 
@@ -47,10 +46,9 @@ def toeplitz_product(
         taps: ``(channels, n_taps)``. Lag 0 is first when causal; otherwise lag ``-(n_taps - 1) / 2`` is first, with lag
             0 in the middle. Lags beyond the taps are zero; taps beyond the length are ignored.
         causal: Whether taps are for lags from 0 on.
-        engine: ``auto`` is the fastest exact engine: direct for few lags, otherwise an FFT. ``dense``,
-            ``fft``, ``overlap_save``, ``block`` and ``direct`` are exact. ``subquadratic`` is ``fft`` in one kernel of
-            the package subquadratic-ops, on NVIDIA's GPUs and for up to 8,192 taps; otherwise ``fft`` itself. ``ski``
-            is approximate, in linear time except for a short FFT, for causal taps that are smooth away from lag 0.
+        engine: ``auto`` is the fastest exact engine: direct for few lags, otherwise an FFT. ``dense``, ``fft``,
+            ``overlap_save`` and ``direct`` are exact. ``ski`` is approximate, in linear time except for a short FFT,
+            for causal taps that are smooth away from lag 0.
             While `torch.export` leaves the length open, one plain convolution is used whatever the engine.
         tolerance: For ``ski`` (1e-3 by default), the error as `plan_from_tolerance` estimates it.
         dilation: Distance in tokens between lags.
@@ -60,14 +58,13 @@ def toeplitz_product(
 
     Raises:
         ValueError: For an empty signal, mismatched channels, an even number of two-sided taps, an unknown engine, a
-            dilation that does not divide the length, a tolerance for an exact engine, two-sided taps or a tolerance
-            that ``ski`` cannot meet, or ``subquadratic`` on a GPU without its package. Values are not checked: one NaN
-            spreads over a whole channel through the FFT.
+            dilation that does not divide the length, a tolerance for an exact engine, and two-sided taps or a tolerance
+            that ``ski`` cannot meet. Values are not checked: one NaN spreads over a whole channel through the FFT.
 
     Source:
         TNN eq. 4 and app. B. Unlike the released code, the FFT has a fast length of at least length + largest lag (not
         2n), runs along the contiguous axis, and has its own gradient. The FFT engines, and ski by its short FFT, leak
-        round-off from future to past (about 1e-7 of the largest value in the frame); ``block`` and ``direct`` are
+        round-off from future to past (about 1e-7 of the largest value in the frame); ``direct`` is
         exactly causal for finite values. ``auto`` and ``overlap_save`` cut causal taps beyond 8192 lags into parts
         (uniformly partitioned overlap-save; Stockham 1966, Kulp 1988): the leak then stays within about 8192 tokens, or
         within a sixteenth of the taps if that is more.
@@ -97,14 +94,8 @@ def toeplitz_product(
         engine = "direct"
     if engine == "dense":
         return toeplitz_reference(x, taps, causal=causal)
-    if engine == "block":
-        return block_product(x, taps, origin)
     if engine == "direct":
         return direct_product(x, taps, origin)
-    if engine == "subquadratic":
-        if subquadratic_serves(x, taps):
-            return subquadratic_product(x, taps, origin)
-        engine = "fft"
     return fft_product(x, taps, origin, engine)
 
 

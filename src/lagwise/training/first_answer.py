@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lagwise.files import read_json, saved_whole, write_whole
 from lagwise.models.loading import load_model, quiet
+from lagwise.models.memory import check_images_memory
 from lagwise.tables import counted
 from lagwise.tasks import Task, TaskData
 from lagwise.training.linear_fits import LinearRows, fit_linear_model, labels_of
@@ -60,14 +61,17 @@ def needs_first_answer(recipe: Recipe, task: Task) -> bool:
 
 
 def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
-    """The first answer of a task's data. ValueError for a task without one."""
+    """The first answer of a task's data. ValueError for a task without one, and for images that exceed the memory."""
     began = time.monotonic()
-    linear_class = require_linear(data.task)
+    linear_class, fields = require_linear(data.task), data.linear_fields()
+    if "image" in fields["inputs"]:
+        images = sum(len(data.rows.splits[split]) for split in ("train", "valid"))  # type: ignore[attr-defined]
+        check_images_memory(images, fields["inputs"]["channels"], *fields["inputs"]["image"])
     train, valid = (list(data.linear_batches(split)) for split in ("train", "valid"))
     rows = LinearRows(
         train,
         valid,
-        data.linear_fields(),
+        fields,
         data.ngrams if data.task.inputs == "tokens" else None,
         None if data.weights is None else data.weights.numpy(),
     )

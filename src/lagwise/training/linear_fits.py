@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from lagwise.training.closed_form import Fit, fit_linear
 Batches = Sequence[Mapping[str, Tensor]]  # rows with labels, as the model reads them
 
 _MANY_SERIES = 5000  # for which half of the features do
-_MOST_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
+_MAX_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
 _IMAGES = 2000  # from which patches are drawn
 _GAIN = 0.95  # levels are kept where they make the error so much smaller
 
@@ -108,10 +108,11 @@ def _with_levels_if_better(
 
 
 def _images(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
-    sample = torch.cat([batch["pixel_values"] for batch in [*data.train, *data.valid]])
-    sample = sample[torch.from_numpy(np.random.default_rng(seed).permutation(len(sample))[:_IMAGES])]
-    options = Patches.plan(*sample.shape[2:])
-    features = Patches(sample.shape[1], **options)
+    images = [image for batch in [*data.train, *data.valid] for image in batch["pixel_values"]]
+    sample = [images[i] for i in np.random.default_rng(seed).permutation(len(images))[:_IMAGES]]
+    channels, *size = sample[0].shape
+    options = Patches.plan(*size)
+    features = Patches(channels, **options)
     features.prepare(sample, seed)
 
     train, valid = _dense_rows(features, data, seed)
@@ -121,15 +122,16 @@ def _images(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
 def _dense_rows(features: Any, data: LinearRows, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Features and labels of the training rows, or of a random part if there are too many, and of the held-out rows."""
 
-    def of(batch: Mapping[str, Tensor]) -> np.ndarray:
-        images = "pixel_values" in batch
-        return (features(batch["pixel_values"]) if images else features(batch["input_values"], _mask(batch))).numpy()
+    def of(batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+        values, labels = [np.zeros((0, features.size), dtype=np.float32)], []
+        for batch in batches:
+            pixels = batch.get("pixel_values")
+            each = features(batch["input_values"], _mask(batch)) if pixels is None else features(pixels)
+            values.append(each.numpy())
+            labels.append({"labels": batch["labels"]})
+        return np.concatenate(values), labels_of(labels)
 
-    none = np.zeros((0, features.size), dtype=np.float32)
-    return [
-        (np.concatenate([none, *map(of, batches)]), labels_of(batches))
-        for batches in (_thinned(data.train, features.size, seed), data.valid)
-    ]
+    return [of(_thinned(data.train, features.size, seed)), of(data.valid)]
 
 
 #: by the name of the features
@@ -149,15 +151,16 @@ def labels_of(batches: Batches) -> np.ndarray:
     return labels.astype(np.int64) if labels.ndim == 2 else labels
 
 
-def _thinned(batches: Batches, size: int, seed: int) -> list[dict[str, Tensor]]:
-    """Batches with a random part of the rows, if these have too many features of a number each."""
-    most, total = _MOST_VALUES // size, rows_of(batches)
-    random, found = np.random.default_rng(seed), []
+def _thinned(batches: Batches, size: int, seed: int) -> Iterator[Mapping[str, Tensor]]:
+    """Batches with a random part of the rows, if all have more than `_MAX_VALUES` features."""
+    limit, total, random = _MAX_VALUES // size, rows_of(batches), np.random.default_rng(seed)
     for batch in batches:
+        if total <= limit:
+            yield batch
+            continue
         count = len(batch["labels"])
-        kept = np.sort(random.permutation(count)[: count if total <= most else -(-count * most // total)])
-        found.append({name: values[torch.from_numpy(kept)] for name, values in batch.items()})
-    return found
+        kept = torch.from_numpy(np.sort(random.permutation(count)[: -(-count * limit // total)]))
+        yield {name: values[kept] for name, values in batch.items()}
 
 
 def _rows(batch: Mapping[str, Tensor]) -> Iterable[tuple[Tensor, Tensor | None]]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
-from lagwise.ops import dilated_stack, ema_scan, toeplitz_product
+from lagwise.ops import dilated_convolution, ema_scan, toeplitz_product
 from lagwise.ops.toeplitz import smallest_dilation
 from lagwise.progress import progress_bar
 from lagwise_papers.bench.harness import Factory, check_layer, check_product, forward_pass, peak_memory, some_channels
@@ -142,7 +142,9 @@ class BareTCN(nn.Module):
         self.taps = nn.ParameterList(scale * torch.randn(channels, KERNEL_SIZE) for _ in self.dilations)
 
     def forward(self, x: Tensor) -> Tensor:
-        return dilated_stack(x, list(self.taps), self.dilations, causal=self.causal)
+        for taps, dilation in zip(self.taps, self.dilations, strict=True):
+            x = dilated_convolution(x, taps, dilation, causal=self.causal)
+        return x
 
 
 class BareEMA(nn.Module):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lagwise.ops.recurrence import held_inputs
+from lagwise.ops.recurrence import zoh_inputs
 from lagwise.tables import check_integer
 from lagwise_papers.family.recurrence import Recurrence, RecurrentMixer
 
@@ -71,6 +71,6 @@ class LRUMixer(RecurrentMixer):
         outputs: tuple[Tensor, ...] = out.unbind(0)
         log_decay, angle, into = -rate.exp(), self.log_angle.double().exp(), gain.exp()[:, None] * into
         if self.token_time != 1:
-            factor = held_inputs(torch.complex(log_decay.double(), angle), self.token_time)
+            factor = zoh_inputs(torch.complex(log_decay.double(), angle), self.token_time)
             into = into * factor.to(into.dtype)[:, None]
         return Recurrence(log_decay * self.token_time, angle * self.token_time, into, outputs, direct)

@@ -13,7 +13,7 @@ from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout, diagonal_scan
 from lagwise.ops.pieces import documents
 from lagwise.ops.precision import KeepsFloat32
-from lagwise.ops.recurrence import diagonal_graph_scan, held_tokens, varying_scan
+from lagwise.ops.recurrence import diagonal_graph_scan, varying_scan, zoh_tokens
 from lagwise.ops.symbolic import symbolic
 
 
@@ -117,11 +117,11 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
             signal = x.to(log_decay.dtype)
             added = torch.complex(*F.linear(signal, _stacked(into)).chunk(2, 2))
             exponent = torch.complex(log_decay.double(), angle.double()).to(added.dtype)
-            poles, factors = held_tokens(exponent, layout.token_time)
+            poles, factors = zoh_tokens(exponent, layout.token_time)
             states = varying_scan(factors * added, poles, memory)
             y = direct * signal + _real_product(states, outputs[0])
             if not self.causal:
-                poles, factors = (each.flip(1) for each in held_tokens(exponent, layout.time_after))
+                poles, factors = (each.flip(1) for each in zoh_tokens(exponent, layout.time_after))
                 y = y + _real_product(varying_scan(factors * added.flip(1), poles).flip(1), outputs[1])
         after = None if state is None else RecurrentState(states[:, -1].real, states[:, -1].imag)
         return y.to(x.dtype), after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lagwise.tables import check_integer
 _SAMPLED = 20_000  # patches from which whitening is computed
 _CONTRAST = 0.1  # added to the variance of a patch, so that flat ones stay flat; pixels have a variance near 1
 _WHITENING = 0.1  # added to the variances of whitened directions
-_TOGETHER = 16  # images at a time
+_MAX_PATCHES = 1 << 12  # patches at a time, whose products with 256 filters take 4 MB
 
 
 class Patches(DenseFeatures):
@@ -58,15 +59,15 @@ class Patches(DenseFeatures):
         return {"side": min(side, 6 if side >= 16 else 4), "filters": 256, "regions": regions}
 
     @torch.no_grad()
-    def prepare(self, images: Tensor, seed: int) -> None:
-        """Draw filters from sample images ``(n, channels, height, width)``, and compute the whitening."""
+    def prepare(self, images: Sequence[Tensor] | Tensor, seed: int) -> None:
+        """Draw filters from sample images of one size ``(channels, height, width)``, and compute the whitening."""
         random = torch.Generator().manual_seed(seed)
-        height, width = (n - self.side + 1 for n in images.shape[2:])
+        height, width = self._grid(images[0])
         picked = torch.randint(len(images), (_SAMPLED,), generator=random, device="cpu")
         top, left = (torch.randint(n, (_SAMPLED,), generator=random, device="cpu") for n in (height, width))
         corner = zip(picked.tolist(), top.tolist(), left.tolist(), strict=True)
         side = self.side
-        patches = torch.stack([images[n, :, i : i + side, j : j + side].flatten() for n, i, j in corner])
+        patches = torch.stack([images[n][:, i : i + side, j : j + side].flatten() for n, i, j in corner])
         varied = patches[patches.var(1) > 1e-3]  # empty ones have no shape
         patches = _normalised(varied if len(varied) >= len(self.filters) else patches)
         centre = patches.mean(0)
@@ -84,14 +85,33 @@ class Patches(DenseFeatures):
         if min(pixels.shape[2:]) < self.side:
             raise ValueError(f"images must have sides of at least {self.side} pixels, got {tuple(pixels.shape[2:])}")
         pixels = pixels.to(self.filters.dtype)
-        return self._pooled(pixels) if traced() else torch.cat([self._pooled(part) for part in pixels.split(_TOGETHER)])
+        if traced():
+            return self._averaged(self._likeness(pixels))
+        rows, columns = self._grid(pixels)
+        images, band = max(1, _MAX_PATCHES // (rows * columns)), max(1, _MAX_PATCHES // columns)
+        return torch.cat([self._averaged(self._likeness_by_bands(part, band)) for part in pixels.split(images)])
 
-    def _pooled(self, pixels: Tensor) -> Tensor:
+    def _likeness_by_bands(self, pixels: Tensor, band: int) -> Tensor:
+        """`_likeness` averaged over the columns of each region, ``(batch, 2 filters, rows, regions)``, from bands of so
+        many rows: that of all patches of a photo takes a hundred times the memory of the photo."""
+        rows, bands = self._grid(pixels)[0], []
+        for top in range(0, rows, band):
+            likeness = self._likeness(pixels[:, :, top : top + band + self.side - 1])
+            bands.append(F.adaptive_avg_pool2d(likeness, (likeness.shape[2], self.regions)))
+        return torch.cat(bands, 2)
+
+    def _likeness(self, pixels: Tensor) -> Tensor:
+        """Thresholded products of all patches, of both signs: ``(batch, 2 filters, rows, columns)``."""
         patches = _normalised(F.unfold(pixels, self.side).transpose(1, 2)) - self.centre
-        grid = (pixels.shape[2] - self.side + 1, pixels.shape[3] - self.side + 1)
-        likeness = (patches @ self.filters.t()).transpose(1, 2).unflatten(2, grid)
-        both = torch.cat([F.relu(likeness - self.threshold), F.relu(-likeness - self.threshold)], 1)
-        return F.adaptive_avg_pool2d(both, self.regions).flatten(1).sqrt()
+        products = (patches @ self.filters.t()).transpose(1, 2).unflatten(2, self._grid(pixels))
+        return F.relu(torch.cat([products, -products], 1) - self.threshold)
+
+    def _averaged(self, likeness: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(likeness, self.regions).flatten(1).sqrt()
+
+    def _grid(self, pixels: Tensor) -> tuple[int, int]:
+        """Rows and columns of the patches of images."""
+        return pixels.shape[-2] - self.side + 1, pixels.shape[-1] - self.side + 1
 
 
 def _normalised(patches: Tensor) -> Tensor:

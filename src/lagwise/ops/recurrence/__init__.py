@@ -15,7 +15,6 @@ from lagwise.ops.recurrence.modal import (
     ModalBlocks,
     Modes,
     SplitModes,
-    held_inputs,
     mean_exponential,
     modal_block,
     modal_graph_prefill,
@@ -24,9 +23,10 @@ from lagwise.ops.recurrence.modal import (
     modal_step,
     modal_taps,
     modal_taps_of,
+    zoh_inputs,
 )
 from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
 from lagwise.ops.recurrence.timestep_norm import Moments, moments_so_far, normalised, timestep_norm, token_moments
 from lagwise.ops.recurrence.transfer import largest_difference
-from lagwise.ops.recurrence.varying_scan import held_sums, held_tokens, varying_scan
+from lagwise.ops.recurrence.varying_scan import varying_scan, zoh_sums, zoh_tokens

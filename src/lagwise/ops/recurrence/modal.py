@@ -99,7 +99,7 @@ def mean_exponential(z: Tensor) -> Tensor:
     return torch.where(near, series, far.expm1() / far)
 
 
-def held_inputs(log_pole: Tensor, steps: float) -> Tensor:
+def zoh_inputs(log_pole: Tensor, steps: float) -> Tensor:
     """What the input of a mode ``h_t = p h_{t-1} + w x_t`` counts in a token that lasts for ``steps`` tokens: the
     factor of w, while p becomes ``p**steps``. For whole steps it is exact if the input is held.
 

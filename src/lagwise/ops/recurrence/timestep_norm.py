@@ -107,8 +107,8 @@ def moments_so_far(
 
 def _with_state(mean: Tensor, variance: Tensor, seen: Tensor, before: Moments, whole: bool) -> tuple[Tensor, Moments]:
     """The results of `moments_so_far`."""
-    held = before.mean.dtype
-    after = Moments(_pair(mean[:, -1], held), _pair(variance[:, -1], held), seen[:, -1])
+    dtype = before.mean.dtype
+    after = Moments(_pair(mean[:, -1], dtype), _pair(variance[:, -1], dtype), seen[:, -1])
     moments = torch.stack([mean, variance], -1)
     return moments[:, -1:].expand_as(moments) if whole else moments, after
 

@@ -68,11 +68,10 @@ class _Scan(torch.autograd.Function):
         return dx, dx * before.conj(), poles[:, 0].conj() * dx[:, 0]
 
 
-def held_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
-    """Modes ``h_t = p h_{t-1} + x_t`` at tokens of different times, whose input is held: their poles and the factors of
-    their inputs.
+def zoh_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
+    """Poles and input factors of modes ``h_t = p h_{t-1} + x_t`` at tokens of different times, by zero-order hold.
 
-    Formula: ``p_t = exp(e s_t)`` and ``(p_t - 1) / (p - 1)`` for ``p = exp(e)``, as `held_inputs`.
+    Formula: ``p_t = exp(e s_t)`` and ``(p_t - 1) / (p - 1)`` for ``p = exp(e)``, as `zoh_inputs`.
 
     Shapes: exponent ``(...)``, the logarithm of p, other than 0, whose imaginary part may be beyond pi: a power of p
     would not be that of the mode. token_time ``(batch, length)``, relative to the token of p. Returns two tensors
@@ -82,24 +81,24 @@ def held_tokens(exponent: Tensor, token_time: Tensor) -> tuple[Tensor, Tensor]:
     return 1 + grown, grown / torch.expm1(exponent)
 
 
-def held_sums(
-    x: Tensor, held: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], state: Tensor | None = None
+def zoh_sums(
+    x: Tensor, modes: Sequence[tuple[Tensor, Tensor]], weights: Sequence[Tensor], state: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """Sums over modes of tokens of different times: of a recurrence from the first token and, of two-sided ones, of
-    another from the last.
+    """Outputs of diagonal state spaces whose tokens last for different times: of a recurrence from the first token and,
+    for two-sided ones, of another from the last.
 
     Formula: ``y_t = Re sum_i w_i h_{i,t}`` with ``h_t = p_t h_{t-1} + f_t x_t``, for each direction.
 
-    Shapes: x ``(batch, length, channels)``; held: poles p and factors f of each direction (`held_tokens`), ``(batch,
+    Shapes: x ``(batch, length, channels)``; modes: poles p and factors f of each direction (`zoh_tokens`), ``(batch,
     length, channels, modes)``; weights ``(channels, modes)`` of each; state ``(batch, channels, modes)``, before the
     first token. Returns the sum of each direction, like x, and the first one's state after the last token.
     """
     sums, ends = [], []
-    for backward, ((poles, factors), weight) in enumerate(zip(held, weights, strict=True)):
+    for backward, ((poles, factors), weight) in enumerate(zip(modes, weights, strict=True)):
         if backward:
             x, poles, factors = (each.flip(1) for each in (x, poles, factors))
         states = varying_scan(factors * x[..., None], poles, state)
-        found = (states * weight).sum(3).real
-        sums.append(found.flip(1) if backward else found)
+        output = (states * weight).sum(3).real
+        sums.append(output.flip(1) if backward else output)
         ends.append(states[:, -1])
     return sums, ends[0]

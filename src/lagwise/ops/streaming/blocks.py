@@ -134,9 +134,9 @@ class BlockSpectrum:
     @property
     def batch(self) -> int:
         """Number of rows."""
-        held = self.points.values if self.source is None else self.source
-        assert held is not None
-        return held.shape[0]
+        values = self.points.values if self.source is None else self.source
+        assert values is not None
+        return values.shape[0]
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> BlockSpectrum:
         return BlockSpectrum(None if self.source is None else change(self.source), self.points.map_batch(change))

@@ -1,6 +1,6 @@
 """Toeplitz products by exact engines: dense blocks, sums over lags, FFT; stacks of dilated convolutions."""
 
-from lagwise.ops.toeplitz.block import banded_product, block_lag_products, toeplitz_matrix
+from lagwise.ops.toeplitz.block import block_lag_products, toeplitz_matrix
 from lagwise.ops.toeplitz.dilated import (
     StackShape,
     centre_tap,
@@ -8,7 +8,6 @@ from lagwise.ops.toeplitz.dilated import (
     covering_shapes,
     dilated_convolution,
     dilated_prefill,
-    dilated_stack,
     dilated_step,
     receptive_field,
     smallest_dilation,

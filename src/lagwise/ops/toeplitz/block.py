@@ -1,4 +1,4 @@
-"""Banded block-Toeplitz products: exactly causal, computed entirely by matrix multiplication."""
+"""Toeplitz matrices, their blocks, and sums of products of signals at each lag by matrix multiplication."""
 
 from __future__ import annotations
 
@@ -9,63 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import bilinear_product
-from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 
-_BLOCK = 64
-_SHORT_BLOCK = 32  # for kernels no longer than this: a smaller part of the blocks lies outside the band
-_LAG_BLOCK, _SHORT_LAG_BLOCK = 32, 16  # likewise for sums over the signal at every lag
-# Matrices of several distances share one pass over the signal, up to this many elements in total.
-_MATRIX_ELEMENTS = 1 << 25
+_LAG_BLOCK, _SHORT_LAG_BLOCK = 32, 16  # the shorter for fewer lags than the longer has
 # Elements of the signal that are transposed, multiplied and transposed back at a time: 8 MB of float32.
 _CPU_TILE_ELEMENTS = 1 << 21
-
-
-def block_product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
-    """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``.
-
-    Formula: the matrix is cut into blocks. All blocks at one distance are equal, so each distance is one multiplication
-    for the whole signal, batched over channels. Entries above the diagonal of a causal kernel are exact zeros, and
-    blocks above it are skipped: a finite future cannot affect the past, not even by rounding.
-
-    Source: TNN eq. 4.
-    """
-    return _operator(x, taps, origin) if in_graph() else _product(x, taps, origin)
-
-
-def _product(x: Tensor, taps: Tensor, origin: int) -> Tensor:
-    length, channels = x.shape[1:]
-    size = min(length, _SHORT_BLOCK if max(origin, taps.shape[1] - 1 - origin) <= _SHORT_BLOCK else _BLOCK)
-    blocks = -(-length // size)
-    furthest = min(blocks - 1, (taps.shape[1] - 1 - origin + size - 1) // size)
-    nearest = -min(blocks - 1, (origin + size - 1) // size)
-    step = max(1, _MATRIX_ELEMENTS // (channels * size * size))
-    y: Tensor | None = None
-    for first in range(nearest, furthest + 1, step):
-        last = min(first + step - 1, furthest)
-        part = banded_product(x, toeplitz_blocks(taps.to(compute_dtype(x, taps)), origin, size, first, last), first)
-        y = part if y is None else y + part
-    assert y is not None
-    return y.to(x.dtype)
-
-
-def _gradients(grad: Tensor, x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Tensor]:
-    length, last = x.shape[1], taps.shape[1] - 1 - origin
-    low, high = max(-origin, 1 - length), min(last, length - 1)  # the others do not fit into the signal
-    dtaps = F.pad(block_lag_products(grad, x, low, high), (low + origin, last - high))
-    return _product(grad, taps.flip(1), last).to(x.dtype), dtaps.to(taps.dtype)
-
-
-# The loop over distances would be compiled anew for every number of blocks.
-_operator = graph_operator(
-    "block_product",
-    _product,
-    _gradients,
-    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
-    tensors="x taps",
-    numbers="SymInt origin",
-)
 
 
 def toeplitz_blocks(taps: Tensor, origin: int, size: int, first: int, last: int) -> Tensor:
@@ -115,24 +63,9 @@ def centre(taps: Tensor) -> int:
     return taps.shape[1] // 2
 
 
-def banded_product(x: Tensor, matrices: Tensor, first: int) -> Tensor:
-    """Multiply a signal by a block-banded matrix that is constant along its block diagonals.
-
-    Formula: ``y[I] = sum_d M[d] x[I - d]`` over block distances d = first, first + 1, ..., where ``x[I]`` is block I of
-    a channel and blocks outside the signal are zero.
-
-    Shapes: x ``(batch, length, channels)``; matrices ``(distances, channels, size, size)``; result like x, in the
-    matrices' dtype. The last block may be partial. Negative distances refer to later blocks: causal callers pass none,
-    and a lower triangle at distance 0.
-
-    Source: ours. Each block is transposed separately, inside the cache, and multiplied in place: transposing the whole
-    signal costs ten times as much when the number of channels is a power of two.
-    """
-    return bilinear_product(x, matrices, _BandedForm(first, first + len(matrices) - 1, matrices.shape[3]))
-
-
 def block_outer(y: Tensor, x: Tensor, dtype: torch.dtype, size: int, first: int, last: int) -> Tensor:
-    """Gradient of `banded_product` with respect to its matrices: ``sum_I y[I] ⊗ x[I - d]`` for d = first..last.
+    """Sums ``sum_I y[I] ⊗ x[I - d]`` over blocks I of ``size`` tokens, for block distances d = first..last; blocks
+    outside the signal are zero.
 
     Shapes: x and y ``(batch, length, channels)``; result ``(last - first + 1, channels, size, size)`` in ``dtype``.
     """
@@ -164,49 +97,6 @@ def block_lag_products(y: Tensor, x: Tensor, first: int, last: int) -> Tensor:
         total[:, n * size : n * size + 2 * size - 1] += part
     start = first - ((nearest - 1) * size + 1)
     return total[:, start : start + last - first + 1]
-
-
-class _BandedForm(NamedTuple):
-    """`banded_product` as a `Form`. Its adjoint is the same product with transposed matrices and negated distances."""
-
-    first: int
-    last: int
-    size: int
-
-    @property
-    def channel_axis(self) -> int:
-        return 1
-
-    def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
-        if wanted == 0:
-            return _banded(a, b, self.first)
-        if wanted == 1:
-            return _banded(a, b.flip(0).transpose(2, 3), -self.last)
-        return block_outer(a, b, compute_dtype(a, b), self.size, self.first, self.last)
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        dx = torch.empty_like(x) if wanted[0] else None
-        dmatrices = kernel.new_zeros(kernel.shape) if wanted[1] else None
-        mirrored = kernel.flip(0)
-        with torch.autocast(x.device.type, enabled=False):
-            for tile in _tiles(x, self.size):
-                grads = _blocks(grad, tile, kernel, -self.last)
-                if dx is not None:
-                    _apply(grads, mirrored, dx, tile)
-                if dmatrices is not None:
-                    _add_outer(grads, _blocks(x, tile, kernel, self.first), dmatrices)
-        return dx, dmatrices
-
-
-def _banded(x: Tensor, matrices: Tensor, first: int) -> Tensor:
-    """`banded_product` without a gradient."""
-    y = torch.empty(x.shape, dtype=matrices.dtype, device=x.device)
-    with torch.autocast(x.device.type, enabled=False):
-        for tile in _tiles(x, matrices.shape[3]):
-            _apply(_blocks(x, tile, matrices, first), matrices.transpose(2, 3), y, tile)
-    return y
 
 
 class _Tile(NamedTuple):
@@ -248,11 +138,8 @@ def _blocks(x: Tensor, tile: _Tile, matrices: Tensor, first: int) -> _Blocks:
     before, after = max(0, first + len(matrices) - 1), max(0, -first)
     total = before + -(-(tile.stop - tile.start) // size) + after
     reach = before - first
-    # One more block where needed, so that the product has an odd number of blocks (see `_apply`).
-    spare = (batch * total - reach + 1) % 2
-    rows = torch.empty((batch * total + spare, channels, size), dtype=matrices.dtype, device=x.device)
-    rows[batch * total :] = 0
-    blocks = rows[: batch * total].unflatten(0, (batch, total))
+    rows = torch.empty((batch * total, channels, size), dtype=matrices.dtype, device=x.device)
+    blocks = rows.unflatten(0, (batch, total))
     low = tile.start - before * size
     start, stop = max(0, low), min(length, tile.stop + after * size)
     skipped = (start - low) // size
@@ -264,24 +151,6 @@ def _blocks(x: Tensor, tile: _Tile, matrices: Tensor, first: int) -> _Blocks:
     if rest:
         blocks[:, skipped + whole, :, :rest] = x[:, start + whole * size : stop].transpose(1, 2)
     return _Blocks(rows, total, before, after, reach)
-
-
-def _apply(blocks: _Blocks, matrices: Tensor, y: Tensor, tile: _Tile) -> None:
-    """Add ``blocks[I - d] @ matrices[d]`` over all distances to the tile of the signal y."""
-    rows = blocks.rows.transpose(0, 1)
-    wanted = rows.shape[1] - blocks.reach
-    assert wanted % 2, "at a stride of a power of two, channels would share cache sets when they are transposed back"
-    sums = torch.bmm(rows[:, blocks.reach :], matrices[0])
-    for n in range(1, len(matrices)):
-        sums.baddbmm_(rows[:, blocks.reach - n : blocks.reach - n + wanted], matrices[n])
-    size = matrices.shape[3]
-    whole, rest = (tile.stop - tile.start) // size, (tile.stop - tile.start) % size
-    for b, n in enumerate(range(tile.rows.start, min(tile.rows.stop, len(y)))):
-        row = y[n]
-        part = sums[:, b * blocks.total : b * blocks.total + whole + 1]
-        row[tile.start : tile.start + whole * size].unflatten(0, (whole, size)).copy_(part[:, :whole].permute(1, 2, 0))
-        if rest:
-            row[tile.stop - rest : tile.stop] = part[:, whole, :rest].t()
 
 
 def _add_outer(grads: _Blocks, blocks: _Blocks, gradient: Tensor) -> None:

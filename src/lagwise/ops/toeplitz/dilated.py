@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -77,26 +77,6 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
         sources = ((place - lag) % lengths + first for lag in lags)
         shifted = (x.gather(1, source[..., None].expand_as(x)) for source in sources)
     return sum((part * tap for part, tap in zip(shifted, taps.t(), strict=True)), start=torch.zeros_like(x)).to(x.dtype)
-
-
-def dilated_stack(x: Tensor, taps: Sequence[Tensor], dilations: Sequence[int], *, causal: bool = True) -> Tensor:
-    """A sequence of dilated convolutions without residuals, norms or activations.
-
-    Formula: ``h = dilated_convolution(h, taps_n, dilation_n)`` for every n, from ``h = x``.
-
-    Shapes: x ``(batch, length, channels)``; each of taps ``(channels, K)``; result like x.
-
-    Preconditions: ValueError unless there are as many dilations as taps; otherwise as `dilated_convolution`.
-
-    Source: TCNCA §2; app. H, which measures it.
-
-    >>> x = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]).view(1, 5, 1)
-    >>> dilated_stack(x, 2 * [torch.ones(1, 2)], dilations=[1, 2]).flatten().tolist()  # it sees 4 tokens
-    [1.0, 1.0, 1.0, 1.0, 0.0]
-    """
-    for weight, dilation in zip(taps, dilations, strict=True):
-        x = dilated_convolution(x, weight, dilation, causal=causal)
-    return x
 
 
 def dilated_prefill(
