@@ -82,12 +82,38 @@ def _message(error: BaseException) -> str:
 
 
 def _with_options(message: str, app: typer.Typer) -> str:
-    """A message whose arguments in backticks are written as options of the command that ran, if it has them."""
+    """A message whose arguments in backticks, such as `out` or `kind=auto`, are written as options of the command that
+    ran, or of a command with a recipe as keys of the recipe."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
     options = {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("-")}
-    return re.sub(r"`(?:data\.)?(\w+)`", lambda found: options.get(found[1], found[0]), message)
+    takes_settings = any(each.name == "overrides" for each in command.params)
+
+    def written(found: re.Match[str]) -> str:
+        name, value = found[1], found[2] or ""
+        if name in options:
+            return f"{options[name]}{value.replace('=', ' ', 1)}"
+        key = recipe_key(name) if takes_settings else None
+        return found[0] if key is None else f"{key}{value}"
+
+    return re.sub(r"`(\w+)(=[^`]*)?`", written, message)
+
+
+def recipe_key(name: str) -> str | None:
+    """The key of a recipe with a name: of its data or training, else of any task or of the model."""
+    from dataclasses import fields
+
+    from lagwise.models import LagwiseConfig
+    from lagwise.tables import option_names
+    from lagwise.tasks import TASKS
+    from lagwise.training.recipe import setting
+
+    if key := setting(name):
+        return key
+    if any(name in option_names(task) for task in TASKS.values()):
+        return f"task.{name}"
+    return f"model.{name}" if name in {field.name for field in fields(LagwiseConfig)} else None
 
 
 def _usage_message(error: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from lagwise.schema import Count
 from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
 
 _TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test
-_BATCH = 256  # windows of an evaluation
+_WINDOWS_PER_BATCH = 256  # windows of an evaluation
 
 
 class Forecasting(Task):
@@ -46,7 +45,7 @@ class Forecasting(Task):
     """
 
     headline = Metric("mse", "mean squared error", greater_is_better=False)
-    needs = "forecasting needs series to learn from; give a table with `data.source`, such as sensors.csv"
+    needs = "forecasting needs series to learn from; give a table with `source`, such as sensors.csv"
     one_length = True
     head = "LagwiseForPrediction"
     query = "data"
@@ -79,7 +78,7 @@ class Forecasting(Task):
         try:
             return read_series(expanded(source), self.time, self.series)
         except ValueError as error:
-            raise ValueError(re.sub(r"`(time|columns)`", r"task.\1", str(error))) from error
+            raise ValueError(str(error).replace("`columns`", "`series`")) from error
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesParts:
         table = self._read(source or str(self.data.source))
@@ -97,10 +96,10 @@ class Forecasting(Task):
             parts = {name: z[max(0, start) : stop] for name, (start, stop) in bounds.items()}
         for name, part in parts.items():
             if len(part) < width:
-                large = "task.horizon" if self.horizon > len(part) - length else "data.length"
+                large = "`horizon`" if self.horizon > len(part) - length else "`length`"
                 advice = f"; make {large} smaller by {width - len(part)}" if source is None else ""
                 raise ValueError(
-                    f"data.length {length} and task.horizon {self.horizon} need {width} rows; the {name} part of "
+                    f"`length` {length} and `horizon` {self.horizon} need {width} rows; the {name} part of "
                     f"{source or self.data.source!r} has {len(part)}{advice}"
                 )
         return SeriesParts(self, parts, table.notes)
@@ -128,8 +127,8 @@ class Forecasting(Task):
         return ("past_values",)
 
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series on any
-        scale, null where missing; only the last ``data.length`` are used."""
+        """Return ``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series
+        on any scale, null where missing; only the last ``data.length`` are used."""
         found = []
         for row in progress_bar(list(rows), desc="forecasting", unit="row", show=progress):
             given = row["past_values"]
@@ -145,7 +144,7 @@ class Forecasting(Task):
 
     @torch.inference_mode()
     def forecast(self, model: Any, past: Tensor) -> np.ndarray:
-        """Forecasts ``(batch, horizon, series)`` of past values."""
+        """Return the forecasts ``(batch, horizon, series)`` of past values."""
         past = past.float() if model.device.type == "mps" else past  # which has no float64
         made = model(past_values=past.to(model.device)).prediction_outputs
         return finite(made.cpu().numpy(), "forecasts")
@@ -157,7 +156,7 @@ class Forecasting(Task):
 
 
 class SeriesParts(TaskData):
-    """Standardised series ``(rows, series)`` by split."""
+    """The standardised series ``(rows, series)`` by split."""
 
     task: Forecasting
     label_arguments = ("future_values",)
@@ -179,7 +178,7 @@ class SeriesParts(TaskData):
         return self._windows("valid", drawn=max(1, tokens // self.task.data.length))
 
     def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared and absolute errors; the first of the model's outputs are its forecasts."""
+        """Return squared and absolute errors; the first of the model's outputs are its forecasts."""
         errors = (logits[0] if isinstance(logits, tuple) else logits).float() - labels
         return errors.square(), errors.abs()
 
@@ -192,16 +191,16 @@ class SeriesParts(TaskData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow),
-        beside those of repeating the last value."""
+        """Compute the errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows
+        allow), beside those of repeating the last value."""
         require_none("forecasting", lengths=lengths)
         windows = self._windows(
             "test", drawn=None if max_tokens is None else max(1, max_tokens // self.task.data.length)
         )
         found: dict[str, list[np.ndarray]] = {"model": [], "last value": []}
         with progress_bar(desc="forecasting", total=len(windows), unit="window", show=progress) as bar:
-            for start in range(0, len(windows), _BATCH):
-                batch = self.collate([windows[i] for i in range(start, min(start + _BATCH, len(windows)))])
+            for start in range(0, len(windows), _WINDOWS_PER_BATCH):
+                batch = self.collate([windows[i] for i in range(start, min(start + _WINDOWS_PER_BATCH, len(windows)))])
                 past, future = batch["past_values"], batch["future_values"].numpy()
                 found["model"].append(self.task.forecast(model, past) - future)
                 last = np.stack([carry_forward(window)[-1:] for window in past.numpy()])
@@ -218,8 +217,8 @@ class SeriesParts(TaskData):
 
 
 class Windows(Dataset):
-    """Windows of series ``(rows, series)``, one series each: past_values ``(length, 1)`` and future_values
-    ``(horizon, 1)``, NaN where missing.
+    """A data set of windows of series ``(rows, series)``, one series each: past_values ``(length, 1)`` and
+    future_values ``(horizon, 1)``, NaN where missing.
 
     All ``count`` of them in order, or ``drawn``: with a seed in an order drawn anew for every epoch, without one spread
     evenly. Example i depends on the arguments and i alone.
