@@ -252,3 +252,25 @@ def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str], argum
     said = capsys.readouterr()
     assert "Usage: " in said.out
     assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("name it with `label=COLUMN`", "name it with task.label=COLUMN"),
+        ("`length` is less than `stride`", "data.length is less than task.stride"),
+        ("choose another `out`, or `folder=a`", "choose another --out, or `folder=a`"),
+        ("a two-sided model (`causal=false`)", "a two-sided model (model.causal=false)"),
+    ],
+)
+def test_arguments_in_backticks_are_written_as_the_command_takes_them(
+    message: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def command(overrides: list[str] | None = None, out: Annotated[str, typer.Option("--out")] = "") -> None:
+        raise ValueError(message)
+
+    assert outcome(app) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"

@@ -81,7 +81,7 @@ def test_other_letters_than_those_of_dna_are_noted(tmp_path: Path) -> None:
 
 def test_one_file_of_sequences_needs_another_column_of_labels(tmp_path: Path) -> None:
     (tmp_path / "genes.fa").write_text(records("ACGT"))
-    with pytest.raises(ValueError, match=r"all 12 sequences are of the class 'genes'.*task\.label=host"):
+    with pytest.raises(ValueError, match=r"all 12 sequences are of the class 'genes'.*`label=host`"):
         prepare_labelled(str(tmp_path / "genes.fa"), cache=tmp_path / "cache", progress=False)
     assert open_rows(str(tmp_path / "genes.fa")).columns == ("text", "id", "description", "label", "host")
 

@@ -309,7 +309,7 @@ class TestWrongData:
         self.check(tmp_path / "u.csv", tmp_path, "no column 'image'")
 
     def test_unknown_augmentations(self) -> None:
-        with pytest.raises(ValueError, match=r"unknown task\.augment"):
+        with pytest.raises(ValueError, match=r"unknown `augment`"):
             check_changes(["rotate"])
 
 

@@ -217,7 +217,7 @@ class TestSplits:
 
     def test_columns_must_be_in_every_split(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path, train=reviews(), test=[{"content": "a", "label": "bad"}])
-        with pytest.raises(ValueError, match=r"test of .* has no column 'text'; .*task.text=COLUMN.*content, label"):
+        with pytest.raises(ValueError, match=r"test of .* has no column 'text'; .*`text=COLUMN`.*content, label"):
             prepare(folder)
 
     def test_a_label_missing_in_train_is_an_error(self, tmp_path: Path) -> None:

@@ -23,5 +23,5 @@ def test_separate_texts_each_have_half_of_the_length(tmp_path: Path) -> None:
         encoded = data.encode([{"a": "", "b": "1234567"}, rows[0]])
         assert encoded["input_ids"][:] == [[256, *b"1234"], [*b"0000zzzz"]]
         assert encoded["token_type_ids"][:] == [[0] + [1] * 4, [0] * 4 + [1] * 4]
-    with pytest.raises(ValueError, match=r"task\.separate is for a pair of texts, got text 'a'"):
+    with pytest.raises(ValueError, match=r"`separate` is for a pair of texts, got text 'a'"):
         prepare_labelled(path, text="a", separate=True, cache=tmp_path, progress=False)

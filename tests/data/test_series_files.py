@@ -285,7 +285,7 @@ def test_lines_that_are_series_have_no_features_to_keep(tmp_path: Path) -> None:
 
 def test_features_of_other_files_are_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", input_values=np.zeros((4, 5)), label=np.arange(4))
-    with pytest.raises(ValueError, match=r"task\.features and task\.lines are for .* has none"):
+    with pytest.raises(ValueError, match=r"`features` and `lines` are for .* has none"):
         open_series(str(tmp_path / "a.npz"), "label", features=["x"]).reading_options()
 
 
@@ -377,7 +377,7 @@ def test_the_number_of_a_row_is_no_sample(tmp_path: Path, options: dict[str, Any
     np.testing.assert_allclose(source.read()["train"]["input_values"][:], expected, atol=1e-6)
     assert source.reading_options() == {"lines": True, "features": [str(i) for i in range(6)]}
     assert list(source.notes) == (
-        [f"column {left!r} is an index of the rows and is left out (task.features can name it)"] if left else []
+        [f"column {left!r} is an index of the rows and is left out (`features` can name it)"] if left else []
     )
 
 
@@ -387,7 +387,7 @@ def test_numbers_of_shuffled_rows_are_no_samples(tmp_path: Path) -> None:
     frame.sample(frac=1, random_state=0).reset_index().to_csv(tmp_path / "a.csv", index=False)
     source = open_series(str(tmp_path / "a.csv"), "label")
     assert source.reading_options()["features"] == [*map(str, range(6)), "n"]
-    assert source.notes == ("column 'index' is an index of the rows and is left out (task.features can name it)",)
+    assert source.notes == ("column 'index' is an index of the rows and is left out (`features` can name it)",)
 
 
 def test_a_chosen_row_number_is_read(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_an_index_is_no_feature_of_a_recording(tmp_path: Path) -> None:
     assert source.read()["train"]["label"][:] == ["a", "b"]
     assert source.notes == (
         "the folders 'a', 'b' are the classes; the 2 folders in them, such as 'a/s1', are not",
-        "column 'Unnamed: 0' is an index of the rows and is left out (task.features can name it)",
+        "column 'Unnamed: 0' is an index of the rows and is left out (`features` can name it)",
     )
 
 
@@ -421,7 +421,7 @@ def test_long_tables_are_refused(tmp_path: Path, per_sample: bool, columns: list
         tmp_path / "a.csv", index=False
     )
     source = open_series(str(tmp_path / "a.csv"), "label", per_sample=per_sample)
-    with pytest.raises(ValueError, match=r"a\.csv has several lines for each series.*file.*task\.features"):
+    with pytest.raises(ValueError, match=r"a\.csv has several lines for each series.*file.*`features`"):
         source.read()
     chosen = open_series(str(tmp_path / "a.csv"), "label", per_sample=per_sample, features=["value"])
     assert len(chosen.read()["train"]) == (32 if labelled and not per_sample else 1)
@@ -446,10 +446,10 @@ def test_a_table_of_series_without_the_column_of_labels_is_told_how_to_name_it(t
     rows = "".join(f"{i / 7:.3f},{i / 3:.3f},{i % 2},{i // 2 % 2}\n" for i in range(12))
     (folder / "a.csv").write_text(f"first,second,loud,long\n{rows}")
     source = open_series(str(folder / "a.csv"), "label")
-    with pytest.raises(ValueError, match=r"task\.label=COLUMN .*task\.label=\[loud,long\].*first, second, loud, long"):
+    with pytest.raises(ValueError, match=r"`label=COLUMN` .*`label=\[loud,long\]`.*first, second, loud, long"):
         read_labelled(source, ("input_values",), "label", kind="multi_label", values=True)
     source = open_series(str(folder / "a.csv"), ["load", "long"])
-    with pytest.raises(ValueError, match=r"has no column 'load'; name the right one with task\.label=COLUMN"):
+    with pytest.raises(ValueError, match=r"has no column 'load'; name the right one with `label=COLUMN`"):
         read_labelled(source, ("input_values",), ["load", "long"], values=True)
 
 

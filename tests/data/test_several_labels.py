@@ -78,11 +78,9 @@ def test_columns_of_labels_keep_their_order(tmp_path: Path) -> None:
     found = read_labelled(open_rows(name), ("text",), ["new", "dull"])
     assert found.label_names == ("new", "dull")
     assert found.kind == "multi_label"
-    with pytest.raises(
-        ValueError, match=r"no column 'label'.*'dull' and 'long', are labels with task.kind=multi_label"
-    ):
+    with pytest.raises(ValueError, match=r"no column 'label'.*'dull' and 'long', are labels with `kind=multi_label`"):
         read_labelled(open_rows(name), ("text",), "label")
-    with pytest.raises(ValueError, match=r"2 columns, which are several labels per row, but task\.kind=regression"):
+    with pytest.raises(ValueError, match=r"2 columns, which are several labels per row, but `kind=regression`"):
         read_labelled(open_rows(name), ("text",), ["new", "dull"], kind="regression")
 
 
@@ -106,7 +104,7 @@ def test_rows_without_labels_are_not_scored() -> None:
 
 def test_names_between_separators_that_are_taken_for_classes_are_pointed_out(tmp_path: Path) -> None:
     name, _ = written(tmp_path, "|")
-    with pytest.raises(ValueError, match=r"have no label.*; task\.kind=multi_label reads '.*\|.*' as several labels"):
+    with pytest.raises(ValueError, match=r"have no label.*; `kind=multi_label` reads '.*\|.*' as several labels"):
         read_labelled(open_rows(name), ("text",), "label")
     assert several_hint(["a", "b", "c"]) == ""
     assert several_hint(["a|b", "c"]) == ""

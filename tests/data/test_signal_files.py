@@ -139,9 +139,7 @@ def test_inputs_need_no_targets(tmp_path: Path) -> None:
 
 def test_a_table_without_targets_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n3,4\n")
-    with pytest.raises(
-        ValueError, match=r"rows\.csv has no column 'target' \(columns: a, b\).*task\.targets=\[COLUMN\]"
-    ):
+    with pytest.raises(ValueError, match=r"rows\.csv has no column 'target' \(columns: a, b\).*`targets=\[COLUMN\]`"):
         prepare_signals(open_signals(str(tmp_path / "rows.csv")), progress=False)
 
 

@@ -163,7 +163,7 @@ class TestSources:
     def test_files_larger_than_memory_are_read_by_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Many documents, and also one text in a file of its own, where its parts are asked for."""
         monkeypatch.setattr(reading, "memory", lambda: 8 * 10**6)
-        monkeypatch.setattr(reading, "_PIECE", 10**5)
+        monkeypatch.setattr(reading, "_CHUNK_BYTES", 10**5)
         line = b'{"text": "' + b"a" * 10**5 + b'"}\n'
         (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(line * 50, preset=0))
         assert sum(map(len, split_texts(str(tmp_path / "a.jsonl.xz")).values())) == 50 * 10**5

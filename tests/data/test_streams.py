@@ -23,7 +23,7 @@ LENGTH, END = 16, 256
 @pytest.fixture(autouse=True)
 def little_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "HELD_OUT", 100)
-    monkeypatch.setattr(streams, "_ROW", 64)
+    monkeypatch.setattr(streams, "_ROW_CHARACTERS", 64)
 
 
 def documents(count: int = 40) -> list[str]:

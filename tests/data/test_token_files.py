@@ -127,8 +127,8 @@ class TestTokenFiles:
     ) -> None:
         """From the last batch that was noted, with the tokenizer that was made; more may have been written, or of a
         machine that stopped less."""
-        monkeypatch.setattr(tokens_module, "_PIECE", 100)
-        monkeypatch.setattr(tokens_module, "_BATCH", 500)
+        monkeypatch.setattr(tokens_module, "_PIECE_CHARACTERS", 100)
+        monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 500)
         lines = (json.dumps({"text": f"document {i} " * (i % 60)}) + "\n" for i in range(100))
         (tmp_path / "a.jsonl").write_text("".join(lines))
         whole = prepare(str(tmp_path / "a.jsonl"), "bpe", vocab_size=300, cache=tmp_path / "whole", progress=False)
@@ -175,8 +175,8 @@ class TestTokenFiles:
 
         with monkeypatch.context() as older:
             older.setattr(tokens_module, "__version__", "0.0")
-            older.setattr(tokens_module, "_PIECE", 30)
-            older.setattr(tokens_module, "_BATCH", 60)
+            older.setattr(tokens_module, "_PIECE_CHARACTERS", 30)
+            older.setattr(tokens_module, "_BATCH_CHARACTERS", 60)
             older.setattr(tokens_module, "encode_texts", killed)
             with pytest.raises(KeyboardInterrupt):
                 prepare(str(text_file), "bytes", cache=tmp_path / "cache", progress=False)

@@ -147,7 +147,7 @@ def test_given_means_and_deviations_are_used(tmp_path: Path) -> None:
     assert found["mean"] == [0.5]
     assert found["std"] == list(data.rows.std)
     assert data.reader.mean == (0.5,)
-    with pytest.raises(ValueError, match=r"task.mean must have a value for each of 3 channels, got \[0.5\]"):
+    with pytest.raises(ValueError, match=r"`mean` must have a value for each of 3 channels, got \[0.5\]"):
         ImageClassification(DataOptions(source="digits"), mean=[0.5])
-    with pytest.raises(ValueError, match=r"task.size must be a side or \[height, width\]"):
+    with pytest.raises(ValueError, match=r"`size` must be a side or \[height, width\]"):
         ImageClassification(DataOptions(source="digits"), size=0)

@@ -136,6 +136,6 @@ def test_options_that_do_not_fit_are_refused(overrides: list[str], message: str,
 
 
 def test_a_threshold_is_for_several_labels(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"task\.threshold 0\.3 is for several labels"):
+    with pytest.raises(ValueError, match=r"`threshold` 0\.3 is for several labels"):
         train(recipe("classes of text", tmp_path / "data", "task.threshold=0.3"), tmp_path / "run", progress=False)
     assert SequenceClassification(DataOptions(source="rows.csv"), threshold=0.3).threshold == 0.3

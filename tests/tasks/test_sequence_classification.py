@@ -188,7 +188,7 @@ def test_published_files_work_in_all_commands(tmp_path: Path) -> None:
 
 
 def test_other_tasks_have_no_formats(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown data\.format for this task: 'cola' \(known: none\)"):
+    with pytest.raises(ValueError, match=r"unknown `format` for this task: 'cola' \(known: none\)"):
         make_task(recipe("language modelling", tmp_path, "data.format=cola"))
 
 
@@ -331,7 +331,7 @@ def test_classes_of_dna_from_fasta(tmp_path: Path) -> None:
     rows = predict_run(tmp_path / "run", source=str(tmp_path / "new.fa"), progress=False)
     assert [row["id"] for row in rows] == ["one", "two"]
     assert rows[0]["p(coding)"] == pytest.approx(rows[1]["p(coding)"])
-    with pytest.raises(ValueError, match=r"task\.reverse_complement is for sequences"):
+    with pytest.raises(ValueError, match=r"`reverse_complement` is for sequences"):
         make_task(load_recipe("dna", [f"data.source={data}", "task.inputs=values"]))
     words = make_task(load_recipe("dna", [f"data.source={data}", "data.tokenizer=words"]))
     with pytest.raises(ValueError, match="reverse complements need a tokenizer with the letters A and T"):

@@ -244,5 +244,5 @@ def test_silent_noise_is_refused(tmp_path: Path) -> None:
 
 def test_a_two_sided_model_needs_no_delay(tmp_path: Path) -> None:
     task = make_task(recipe(COLUMNS, tmp_path))
-    with pytest.raises(ValueError, match=r"a two-sided model .* needs no task\.delay, got 3"):
+    with pytest.raises(ValueError, match=r"a two-sided model .* needs no `delay`, got 3"):
         task.check_config(SimpleNamespace(input_name="values", causal=False))

@@ -178,3 +178,13 @@ def test_invalid_rows_and_classes(tmp_path: Path) -> None:
 
 def test_the_name_is_public() -> None:
     assert "LagClassifier" in lagwise.__all__
+
+
+def test_tables_that_cannot_be_read_are_named() -> None:
+    X, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    X[3, 1] = 1e300
+    with pytest.raises(ValueError, match=r"X has 1e\+300 in row 3, column 1, which exceeds single precision"):
+        LagClassifier().fit(X, y)
+    table = pd.DataFrame({"number": np.arange(40.0), "text": [f"row {i}" for i in range(40)]})
+    with pytest.raises(ValueError, match=r"a table with the text 'row 0'; give the column of texts alone"):
+        LagClassifier().fit(table, y)

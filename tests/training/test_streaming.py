@@ -168,9 +168,9 @@ def test_memory_does_not_hold_the_text(tmp_path: Path, monkeypatch: pytest.Monke
 
     path = tmp_path / "a.txt"
     path.write_text("".join(f"line {i} of a long text\n" for i in range(50_000)))
-    monkeypatch.setattr(reading, "_PIECE", 1 << 12)
+    monkeypatch.setattr(reading, "_CHUNK_BYTES", 1 << 12)
     monkeypatch.setattr(streams, "HELD_OUT", 1000)
-    monkeypatch.setattr(streams, "_ROW", 500)
+    monkeypatch.setattr(streams, "_ROW_CHARACTERS", 500)
     read = []
     decoded = reading._decoded
 

@@ -84,24 +84,25 @@ def _message(error: BaseException) -> str:
 
 
 def _with_options(message: str, app: typer.Typer) -> str:
-    """A message whose arguments in backticks, such as `out` or `steps=5`, are written as the command that ran takes
-    them: as its options, or where its arguments change a recipe, as keys of the recipe."""
+    """A message whose arguments in backticks, such as `out` or `kind=auto`, are written as options of the command that
+    ran, or of a command with a recipe as keys of the recipe."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
     options = {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("-")}
+    takes_settings = any(each.name == "overrides" for each in command.params)
 
     def written(found: re.Match[str]) -> str:
         name, value = found[1], found[2] or ""
         if name in options:
             return f"{options[name]}{value.replace('=', ' ', 1)}"
-        if command.name not in _WITH_RECIPES:
+        if not takes_settings:
             return found[0]
         from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
 
         return f"{key}{value}" if (key := setting(name)) else found[0]
 
-    return re.sub(r"`(?:data\.)?(\w+)(=[^`]+)?`", written, message)
+    return re.sub(r"`(?:data\.)?(\w+)(=[^`]*)?`", written, message)
 
 
 def _usage_message(error: Any) -> str:

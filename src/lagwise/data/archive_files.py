@@ -99,7 +99,8 @@ def _table(
 
 
 def _values(dimensions: Sequence[str]) -> np.ndarray:
-    """``(samples, dimensions)`` of their texts. ValueError for other values than numbers, and other lengths."""
+    """Parse the texts of a series as an array ``(samples, dimensions)``. ValueError for other values than numbers, and
+    other lengths."""
     parts = [["nan" if cell.strip() == "?" else cell for cell in dimension.split(",")] for dimension in dimensions]
     lengths = sorted({len(part) for part in parts})
     if len(lengths) > 1:

@@ -9,7 +9,7 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 
-_ELEMENTS = 1 << 28  # most elements in a chunk, which Arrow counts in 32 bits
+_MAX_CHUNK_ELEMENTS = 1 << 28  # most elements in a chunk, which Arrow counts in 32 bits
 
 
 def array_column(array: np.ndarray) -> pa.ChunkedArray:
@@ -18,7 +18,7 @@ def array_column(array: np.ndarray) -> pa.ChunkedArray:
         array = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
         return pa.chunked_array([pa.array(array.tolist() if array.dtype.kind == "U" else array)])
     chunks = []
-    rows = max(1, _ELEMENTS // max(1, array[0].size)) if len(array) else 1
+    rows = max(1, _MAX_CHUNK_ELEMENTS // max(1, array[0].size)) if len(array) else 1
     for start in range(0, max(1, len(array)), rows):
         part = array[start : start + rows]
         values: Any = pa.array(np.ascontiguousarray(part).reshape(-1))

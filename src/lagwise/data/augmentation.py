@@ -41,7 +41,7 @@ def changed(x: np.ndarray, change: Mapping[str, float], taps: int, random: np.ra
 
 
 def filtered(x: np.ndarray, nodes: np.ndarray, taps: int) -> np.ndarray:
-    """Filters of x ``(samples, features)``, from every feature to every feature, centred so that events stay in place.
+    """Filter x ``(samples, features)``, from every feature to every feature, centred so that events stay in place.
 
     Formula: ``y_{t,j} = sum_i sum_{l < taps} k_{l,i,j} x_{t+c-l,i}`` with ``c = (taps - 1) // 2``, the taps ``k_l``
     being linear between the nodes ``(nodes, features, features)`` and divided by taps / nodes, so that the gain does

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", Rows, pa.Table)
 
-_POOL = 50  # batches that are sorted by length together
+_BATCHES_PER_POOL = 50  # batches that are sorted by length together
 _NUMBERS = ("label", "sampling_rate")  # the columns of encoded rows that have a number, or some, for each row
 
 
 class BucketedExamples(Dataset):
-    """Training examples of encoded rows: every row at least once an epoch, rows of similar lengths in one batch.
+    """A data set of training examples of encoded rows: every row at least once an epoch, rows of similar lengths in one
+    batch.
 
     An epoch shuffles the rows, sorts pools of 50 batches by length, cuts them into batches of ``batch_size`` (the rows
     of an optimiser step, of all processes) and shuffles the batches. Rows that occur twice fill up the last batch. The
@@ -64,15 +65,15 @@ class BucketedExamples(Dataset):
     def _shuffled(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng((self.seed, epoch))
         order = np.resize(random.permutation(len(self.lengths)), self.steps_per_epoch * self.batch_size)
-        for start in range(0, len(order), _POOL * self.batch_size):
-            pool = order[start : start + _POOL * self.batch_size]
+        for start in range(0, len(order), _BATCHES_PER_POOL * self.batch_size):
+            pool = order[start : start + _BATCHES_PER_POOL * self.batch_size]
             pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
         return random.permutation(order.reshape(-1, self.batch_size)).reshape(-1)
 
 
 class EncodedExamples(Dataset):
-    """Encoded rows in their own order, as tensors: input_ids and token_type_ids or input_values, and ``label`` and
-    ``sampling_rate`` where they have them."""
+    """A data set of encoded rows in their own order, as tensors: input_ids and token_type_ids or input_values, and
+    ``label`` and ``sampling_rate`` where they have them."""
 
     def __init__(self, rows: Rows | pa.Table):
         self.rows: Any = rows.with_format("arrow") if hasattr(rows, "with_format") else rows
@@ -156,8 +157,8 @@ def length_step(length: int, most: int) -> int:
 
 
 def like_lengths(lengths: Sequence[int], most: int) -> Iterator[range]:
-    """Index ranges of batches of rows that are sorted by length: as many rows as give at most ``most`` tokens when
-    padded to the longest, and at least one."""
+    """Return the index ranges of batches of rows that are sorted by length: as many rows as give at most ``most``
+    tokens when padded to the longest, and at least one."""
     start = 0
     while start < len(lengths):
         end = start + 1  # the longest row of a batch is its last
@@ -176,7 +177,7 @@ def with_all_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def by_length(rows: R) -> tuple[R, np.ndarray]:
-    """Rows from the shortest to the longest, and where each was."""
+    """Sort rows from the shortest to the longest; also return the index that each had."""
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
     return cast("Any", rows.select if hasattr(rows, "with_format") else rows.take)(order), order
 

@@ -48,7 +48,7 @@ class CarriedPieces(Dataset):
         if len(tokens) <= rows * longest or not loads[0][0]:
             raise ValueError(
                 f"the training text has {len(tokens)} tokens, not more than {rows} rows of {longest}; give more text "
-                "or a smaller data.length or training.batch_size"
+                "or a smaller `length` or `batch_size`"
             )
         self.before = np.concatenate([[0], drawn_lengths(lengths, steps, seed).cumsum()])  # tokens before each step
         self.texts = [_Row(parts[dealt == row], self.before) for row in range(rows)]
@@ -82,7 +82,7 @@ class _Row:
         self.next = 0
 
     def piece(self, step: int) -> tuple[int, int, bool]:
-        """Start, stop, and whether a part begins."""
+        """Return the start and stop of a piece, and whether a part begins with it."""
         while self.next <= step:
             size = int(np.diff(self.parts[len(self.first) % len(self.parts)])[0])
             self.first.append(self.next)
@@ -95,6 +95,6 @@ class _Row:
 
 
 def _cut(start: int, stop: int, most: int) -> np.ndarray:
-    """Parts ``(n, 2)`` of at most this many tokens."""
+    """Cut ranges into parts ``(n, 2)`` of at most ``size`` tokens."""
     starts = np.arange(start, stop, most)
     return np.stack([starts, np.minimum(starts + most, stop)], 1)

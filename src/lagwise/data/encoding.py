@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_ROWS = 1000  # most rows in a batch
-_MOST_RATIO = 100.0  # of deviations of rows that have one scale
-_ELEMENTS = 1 << 24  # most elements in a batch of full length
+_MAX_BATCH_ROWS = 1000
+_MAX_STD_RATIO = 100.0  # rows share a scale if their standard deviations differ by less
+_MAX_BATCH_ELEMENTS = 1 << 24  # of full length
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RowEncoder:
     gaps: bool = False
 
     def __call__(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> Dataset:
-        """input_ids (and token_type_ids) or input_values, and length, of rows; other columns are ignored.
+        """Encode rows as input_ids (and token_type_ids) or input_values, and length; other columns are ignored.
 
         ValueError names a row without one of the columns, a text that is not a string, or a series that is not
         ``(length, features)``, has inf, or, without ``gaps``, NaN.
@@ -95,11 +95,11 @@ class RowEncoder:
         return pa.schema([*fields.items(), ("length", pa.int32())])
 
     def batches(self, table: pa.Table, where: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Encoded rows of a table in order, and how many of each batch were cut to ``length``.
+        """Yield the encoded rows of a table in order, and how many rows of each batch were cut to ``length``.
 
         where: the name of row i of the table in messages.
         """
-        size = max(1, min(_ROWS, _ELEMENTS // (self.length * (self.features or 1))))
+        size = max(1, min(_MAX_BATCH_ROWS, _MAX_BATCH_ELEMENTS // (self.length * (self.features or 1))))
         for start in range(0, table.num_rows, size):
             part = table.slice(start, size)
             if self.tokenizer is None:
@@ -154,7 +154,7 @@ class RowEncoder:
         return pa.RecordBatch.from_arrays(columns, schema=schema), cut
 
     def ids(self, texts: list[str]) -> list[np.ndarray]:
-        """The token ids of each text, all of them."""
+        """The token ids of each text, not truncated."""
         assert self.tokenizer is not None
         return encode_texts(texts, self.tokenizer, self.is_bytes)
 
@@ -209,8 +209,8 @@ def read_series(column: Any, name: str, where: Any, *, gaps: bool = True) -> Ite
 
 
 def feature_scale(series: Iterable[np.ndarray]) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each feature over all samples of series ``(length, features)`` but missing ones (NaN), in
-    one pass; the deviation of a constant feature is 1."""
+    """Compute the mean and standard deviation of each feature of series ``(length, features)`` over all samples but
+    missing ones (NaN), in one pass; the deviation of a constant feature is 1."""
     count, mean, square = np.zeros(1), np.zeros(1), np.zeros(1)  # Chan et al. 1979
     for each in series:
         known = ~np.isnan(each)
@@ -230,6 +230,6 @@ def sizes_differ(series: Iterable[np.ndarray]) -> bool:
     found = np.array([np.nanstd(each, axis=0, dtype=np.float64) for each in series if not np.isnan(each).all(0).any()])
     for each in found.T:
         varied = each[each > 0]
-        if len(varied) > 1 and np.quantile(varied, 0.95) > _MOST_RATIO * np.quantile(varied, 0.05):
+        if len(varied) > 1 and np.quantile(varied, 0.95) > _MAX_STD_RATIO * np.quantile(varied, 0.05):
             return True
     return False

@@ -15,12 +15,13 @@ class Sequences(Protocol):
     """A source of training sequences of any length: text as token files (`TokenData`), or a generator."""
 
     def training_examples(self, length: int, count: int, seed: int) -> Dataset:
-        """Sequences of ``length`` tokens; example i depends only on the data, length, seed and i."""
+        """Return a data set of sequences of ``length`` tokens; example i depends only on the data, length, seed and
+        i."""
         ...
 
 
 def drawn_lengths(lengths: Sequence[int], steps: int, seed: int) -> np.ndarray:
-    """One of the lengths for every step, at random."""
+    """Draw one of the lengths for every step."""
     return np.asarray(lengths)[np.random.default_rng((seed, len(lengths))).integers(0, len(lengths), steps)]
 
 
@@ -49,8 +50,8 @@ class ChangedExamples(Dataset):
 
 
 class ScheduledExamples(Dataset):
-    """Training examples of ``steps`` steps of ``rows`` sequences, all sequences of a step having one length, drawn from
-    ``lengths`` (TCNCA app. F). A length that is listed twice is drawn twice as often.
+    """A data set of the training examples of ``steps`` steps of ``rows`` sequences, all sequences of a step having one
+    length, drawn from ``lengths`` (TCNCA app. F). A length that is listed twice is drawn twice as often.
 
     Example i depends only on (data, lengths, rows, seed, i). Each length has its own epochs, so every length covers the
     text evenly. Errors as `Sequences.training_examples`.

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from lagwise.data.sources import Data
 
 DIGITS = "digits"
-_TOGETHER = 500  # image files that are copied at a time
+_FILES_PER_BATCH = 500  # image files that are copied at a time
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Images with labels, and what identifies them. One of: files of each split, and their classes, None for a file
-    in no class folder; arrays, an .npz file; rows, a table with a column of images; none of them, scikit-learn's
+    """The source of labelled images, and what identifies it. One of: files of each split, and their classes, None for a
+    file in no class folder; arrays, an .npz file; rows, a table with a column of images; none of them, scikit-learn's
     digits. notes: what else a reader should know about the files."""
 
     name: str
@@ -90,7 +90,8 @@ class ImageSource:
         }
 
     def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
-        """Arrays of one table, or of several with the split in their names, such as train_images and y_test."""
+        """Return the arrays of one table, or of several with the split in their names, such as train_images and
+        y_test."""
         from datasets import Dataset
 
         tables: defaultdict[str | None, dict[str, np.ndarray]] = defaultdict(dict)
@@ -126,7 +127,7 @@ class ImageSource:
 
         if self.image not in rows.column_names:
             raise ValueError(
-                f"{self.name!r} has no column {self.image!r}; name the column of the images with task.image=COLUMN "
+                f"{self.name!r} has no column {self.image!r}; name the column of the images with `image=COLUMN` "
                 f"(columns: {', '.join(rows.column_names)})"
             )
         if isinstance(rows.features[self.image], Image):
@@ -153,8 +154,8 @@ def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: P
     schema = pa.schema({"image": pa.large_binary(), "label": pa.string(), "file": pa.string()})
     sink = pa.BufferOutputStream() if copy is None else pa.OSFile(str(copy), "wb")
     with sink, pa.ipc.new_stream(sink, schema) as writer:
-        for start in range(0, len(paths), _TOGETHER):
-            some = paths[start : start + _TOGETHER]
+        for start in range(0, len(paths), _FILES_PER_BATCH):
+            some = paths[start : start + _FILES_PER_BATCH]
             columns = ([path.read_bytes() for path in some], list(map(class_of, some)), list(map(str, some)))
             writer.write_batch(
                 pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)

@@ -145,25 +145,25 @@ class ImageReader:
 def check_changes(names: Sequence[str]) -> None:
     """ValueError for an unknown change, or a crop of the whole image that is not the first change."""
     for name in names:
-        known(name, CHANGES, "task.augment")
+        known(name, CHANGES, "`augment`")
     if "resized_crop" in names[1:]:
-        raise ValueError(f"resized_crop must be the first of task.augment, got {list(names)}")
+        raise ValueError(f"resized_crop must be the first of `augment`, got {list(names)}")
 
 
 def height_and_width(size: int | list[int]) -> tuple[int, int]:
     """The sides of images, given both or that of a square. ValueError for other numbers of sides, or empty ones."""
     size = [size, size] if isinstance(size, int) else size
     if len(size) != 2 or min(size) < 1:
-        raise ValueError(f"task.size must be a side or [height, width], got {size!r}")
+        raise ValueError(f"`size` must be a side or [height, width], got {size!r}")
     return size[0], size[1]
 
 
 def check_crop(crop: float | None, size: tuple[int, int] | None) -> None:
     """ValueError for a crop that is not a share, or has no square (height, width) to cut out."""
     if crop is not None and not 0 < crop <= 1:
-        raise ValueError(f"task.crop must be greater than 0 and at most 1, got {crop!r}")
+        raise ValueError(f"`crop` must be greater than 0 and at most 1, got {crop!r}")
     if crop is not None and (size is None or size[0] != size[1]):
-        raise ValueError(f"task.crop needs a task.size, the side of a square, got {None if size is None else [*size]}")
+        raise ValueError(f"`crop` needs a `size`, the side of a square, got {None if size is None else [*size]}")
 
 
 def _seed(*numbers: int) -> int:
@@ -172,7 +172,8 @@ def _seed(*numbers: int) -> int:
 
 
 def torchvision_transforms() -> Any:
-    """torchvision's transforms. ImportError with advice if torchvision is missing or was built for another torch."""
+    """Import torchvision's transforms. ImportError with advice if torchvision is missing or was built for another
+    torch."""
     try:
         from torchvision.transforms import v2  # type: ignore[missing-import]
     except ModuleNotFoundError as error:
@@ -182,15 +183,15 @@ def torchvision_transforms() -> Any:
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
         raise ImportError(
             f"random changes of images need a torchvision built for torch {torch.__version__} (pip install "
-            f"torchvision{index}): {one_line(error)}; or train without them (task.augment=[] task.mixup=0 "
-            "task.cutmix=0)"
+            f"torchvision{index}): {one_line(error)}; or train without them (`augment=[]`, `mixup=0`, "
+            "`cutmix=0`)"
         ) from error
     return v2
 
 
 def _randaugment_deit(v2: Any, size: tuple[int, int]) -> Any:
-    """RandAugment as DeiT has it (rand-m9-mstd0.5-inc1 of timm): two operations, each with a probability of a half, at
-    .9 of their ranges. Here magnitudes do not vary, and torchvision has no Invert and no SolarizeAdd."""
+    """Make RandAugment as DeiT has it (rand-m9-mstd0.5-inc1 of timm): two operations, each with a probability of a
+    half, at .9 of their ranges. Here magnitudes do not vary, and torchvision has no Invert and no SolarizeAdd."""
     one = v2.RandAugment(
         num_ops=1, magnitude=27, interpolation=v2.InterpolationMode.BICUBIC, fill=127
     )  # on a scale from 0 to 30
@@ -209,7 +210,8 @@ CHANGES: dict[str, Callable[[Any, tuple[int, int]], Any]] = {
 
 
 class ImageExamples(Dataset):
-    """Encoded images as pixel_values ``(channels, height, width)``, each with its ``label`` if it has one.
+    """A data set of encoded images as pixel_values ``(channels, height, width)``, each with its ``label`` if it has
+    one.
 
     changes: names in CHANGES, applied in order; their effect on image i depends only on (seed, i).
     """
@@ -229,7 +231,7 @@ class ImageExamples(Dataset):
         return self.example(index, index)
 
     def example(self, row: int, place: int) -> dict[str, Any]:
-        """Image ``row``, changed as example ``place`` of a training."""
+        """Return image ``row``, changed as example ``place`` of a training."""
         found: Any = self.rows[row]
         label = {"label": int(found["label"])} if "label" in found else {}
         with torch.random.fork_rng(devices=[], enabled=self.changes):
@@ -241,7 +243,8 @@ class ImageExamples(Dataset):
 
 
 class ShuffledImages(Dataset):
-    """``steps * batch_size`` training examples: every image once an epoch, in an order that depends on (seed, epoch).
+    """A data set of ``steps * batch_size`` training examples: every image once an epoch, in an order that depends on
+    (seed, epoch).
 
     Example i depends only on (images, seed, i), so that a resumed run and any number of processes see the same.
     """
@@ -258,7 +261,7 @@ class ShuffledImages(Dataset):
 
 
 def collate_images(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """pixel_values ``(batch, channels, height, width)`` and labels ``(batch,)`` if there are any."""
+    """Stack pixel_values ``(batch, channels, height, width)`` and labels ``(batch,)`` if there are any."""
     batch = {"pixel_values": torch.stack([row["pixel_values"] for row in rows])}
     if "label" in rows[0]:
         batch["labels"] = torch.tensor([row["label"] for row in rows])

@@ -41,7 +41,7 @@ INPUTS = ("tokens", "values")
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Encoded rows in three splits.
+    """The encoded rows of a table in three splits.
 
     Attributes:
         splits: data sets with the columns input_ids (lists of token ids; of pairs also token_type_ids) or input_values
@@ -85,11 +85,11 @@ class LabelledData:
         return self.encoder.features
 
     def encode(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
-        """Inputs of rows that need no labels, in order; an empty text is a single end of text (see `RowEncoder`)."""
+        """Encode rows, which need no labels, in order; an empty text is a single end of text (see `RowEncoder`)."""
         return self.encoder(rows)
 
     def describe(self) -> str:
-        """Kind, classes and sizes in one line, then a line for everything unusual."""
+        """Return the kind, classes and sizes in one line, then a line for everything unusual."""
         what = "labels" if self.kind == MULTI_LABEL else "classes"
         classes = f" of {len(self.label_names)} {what}" if self.label_names else ""
         sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
@@ -173,8 +173,8 @@ def prepare_labelled(
         kind=meta["kind"],
         reason=meta["reason"],
         label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
-        gaps=meta.get("gaps", False),  # earlier versions refused them
-        rates=tuple(meta.get("rates", ())),  # and these
+        gaps=meta.get("gaps", False),  # earlier versions refused gaps and several rates
+        rates=tuple(meta.get("rates", ())),
         cut=meta["cut"],
         counts=meta["counts"],
         notes=(*source.notes, *meta["notes"]),  # those on files that are not read do not change with the rows
@@ -210,8 +210,8 @@ def input_columns(
     text: str | Sequence[str], label: str | list[str], kind: str, inputs: str, length: int, separate: bool
 ) -> tuple[str, ...]:
     """The columns of the inputs. ValueError for options that are invalid for any data."""
-    known(kind, KINDS, "task.kind")
-    known(inputs, INPUTS, "task.inputs")
+    known(kind, KINDS, "`kind`")
+    known(inputs, INPUTS, "`inputs`")
     columns = (text,) if isinstance(text, str) else tuple(text)
     if inputs == "values" and columns == ("text",):
         columns = ("input_values",)
@@ -222,12 +222,12 @@ def input_columns(
         or {*columns} & {*label_columns(label)}
     ):
         raise ValueError(
-            "task.text must name one column, two for a pair of texts, or more for texts that are joined, other than "
+            "`text` must name one column, two for a pair of texts, or more for texts that are joined, other than "
             f"the label's, got {text!r} and label {label!r}"
         )
-    check_integer("data.length", length, 2 * len(columns) - 1)
+    check_integer("`length`", length, 2 * len(columns) - 1)
     if separate and len(columns) != 2:
-        raise ValueError(f"task.separate is for a pair of texts, got text {text!r}")
+        raise ValueError(f"`separate` is for a pair of texts, got text {text!r}")
     return columns
 
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _FORMAT = 2  # raise when the meaning of the files changes
-_TOGETHER = 500  # images that are written at a time
-_MEASURED = 5000  # training images whose mean and deviation are used for all
+_IMAGES_PER_BATCH = 500  # images that are written at a time
+_MAX_MEASURED_IMAGES = 5000  # training images whose mean and deviation are used for all
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """Labelled images in three splits.
+    """The labelled images of a source in three splits.
 
     Attributes:
         splits: data sets with the columns image (an encoded image) and label (the id of a class).
@@ -54,7 +54,7 @@ class ImageData:
         return ImageReader(self.size, self.mean, self.std)
 
     def describe(self) -> str:
-        """Classes and sizes in one line, then a line for everything unusual."""
+        """Return the classes and sizes in one line, then a line for everything unusual."""
         sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
         height, width = self.size
         return "\n".join([f"{len(self.label_names)} classes of images of {height} x {width}: {sizes}", *self.notes])
@@ -112,7 +112,7 @@ def _write(
         if "label" not in rows.column_names:
             raise ValueError(
                 f"{split} of {source.name!r} has no labels; put the images of each class into a folder of its own, "
-                "or name the column with task.label=COLUMN"
+                "or name the column with `label=COLUMN`"
             )
     cells = {split: rows["label"][:] for split, rows in tables.items()}
     try:
@@ -134,7 +134,7 @@ def _write(
                 bar.update()
     size = size or next(iter(sizes))
     for split, rows in found.splits.items():
-        batches: Any = rows.with_format("arrow").iter(_TOGETHER)
+        batches: Any = rows.with_format("arrow").iter(_IMAGES_PER_BATCH)
         with arrow_file(folder / f"{split}.arrow", rows.features.arrow_schema) as writer:
             for batch in batches:
                 writer.write_table(batch)
@@ -158,9 +158,9 @@ def _write(
 
 
 def _statistics(rows: Dataset, size: tuple[int, int], channels: int) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel over some images, between 0 and 1."""
+    """Return the mean and standard deviation of each channel over some images, between 0 and 1."""
     read = ImageReader(size, (0.0,) * channels, (1.0,) * channels)
-    chosen = np.linspace(0, len(rows) - 1, min(len(rows), _MEASURED)).astype(int)
+    chosen = np.linspace(0, len(rows) - 1, min(len(rows), _MAX_MEASURED_IMAGES)).astype(int)
     sums, squares = np.zeros(channels), np.zeros(channels)
     for i in chosen.tolist():
         pixels = read(rows[i]["image"], f"image {i + 1}").double()

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
 RATE = "sampling_rate"  # the column of that of sounds
 _LONG, _MANY = 40, 20  # characters of a column's name, and columns, in a message
-_SAMPLE = 100  # rows that distinguish columns of text, categories and numbers
-_FEW_ROWS = 10  # fewer do not show a category
+_SAMPLE_ROWS = 100  # rows that distinguish columns of text, categories and numbers
+_MIN_CATEGORY_ROWS = 10  # fewer do not show a category
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Labelled rows in splits.
+    """The labelled rows of a table in splits.
 
     Attributes:
         splits: the columns of the inputs, and LABEL.
@@ -98,7 +98,7 @@ def read_labelled(
     if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {SERIES}:  # or read the names of sounds
         raise ValueError(
             f"{source.name!r} has series (column {SERIES!r}), not texts: use the recipe signal or series, which have "
-            "task.inputs=values, or name a column of text with task.text=COLUMN"
+            "`inputs=values`, or name a column of text with `text=COLUMN`"
         )
     columns, reading = _input_columns(source.name, first, columns, label_columns(label), values)
     if kind == MULTI_LABEL and isinstance(label, str) and label not in first.column_names:
@@ -183,7 +183,7 @@ def split_labelled(
     least = 2 * (1 + len(set(SPLITS) - set(kept)))
     groups = strata(kept["train"][label][:], least) if several else None
     amounts = what == "row" and names is not None and all(map(is_number, names))
-    hint = "; if the labels are amounts, task.kind=regression learns them as such" if amounts else ""
+    hint = "; if the labels are amounts, `kind=regression` learns them as such" if amounts else ""
     chosen = split_places(kept, label, classes=names is not None, names=names, groups=groups, hint=hint)
     splits = chosen_rows(kept, chosen)
     places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
@@ -239,11 +239,11 @@ def label_columns(label: str | list[str]) -> tuple[str, ...]:
 
 
 def _several_hint(rows: Dataset, columns: Sequence[str]) -> str:
-    """What to do if a table has columns of 0 and 1 instead of a column of labels."""
+    """Say what to do if a table has columns of 0 and 1 instead of a column of labels."""
     found = indicator_columns(rows, columns)
     if len(found) < 2:
         return ""
-    return f"; columns of 0 and 1, such as {found[0]!r} and {found[1]!r}, are labels with task.kind={MULTI_LABEL}"
+    return f"; columns of 0 and 1, such as {found[0]!r} and {found[1]!r}, are labels with `kind={MULTI_LABEL}`"
 
 
 def _of(split: str, named: Sequence[str]) -> str:
@@ -256,7 +256,7 @@ def _no_column(absent: Mapping[str, str], columns: Sequence[str], where: str, he
     hints = []
     for name, what in absent.items():
         near = difflib.get_close_matches(name, columns, n=1)
-        hints.append(f"did you mean task.{what}={near[0]}?" if near else f"name the right one with task.{what}=COLUMN")
+        hints.append(f"did you mean `{what}={near[0]}`?" if near else f"name the right one with `{what}=COLUMN`")
     return (
         f"{where} has no column {' and no column '.join(map(repr, absent))}; {', '.join(dict.fromkeys(hints))} "
         f"(columns: {_list_names(columns)}){chat_hint(columns) or _first_line(headers)}"
@@ -270,7 +270,7 @@ def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> st
         return (
             f"all {len(rows):,} sequences are of the class {rows[label][0]!r}, the name of their file or folder, and "
             "classification needs two classes; put the sequences of each into a file of its own, or name a modifier of "
-            "their headers, such as [host=swine], with task.label=host"
+            "their headers, such as [host=swine], with `label=host`"
         )
     files = "1 file" if len(rows) == 1 else f"{len(rows):,} files"
     each = "is one row" if len(rows) == 1 else "are a row each"
@@ -280,8 +280,8 @@ def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> st
         from datasets import Dataset
 
         cells = Dataset.from_dict(read_text_table(named_tables[0]).columns)
-        named = f"if a line is a series and its label, name the column of labels with task.label=COLUMN (not {label!r})"
-        several = f"task.label=[{','.join(indicator_columns(cells, ()) or ('NAME', 'NAME'))}]"
+        named = f"if a line is a series and its label, name the column of labels with `label=COLUMN` (not {label!r})"
+        several = f"`label=[{','.join(indicator_columns(cells, ()) or ('NAME', 'NAME'))}]`"
         shown = f"(columns of {named_tables[0].name}: {_list_names(cells.column_names)})"
         apart = f"{named}, or columns of 0 and 1 with {several}; or {apart} {shown}"
     return (
@@ -291,7 +291,7 @@ def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> st
 
 
 def _list_names(columns: Sequence[str]) -> str:
-    """Names of columns, which in files without a header may be whole texts."""
+    """Return the names of columns, which in files without a header may be whole texts."""
     names = [f"{name:.{_LONG}}..." if len(name) > _LONG else name for name in columns]
     return ", ".join(names[:_MANY]) + (f" and {len(names) - _MANY:,} more" if len(names) > _MANY else "")
 
@@ -313,7 +313,7 @@ def _input_columns(
         return (others[0],) if len(others) == 1 else columns, []
     if columns != ("text",) or "text" in others or not {*labels} <= {*rows.column_names}:
         return columns, []
-    head: Any = rows.with_format("arrow")[:_SAMPLE]  # columns of Arrow, as a Dataset copies all features for each
+    head: Any = rows.with_format("arrow")[:_SAMPLE_ROWS]  # columns of Arrow, as a Dataset copies all features for each
     kinds = {column: _column_kind(head.column(column)) for column in others}
     texts = [column for column in others if kinds[column] != "number"]
     numbers = [column for column in others if kinds[column] == "number" and not _counts(head.column(column))]
@@ -327,7 +327,7 @@ def _input_columns(
 
 
 def _column_kind(column: pa.ChunkedArray) -> str | None:
-    """What the first cells of a column hold: ``number``, ``category``, ``text``, or None for anything else."""
+    """Say what the first cells of a column hold: ``number``, ``category``, ``text``, or None for anything else."""
     kind, cells = column.type, [cell for cell in column.to_pylist() if cell is not None]
     if (
         pa.types.is_integer(kind)
@@ -340,7 +340,7 @@ def _column_kind(column: pa.ChunkedArray) -> str | None:
         return None
     if all(is_number(cell or "0") for cell in cells):
         return "number"
-    return "category" if len(cells) >= _FEW_ROWS and len(set(cells)) <= len(cells) // 2 else "text"
+    return "category" if len(cells) >= _MIN_CATEGORY_ROWS and len(set(cells)) <= len(cells) // 2 else "text"
 
 
 def _counts(column: pa.ChunkedArray) -> bool:
@@ -368,9 +368,7 @@ def _labels(
     cells = {split: _cells(rows, label, lambda i, s=split: where(s, i)) for split, rows in tables.items()}
     if isinstance(label, list):
         if kind not in ("auto", MULTI_LABEL):
-            raise ValueError(
-                f"task.label has {len(label)} columns, which are several labels per row, but task.kind={kind}"
-            )
+            raise ValueError(f"`label` has {len(label)} columns, which are several labels per row, but `kind={kind}`")
         return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
     features = [rows.features[label] for rows in tables.values()]
     lists = any(hasattr(each, "feature") for each in features)
@@ -426,7 +424,7 @@ def _check_inputs(
             if other is not None:
                 raise ValueError(
                     f"{column!r} of {where(split, other)} is {type(cells[other]).__name__}, not text; name another "
-                    "column with task.text=COLUMN, or set task.inputs=values for series of numbers"
+                    "column with `text=COLUMN`, or set `inputs=values` for series of numbers"
                 )
             empty = [i for i, v in enumerate(cells) if not v]
             if empty:

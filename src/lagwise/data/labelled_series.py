@@ -28,7 +28,7 @@ _FORMAT = 2  # raise when the meaning of the files changes
 
 @dataclass(frozen=True)
 class LabelledSeries:
-    """Series in three splits.
+    """A set of series with labels inside them, in three splits.
 
     Attributes:
         splits: data sets with the columns input_values (lists of ``features`` float32 each), label (a list of as many
@@ -53,7 +53,7 @@ class LabelledSeries:
 def series_key(source: RowSource, values: str, label: str, events: str | None) -> str:
     """Hash of the rows and of everything that affects how they are read; arguments as in `prepare_series`."""
     if len({values, label, events}) < 3:
-        raise ValueError(f"task.values, task.label and task.events must name different columns, got {label!r} twice")
+        raise ValueError(f"`values`, `label` and `events` must name different columns, got {label!r} twice")
     return key_of([_FORMAT, source.key(), values, label, events])
 
 
@@ -104,8 +104,8 @@ def prepare_series(
 def read_label_rows(
     rows: Dataset, values: str, label: str, events: str | None, where: Callable[[int], str], *, gaps: bool = True
 ) -> Iterator[tuple[np.ndarray, list[Any], np.ndarray]]:
-    """For each row its samples ``(length, features)``, its different labels as stored, and the index of each sample's
-    label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them."""
+    """Yield for each row its samples ``(length, features)``, its different labels as stored, and the index of each
+    sample's label among these, IGNORED for none. Errors as `prepare_series`; ``where`` names row i in them."""
     for column in (values, label, *([] if events is None else [events])):
         if column not in rows.column_names:
             raise ValueError(f"there is no column {column!r} (columns: {', '.join(rows.column_names)})")
@@ -124,8 +124,9 @@ def read_label_rows(
 def read_series_for(
     rows: Dataset, names: Sequence[str], values: str, label: str, events: str | None, source: str, *, gaps: bool = True
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each row its samples, and the label of each as an id of the model's classes ``names``, -100 where there is
-    none. gaps: samples may be missing. ValueError for a class that the model does not know, and as `prepare_series`."""
+    """Yield for each row its samples, and the label of each as an id of the model's classes ``names``, -100 where there
+    is none. gaps: samples may be missing. ValueError for a class that the model does not know, and as
+    `prepare_series`."""
 
     def where(i: int) -> str:
         return f"row {i + 1} of {source!r}"
@@ -138,7 +139,7 @@ def read_series_for(
 
 
 def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[list[Any], np.ndarray]:
-    """Different labels of a row, and the index among them of the label of each of ``length`` samples."""
+    """Return the different labels of a row, and the index among them of the label of each of ``length`` samples."""
     if positions is None and not is_list(cell.type):
         return [cell.as_py()], np.zeros(length, dtype=np.int64)
     listed: Any = [] if cell.values is None else cell.values
@@ -243,7 +244,8 @@ def _batch(samples: np.ndarray, labels: np.ndarray, schema: pa.Schema) -> pa.Rec
 
 
 def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:
-    """Names of the classes, and the id of every label as stored; ``first``: the first row of each split that has it."""
+    """Return the names of the classes, and the id of every label as stored; ``first``: the first row of each split that
+    has it."""
     columns = {split: list(rows) for split, rows in first.items()}
 
     def where(split: str, i: int) -> str:

@@ -16,7 +16,7 @@ from lagwise.tables import known
 
 KINDS = ("auto", "classification", "regression", "multi_label")
 SEPARATORS = ("|", ";", ",")  # of several labels in a text
-_FEW = 50  # more different integers are amounts, not classes
+_MAX_INTEGER_CLASSES = 50  # more different integers are amounts, not classes
 _ZERO_WIDTH = re.compile("[\u200b\u2060\ufeff]")  # a space, a joiner and a byte order mark that are not seen
 
 Where = Callable[[str, int], str]  # the name of a row of a split in messages
@@ -40,7 +40,7 @@ class Labels:
 
 
 def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, order: Sequence[str] = ()) -> Labels:
-    """Labels from the values of the label column in every split; ``train`` must be one of them.
+    """Read the labels from the values of the label column in every split; ``train`` must be one of them.
 
     Strings that are all numbers count as numbers, but if one of them begins with a zero, as 007 does, they are codes.
     kind ``auto``: text, codes and at most 50 different integers are classes; fractions and more integers are amounts.
@@ -50,7 +50,7 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     ValueError for train rows without a label, labels of mixed types, NaN and inf, text in regression, labels that are
     all the same, and classes that train lacks.
     """
-    known(kind, KINDS, "task.kind")
+    known(kind, KINDS, "`kind`")
     signs = _missing_amounts(columns)
     cells = {
         s: [None if is_missing(v) or (isinstance(v, str) and v in signs) else v for v in column]
@@ -70,7 +70,7 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     if kind == "auto":
         kind, reason = found, f"{reason}{several}"
     else:
-        reason = "as task.kind says"
+        reason = "as declared"
     if kind == "regression":
         if numbers is None:
             split, i = next(
@@ -118,7 +118,7 @@ def alike_note(names: Sequence[str] | None) -> list[str]:
 
 
 def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Callable[[int], str]) -> list[Any]:
-    """Labels of rows for a trained model: ids of its classes ``names``, or numbers if these are None.
+    """Read the labels of rows for a trained model: ids of its classes ``names``, or numbers if these are None.
 
     ValueError for a missing label, a class that the model does not know, and text or NaN instead of numbers.
     """
@@ -199,14 +199,15 @@ def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, st
     different = {n for column in numbers.values() for n in column if n is not None}
     if not all(n.is_integer() for n in different):
         return "regression", "the labels are numbers with fractions"
-    if len(different) > _FEW:
-        return "regression", f"the labels are {len(different)} different integers, more than {_FEW}"
+    if len(different) > _MAX_INTEGER_CLASSES:
+        return "regression", f"the labels are {len(different)} different integers, more than {_MAX_INTEGER_CLASSES}"
     return "classification", f"the labels are {len(different)} different integers"
 
 
 def several_hint(cells: Sequence[Any]) -> str:
-    """Advice if labels that are taken for classes have names of several between them: with a bar or semicolon, of which
-    one is in different labels; with a comma, all of which are also labels alone. Else an empty text."""
+    """Advise what to do if labels that are taken for classes have names of several between them: with a bar or
+    semicolon, of which one is in different labels; with a comma, all of which are also labels alone. Else an empty
+    text."""
     written = sorted({cell.strip() for cell in cells if isinstance(cell, str)})
     for separator in SEPARATORS:
         names = {cell: {name for part in cell.split(separator) if (name := part.strip())} for cell in written}
@@ -214,7 +215,7 @@ def several_hint(cells: Sequence[Any]) -> str:
         for cell, own in names.items():
             fits = own <= {*written} if separator == "," else bool(own & common)
             if separator in cell and fits and _number(cell.replace(",", ".")) is None:
-                return f"; task.kind=multi_label reads {cell!r} as several labels"
+                return f"; `kind=multi_label` reads {cell!r} as several labels"
     return ""
 
 

@@ -122,7 +122,7 @@ def strange_letters(texts: Iterable[str]) -> list[str]:
         return []
     return [
         f"{others / whole:.0%} of the characters in train are none of A, C, G, T, U and N, and are read as N: for "
-        "proteins or texts, data.tokenizer=characters keeps all of them (and task.reverse_complement=false)"
+        "proteins or texts, `tokenizer=characters` keeps all of them (and `reverse_complement=false`)"
     ]
 
 

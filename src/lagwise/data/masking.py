@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EVALUATION_SEED = 2**31  # differs from training's seeds: every evaluation hides the same parts
-_LONGEST_WORD = 16  # tokens; in scripts without spaces tokens do not mark words
+_MAX_WORD_TOKENS = 16  # tokens; in scripts without spaces tokens do not mark words
 _MASKED, _RANDOM = 0.8, 0.9  # below the first a chosen token is masked, below the second it is another one
 
 
@@ -84,7 +84,7 @@ class Masking:
             starts[1:] = ~(self.extends[ids[:-1]] & self.continues[ids[1:]])
             places = np.arange(len(ids))
             begun = np.maximum.accumulate(np.where(starts, places, 0))
-            starts |= (places - begun) % _LONGEST_WORD == 0
+            starts |= (places - begun) % _MAX_WORD_TOKENS == 0
         word = starts.cumsum() - 1
         sizes = np.bincount(word, weights=~self.special[ids])  # a special token is a word of its own, and counts none
         budget = max(1.0, self.rate * sizes.sum())
@@ -106,7 +106,8 @@ class Masking:
 
 
 class MaskedExamples(ChangedExamples):
-    """Sequences of running text with hidden tokens: input_ids, labels, and seq_idx ``(length,)``, their documents."""
+    """A data set of sequences of running text with hidden tokens: input_ids, labels, and seq_idx ``(length,)``, their
+    documents."""
 
     def __init__(self, sequences: Any, masking: Masking, end_of_text: int, seed: int):
         super().__init__(sequences, partial(_masked, masking, end_of_text), seed)

@@ -102,7 +102,8 @@ def to_floats(cells: Sequence[str], decimal: str) -> tuple[np.ndarray, int | Non
 
 
 def with_points(cells: list[str], usual: str | None) -> list[str]:
-    """Cells as they are; if all are numbers, and some have decimal commas, with decimal points instead."""
+    """Write decimal points instead of decimal commas, if all cells are numbers; otherwise return the cells as they
+    are."""
     if usual == "." or not any("," in cell for cell in cells) or to_floats(cells, ",")[1] is not None:
         return cells
     try:

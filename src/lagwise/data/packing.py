@@ -87,8 +87,8 @@ def input_tensors(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Tenso
 
 
 def label_tensor(examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """``labels (examples,)``, int64 for classes and float32 for numbers, or ``(examples, labels)`` for several; nothing
-    if the examples have none."""
+    """Stack labels as ``labels (examples,)``, int64 for classes and float32 for numbers, or ``(examples, labels)`` for
+    several; nothing if the examples have none."""
     if "label" not in examples[0]:
         return {}
     labels = torch.stack([torch.as_tensor(example["label"]) for example in examples])

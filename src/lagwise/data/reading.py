@@ -22,12 +22,12 @@ from typing import IO, Any
 import lagwise.data.arrow as pa
 from lagwise.process import memory
 
-_PIECE = 1 << 24  # bytes read at a time
+_CHUNK_BYTES = 1 << 24  # bytes read at a time
 _ENCODINGS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # first: that of UTF-16 begins like it
 _ENCODINGS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 #: Endings of the names of compressed files, for messages.
 COMPRESSIONS = ".xz, .gz, .bz2, .zst or .zip"
-_PIPE_HEAD = 64  # bytes
+_PIPE_HEAD_BYTES = 64  # bytes
 #: How the content of a pipe begins, and the suffix of such files.
 _PIPED = {b"PAR1": ".parquet", b"{": ".jsonl", b"[": ".jsonl", b"PK\x03\x04": ".npz", b"RIFF": ".wav"}
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
@@ -98,7 +98,7 @@ def without_pipe(path: Path, suffix: str) -> Path:
     with open(path, "rb") as source, open(copy, "wb") as target:
         shutil.copyfileobj(source, target)
     with open(copy, "rb") as f:
-        head = f.read(_PIPE_HEAD).lstrip()
+        head = f.read(_PIPE_HEAD_BYTES).lstrip()
     kind = next((kind for start, kind in _PIPED.items() if head.startswith(start)), suffix)
     return copy.rename(copy.with_suffix(kind))
 
@@ -126,7 +126,7 @@ def read_whole(path: Path) -> bytes:
     """The whole file, unpacked as by `opened`. ValueError if it is damaged, or too large for memory."""
     pieces, size = [], 0
     with opened(path) as f:
-        while piece := f.read(_PIECE):
+        while piece := f.read(_CHUNK_BYTES):
             pieces.append(piece)
             size += len(piece)
             check_size(path, size)
@@ -134,7 +134,8 @@ def read_whole(path: Path) -> bytes:
 
 
 def most_text() -> int:
-    """Bytes of text that are held at a time: a text is in memory several times while it is split and encoded."""
+    """Return how many bytes of text may be held at a time: a text is in memory several times while it is split and
+    encoded."""
     return int(min(memory(), 2**62)) // 8
 
 
@@ -161,7 +162,7 @@ def decoded(data: bytes, path: Path) -> str:
 def read_text(path: Path) -> Iterator[str]:
     """The text of a file in parts of some megabytes, unpacked as by `opened`, with the errors of `decoded`."""
     with opened(path) as f:
-        yield from _decoded(iter(partial(f.read, _PIECE), b""), path)
+        yield from _decoded(iter(partial(f.read, _CHUNK_BYTES), b""), path)
 
 
 def _decoded(parts: Iterable[bytes], path: Path) -> Iterator[str]:
@@ -195,13 +196,13 @@ def _decoded(parts: Iterable[bytes], path: Path) -> Iterator[str]:
 
 
 def not_utf8_mark(path: Path, encoding: str) -> str:
-    """What to do about a file that is read by lines, and has the mark of another encoding."""
+    """Say what to do about a file that is read by lines, and has the mark of another encoding."""
     return f"{path} is {encoding.upper()}, not UTF-8; convert it: {_conversion(encoding, path.name)}"
 
 
 def not_utf8(error: UnicodeDecodeError, name: str | None, before: int = 0) -> str:
-    """What to do about a file that is not UTF-8, or if the name is None, about standard input. before: bytes that were
-    read before those of the error."""
+    """Say what to do about a file that is not UTF-8, or if the name is None, about standard input. before: bytes that
+    were read before those of the error."""
     windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # which Latin 1 cannot print
     encoding = "cp1252" if windows else "latin1"
     command = f"'iconv -f {encoding} -t utf-8'" if name is None else _conversion(encoding, Path(name).name)

@@ -74,7 +74,8 @@ def read_columns(path: Path) -> tuple[str, ...]:
 
 
 def _text_table(data: bytes, path: Path, columns: Sequence[str] | None, written: Sequence[str] = ()) -> pa.Table:
-    """Cells as they are written, but numbers with decimal points outside the columns ``written``."""
+    """Read the cells of a table as they are written, but numbers with decimal points outside the columns
+    ``written``."""
     table = parse_text_table(data, path)
     names = [name for name in table.names if _is_wanted(name, columns)]
     cells = {name: table.columns[name] if name in written else table.cells(name) for name in names}
@@ -196,7 +197,7 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """One row: the text, as label the name of the folder, and the name of the file."""
+    """Read a text as one row: the text, as label the name of the folder, and the name of the file."""
     values = decoded(data, path).removeprefix("\ufeff"), folder_name(path), path.name
     row = zip(_TEXT_COLUMNS, values, strict=True)
     return pa.table({name: [value] for name, value in row if _is_wanted(name, columns)})

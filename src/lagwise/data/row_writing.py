@@ -35,7 +35,7 @@ def _is_long(value: Any) -> bool:
 
 
 def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What `write_rows` writes."""
+    """Return the text that `write_rows` writes."""
     write_rows(rows, text := io.StringIO())
     return text.getvalue()
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from lagwise.data.sources import Data
 
-_HEAD = 1000  # rows of a table that show how its numbers are written
+_HEAD_ROWS = 1000  # rows of a table that show how its numbers are written
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class RowSource:
         """The first cells in ``columns`` of the .csv and .tsv files, where these have numbers with decimal commas."""
         for path in chain(*self.files.values()):
             if columns and file_kind(path) in TEXT_TABLES:
-                head = read_head(path, _HEAD)
+                head = read_head(path, _HEAD_ROWS)
                 for name in {*columns} & {*head.names}:
                     if head.cells(name) != head.columns[name]:
                         return head.columns[name]
@@ -199,7 +199,7 @@ class RowSource:
 
 
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
-    """The test split of another table, or else its first. ValueError if it has no rows."""
+    """Return the test split of a table, or its first split if it has none. ValueError if it has no rows."""
     rows = tables["test"] if "test" in tables else next(iter(tables.values()))
     if not len(rows):
         raise ValueError(f"{name!r} has no rows to evaluate on")
@@ -274,7 +274,7 @@ def open_rows(name: Data) -> RowSource:
 
 
 def _listed(name: str, root: Path, found: Sequence[Path], tables: Sequence[Path]) -> RowSource:
-    """Sounds whose labels are in tables beside them."""
+    """Make the source of sounds whose labels are in tables beside them."""
     sounds = [file for file in found if file_kind(file) in SOUNDS]
     labels = listed_labels(tables, sounds)
     for file in labels:
@@ -285,7 +285,7 @@ def _listed(name: str, root: Path, found: Sequence[Path], tables: Sequence[Path]
 
 
 def _texts(root: Path, texts: list[Path]) -> list[Path]:
-    """Texts without those beside the class folders: in the root, or in the folder of a split that has class folders."""
+    """Leave out the texts beside the class folders: in the root, or in the folder of a split that has class folders."""
     inside = [text for text in texts if text.parent != root]
     above = {text.parent.parent for text in inside}
     beside = {folder for folder in above if split_word(folder.relative_to(root))}
@@ -293,7 +293,7 @@ def _texts(root: Path, texts: list[Path]) -> list[Path]:
 
 
 def _labelled(files: list[Path]) -> list[Path]:
-    """Files without IMDb's reviews that have no label: those in the folder unsup beside the folders pos and neg."""
+    """Leave out IMDb's reviews without a label, the files in the folder unsup beside the folders pos and neg."""
     folders = {file.parent for file in files}
     unlabelled = {
         folder

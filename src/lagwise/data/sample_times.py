@@ -16,7 +16,7 @@ def read_times(table: TextTable, name: str) -> np.ndarray:
     cell that is neither, and a table without the column."""
     import pandas as pd
 
-    known(name, table.names, f"column of {table.path} (task.time)")
+    known(name, table.names, f"column of {table.path} (`time`)")
     try:
         return table.numbers(name)[:, 0]
     except ValueError as error:
@@ -24,13 +24,13 @@ def read_times(table: TextTable, name: str) -> np.ndarray:
         if dates.notna().all():
             return dates.to_numpy(dtype="datetime64[ns]").astype(np.int64) / 1e9
         raise ValueError(
-            f"{error}; task.time names a column of numbers, or of dates such as 2024-05-31 23:59:00"
+            f"{error}; `time` names a column of numbers, or of dates such as 2024-05-31 23:59:00"
         ) from error
 
 
 def with_times(values: np.ndarray, times: np.ndarray, where: str) -> np.ndarray:
-    """Samples ``(samples, features)`` with the time since the one before as first feature, 0 for the first sample.
-    ValueError for times that are missing, do not increase, or are not as many; ``where`` names their series."""
+    """Put the time since the sample before in front of the features of samples ``(samples, features)``, 0 for the first
+    sample. ValueError for times that are missing, do not increase, or are not as many; ``where`` names their series."""
     values, times = values.reshape(len(values), -1), np.asarray(times, dtype=np.float64).reshape(-1)
     if len(times) != len(values):
         raise ValueError(f"{where} has {len(values):,} samples and {len(times):,} times")
@@ -50,6 +50,6 @@ def typical_time(series: Iterable[np.ndarray]) -> float:
 
 
 def timed_fields(time: str | None) -> dict[str, Any]:
-    """What is known before the data are read of the inputs of a model of samples with times, if they have some: enough
-    to find a part that counts samples."""
+    """Return the input fields of a model of samples with times that are known before the data are read, which is enough
+    to find a part that counts samples; none without times."""
     return {} if time is None else {"features": 2, "time": 1.0}

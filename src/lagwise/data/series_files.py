@@ -26,11 +26,12 @@ SOUND_COLUMNS = (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 UNNAMED = "Unnamed: 0"  # a first column without a name
 _COUNTED, _HEAD = 5, 100  # rows that show whether a column counts them: the least, and the first ones that are read
 _INDEX = re.compile(r"index|idx|level_0|(\w+[ _])?id|row([ _]\w+)?", re.IGNORECASE)  # names of numbers of rows
-_KEYS = 4  # columns, the first ones, that may say which series a line is of, and when
+_KEY_COLUMNS = 4  # columns, the first ones, that may say which series a line is of, and when
 
 
 def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """One row: the samples, the sampling rate, the name of the file, and as label the name of its folder."""
+    """Read a sound as one row: the samples, the sampling rate, the name of the file, and as label the name of its
+    folder."""
     rate, samples = read_sound(data, path)
     return _row({SERIES: samples, FOLDER_LABEL: folder_name(path), "sampling_rate": rate, "file": path.name}, columns)
 
@@ -73,7 +74,7 @@ def recording_table(
     labelled: bool,
     time: str | None = None,
 ) -> pa.Table:
-    """One row: the recording in a .csv or .tsv file, with a line for each sample and a column for each feature.
+    """Read as one row the recording in a .csv or .tsv file, with a line for each sample and a column for each feature.
 
     Args:
         features: their columns, in order.
@@ -105,7 +106,7 @@ def recording_table(
             own = own[0]
     elif labelled:
         if wanted is not None and label in wanted:
-            raise ValueError(f"{path} has no column {label!r}, which other recordings have (task.label)")
+            raise ValueError(f"{path} has no column {label!r}, which other recordings have (`label`)")
         own = [""] * len(values) if per_sample else None
     return _row({SERIES: values, "file": name, label: own}, wanted)
 
@@ -119,20 +120,19 @@ def _samples(table: TextTable, label: str, features: Sequence[str]) -> np.ndarra
         return table.numbers(*features).astype(np.float32)
     except ValueError as error:
         raise ValueError(
-            f"{error}; all columns but that of the labels, task.label={label!r}, are read as numbers unless "
-            "task.features names some"
+            f"{error}; name the columns of numbers with `features`: by default all but that of the labels, {label!r}"
         ) from error
 
 
 def long_columns(table: TextTable, names: Sequence[str]) -> tuple[str, str] | None:
-    """Two of the columns ``names``, if a series is on several lines: one that is the same on lines one after the other,
-    and one that rises on these, and begins anew on those that follow. None for other tables."""
-    for group in names[:_KEYS]:
+    """Find two of the columns ``names``, if a series is on several lines: one that is the same on lines one after the
+    other, and one that rises on these, and begins anew on those that follow. None for other tables."""
+    for group in names[:_KEY_COLUMNS]:
         cells = table.columns[group]
         starts = [i for i, cell in enumerate(cells) if not i or cell != cells[i - 1]]
         if not 2 <= len(starts) <= len(cells) // 3 or len(starts) > len(set(cells)):
             continue
-        for name in names[:_KEYS]:
+        for name in names[:_KEY_COLUMNS]:
             if name != group and _restarts(table.columns[name], starts):
                 return group, name
     return None
@@ -154,8 +154,8 @@ def first_rate(files: Mapping[str, Sequence[Path]]) -> int | None:
 
 
 def row_numbers(path: Path, names: Sequence[str], *, samples: bool) -> list[str]:
-    """Those of the columns ``names`` of a file that number its rows: a first one without a name, as pandas and R write,
-    one called as an index with a different integer for each row, and any that counts from one row to the next.
+    """Find the columns, out of ``names``, that number the rows of a file: a first one without a name, as pandas and R
+    write, one called as an index with a different integer for each row, and any that counts from one row to the next.
 
     samples: the rows are samples, of which other columns than an index may count, such as times.
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SeriesSource(RowSource):
-    """Rows whose .csv and .tsv files are series; see `open_series`."""
+    """A source of rows whose .csv and .tsv files are series; see `open_series`."""
 
     _: KW_ONLY
     label: str
@@ -47,13 +47,13 @@ class SeriesSource(RowSource):
     def __post_init__(self) -> None:
         names = self.features or ()
         if self.time in (self.label, *self.more_labels, *names, SERIES):
-            raise ValueError(f"task.time must be a column of its own, not one of labels or features, got {self.time!r}")
+            raise ValueError(f"`time` must be a column of its own, not one of labels or features, got {self.time!r}")
         if self.time is not None and (self.lines or self.dataset is not None):
             what = "tables whose lines are series" if self.lines else "data sets of the hub"
-            raise ValueError(f"task.time {self.time!r} names a column of times, which {what} have not")
+            raise ValueError(f"`time` {self.time!r} names a column of times, which {what} have not")
         if {self.label, *self.more_labels} & {*names} or len(set(names)) < len(names):
             raise ValueError(
-                f"task.features must be different columns without that of the labels, "
+                f"`features` must be different columns without that of the labels, "
                 f"{', '.join(map(repr, (self.label, *self.more_labels)))}, got {names!r}"
             )
 
@@ -66,7 +66,7 @@ class SeriesSource(RowSource):
         if rate is not None:
             options["rate"] = rate
         if not self._tables and (self.features or self.lines is not None):
-            raise ValueError(f"task.features and task.lines are for .csv and .tsv files, but {self.name!r} has none")
+            raise ValueError(f"`features` and `lines` are for .csv and .tsv files, but {self.name!r} has none")
         if self._tables and not self.per_sample:
             options["lines"] = self._has_lines
         same = len(set(map(frozenset, map(self._features_of, self._columns_of_tables)))) == 1
@@ -77,9 +77,7 @@ class SeriesSource(RowSource):
     @property
     def notes(self) -> tuple[str, ...]:
         left = [] if self.features or not self._tables else self._row_numbers
-        numbers = [
-            f"column {name!r} is an index of the rows and is left out (task.features can name it)" for name in left
-        ]
+        numbers = [f"column {name!r} is an index of the rows and is left out (`features` can name it)" for name in left]
         return (*self.file_notes, *self._nested, *numbers)
 
     @property
@@ -118,18 +116,18 @@ class SeriesSource(RowSource):
         if not self.features and (keys := long_columns(table, self._all_features(table.names))):
             raise ValueError(_long(path, *keys, self.per_sample))
         if self._has_lines and self.time is not None:
-            raise ValueError(f"task.time {self.time!r} names a column of times, but each line of {path} is a series")
+            raise ValueError(f"`time` {self.time!r} names a column of times, but each line of {path} is a series")
         if self._has_lines:
             return lines_table(table, self.label, features, columns, self.written)
         kind: dict[str, Any] = {"name": self._name(path), "per_sample": self.per_sample, "labelled": self._has_labels}
         return recording_table(table, self.label, features, columns, self._class(path), **kind, time=self.time)
 
     def _timed_rows(self, path: Path, columns: Sequence[str] | None) -> Any:
-        """Rows of a file that have the times of their samples in a column of lists."""
+        """Read the rows of a file that have the times of their samples in a column of lists."""
         assert self.time is not None
         table = super()._table(path)
         for name in (SERIES, self.time):
-            known(name, table.column_names, f"column of {path} (task.time)")
+            known(name, table.column_names, f"column of {path} (`time`)")
         both = zip(row_arrays(table.column(SERIES)), row_arrays(table.column(self.time)), strict=True)
         rows = [with_times(x, times, f"{path}, row {i}") for i, (x, times) in enumerate(both, 1)]
         kind = pa.list_(pa.list_(pa.float32(), rows[0].shape[1] if rows else 1))
@@ -140,7 +138,8 @@ class SeriesSource(RowSource):
         return table if columns is None else table.select([name for name in table.column_names if name in columns])
 
     def _default_features(self, path: Path, columns: Sequence[str]) -> list[str]:
-        """Those of the first table, in its order; of lines, which may be series of different lengths, their own."""
+        """Return the features of the first table, in its order; where lines are series, whose lengths may differ, a
+        table's own."""
         own = self._features_of(columns)
         if set(own) == set(self._first):
             return self._first
@@ -148,7 +147,7 @@ class SeriesSource(RowSource):
             return own
         raise ValueError(
             f"{path} has other columns ({', '.join(own)}) than {self._tables[0]} ({', '.join(self._first)}); choose "
-            "those that all recordings have with task.features=[NAME,NAME]"
+            "those that all recordings have with `features=[NAME,NAME]`"
         )
 
     def _all_features(self, columns: Sequence[str]) -> list[str]:
@@ -177,7 +176,7 @@ class SeriesSource(RowSource):
 
     @cached_property
     def _row_numbers(self) -> list[str]:
-        """Columns of the first table that number its rows."""
+        """The columns of the first table that number its rows."""
         return row_numbers(self._tables[0], self._all_features(self._columns_of_tables[0]), samples=not self._has_lines)
 
     @property
@@ -201,11 +200,11 @@ def _long(path: Path, group: str, name: str, per_sample: bool) -> str:
     """The message about a table whose series are on several lines each."""
     each = f"{path} has several lines for each series: {name!r} begins anew for each {group!r}"
     if per_sample:
-        return f"{each}; write a file for each {group!r}, or name the columns of numbers with task.features"
+        return f"{each}; write a file for each {group!r}, or name the columns of numbers with `features`"
     return (
         f"{each}; put each series on a line of its own (pandas: frame.pivot, with the times as columns) or into a file "
         "of its own, in a folder for each class; for a class of every sample there is the recipe signal-steps, with a "
-        "file for each series; or name the columns of numbers with task.features"
+        "file for each series; or name the columns of numbers with `features`"
     )
 
 

@@ -56,8 +56,8 @@ class RandomPlaces:
 
 
 class SeriesWindows(Dataset):
-    """Windows of rows with input_values ``(samples, features)`` and a label for each sample (`LabelledSeries`), as
-    input_values and labels ``(steps,)`` (`step_targets`).
+    """A data set of windows of rows with input_values ``(samples, features)`` and a label for each sample
+    (`LabelledSeries`), as input_values and labels ``(steps,)`` (`step_targets`).
 
     ranges: row, start and end of each window, in samples.
     """
@@ -74,7 +74,7 @@ class SeriesWindows(Dataset):
         return self.example(*self.cut(*self.ranges[index]))
 
     def cut(self, number: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Values and labels of the samples of a row, read-only."""
+        """Return the values and labels of the samples of a row, read-only."""
         row: Any = self.rows[number]
         values, labels = (next(row_arrays(row.column(name)))[start:end] for name in ("input_values", "label"))
         return values, labels
@@ -85,7 +85,7 @@ class SeriesWindows(Dataset):
 
 
 class WholeSeries:
-    """Series and labels of encoded rows, read one by one each time."""
+    """A sequence of the series and labels of encoded rows, read one by one each time."""
 
     def __init__(self, rows: Rows):
         self.windows = SeriesWindows(rows, [(i, 0, n) for i, n in enumerate(rows["length"][:])], 1, 0, events=False)
@@ -99,7 +99,7 @@ class WholeSeries:
 
 
 class RandomWindows(SeriesWindows):
-    """``count`` windows of at most ``length`` samples, each anywhere in the rows with equal probability.
+    """A data set of ``count`` windows of at most ``length`` samples, each anywhere in the rows with equal probability.
 
     changes: the strength of each random augmentation, by the names of `lagwise.data.augmentation.CHANGES`. mean, std:
     of each feature. Window i depends only on the rows, the options, seed and i.
@@ -145,7 +145,8 @@ class RandomWindows(SeriesWindows):
 
 
 def even_windows(lengths: Sequence[int], window: int, most: int) -> list[tuple[int, int, int]]:
-    """Row, start and end of windows one after the other in all rows; evenly spaced ones if there are over ``most``."""
+    """Return the row, start and end of consecutive windows of all rows, or of evenly spaced ones if there are over
+    ``most``."""
     ranges = [
         (number, start, min(start + window, length))
         for number, length in enumerate(lengths)

@@ -13,7 +13,7 @@ from lagwise.data.labels import SEPARATORS, Labels, class_name, is_missing, natu
 
 MULTI_LABEL = "multi_label"
 _ON, _OFF = ("1", "true"), ("0", "false")
-_SAMPLE = 1000  # rows that mostly show that a column is not one of 0 and 1
+_SAMPLE_ROWS = 1000  # rows that mostly show that a column is not one of 0 and 1
 _FILL_IN = "remove such rows, or write an empty list, or 0 in every column, for those with none of the labels"
 
 Where = Callable[[str, int], str]
@@ -28,9 +28,9 @@ def has_lists(cells: Sequence[Any]) -> bool:
 
 
 def read_several(
-    columns: Mapping[str, Sequence[Any]], where: Where, order: Sequence[str] = (), reason: str = "as task.kind says"
+    columns: Mapping[str, Sequence[Any]], where: Where, order: Sequence[str] = (), reason: str = "as declared"
 ) -> Labels:
-    """Labels of rows of which each may have several: values of 0 and 1 for each name.
+    """Read the labels of rows of which each may have several, as values of 0 and 1 for each name.
 
     Args:
         columns: in every split a cell of each row: a list of names, or of 0 and 1; or names between ``|``, ``;`` or
@@ -42,7 +42,7 @@ def read_several(
     ValueError for train rows without a list, cells of mixed types, labels that train lacks, and fewer than two labels.
     """
     if any(map(has_lists, columns.values())):
-        reason = "the labels are lists" if reason == "as task.kind says" else reason
+        reason = "the labels are lists" if reason == "as declared" else reason
     if any(_is_list(cell) for column in columns.values() for cell in column):
         read = _lists(columns, where)
     else:
@@ -62,7 +62,7 @@ def read_several(
     names = list(order) or sorted(counts, key=natural)
     if len(names) < 2:
         found = f"the only label is {names[0]!r}" if names else "no row has a label"
-        raise ValueError(f"{found}; several labels a row need two labels or more (task.kind=classification: classes)")
+        raise ValueError(f"{found}; several labels a row need two labels or more (`kind=classification`: classes)")
     if never := [name for name in names if not counts[name]]:
         raise ValueError(f"no row of train has the label {never[0]!r} ({len(never)} such labels); leave it out")
     places = {name: i for i, name in enumerate(names)}
@@ -77,7 +77,7 @@ def read_several(
 
 
 def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
-    """Values of 0 and 1 for each name that a model knows, of the rows of other data; cells as in `read_several`.
+    """Read values of 0 and 1 for each name that a model knows, of the rows of other data; cells as in `read_several`.
 
     ValueError for a missing list, rows without any label, and a label that the model does not know.
     """
@@ -128,7 +128,9 @@ def indicator_columns(rows: Any, others: Sequence[str]) -> list[str]:
     be missing."""
     table: Any = rows.with_format("arrow")[:]  # columns of Arrow, as a Dataset copies all features for each
     columns = {name: table.column(name) for name in table.column_names if name not in others}
-    likely = {name: cells for name, cells in columns.items() if _indicators(cells[:_SAMPLE].to_pylist()) is not None}
+    likely = {
+        name: cells for name, cells in columns.items() if _indicators(cells[:_SAMPLE_ROWS].to_pylist()) is not None
+    }
     return [name for name, cells in likely.items() if _indicators(cells.to_pylist()) == {True, False}]
 
 

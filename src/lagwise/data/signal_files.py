@@ -52,7 +52,7 @@ class Signal(NamedTuple):
 
 @dataclass(frozen=True)
 class SignalSource:
-    """Signals and the targets of their samples; see `open_signals`.
+    """A source of signals and of the targets of their samples; see `open_signals`.
 
     Attributes:
         rows: the files; of pairs, those of the inputs.
@@ -198,14 +198,14 @@ def _check_columns(names: Sequence[str], existing: Sequence[str], where: str) ->
     if list(names) == TARGET and not {*names} & {*existing}:
         raise ValueError(
             f"{where} has no column {TARGET[0]!r} (columns: {', '.join(existing)}); name the columns of the targets "
-            "with task.targets=[COLUMN], or let task.noise or task.hide make inputs of the signals"
+            "with `targets=[COLUMN]`, or let `noise` or `hide` make inputs of the signals"
         )
     for name in names:
-        known(name, existing, f"column of {where} (task.features, task.targets)")
+        known(name, existing, f"column of {where} (`features`, `targets`)")
 
 
 def _stacked(arrays: Sequence[np.ndarray], where: str) -> np.ndarray:
-    """Signals of one row side by side, ``(samples, features)``."""
+    """Join the signals of one row side by side, ``(samples, features)``."""
     sizes = sorted({len(array) for array in arrays})
     if len(sizes) > 1:
         raise ValueError(f"{where} has features of {sizes[0]} and of {sizes[-1]} samples")
@@ -234,7 +234,7 @@ def open_signals(
     in_folder = not is_dataset(name) and (path := expanded(str(name))).is_dir()
     sounds = _sounds(path, ("target", "none", "input") if alone else ()) if in_folder else None
     if sounds is not None and time is not None:
-        raise ValueError(f"task.time {time!r} names a column of tables or records, but {name!r} has sounds")
+        raise ValueError(f"`time` {time!r} names a column of tables or records, but {name!r} has sounds")
     if sounds is not None:
         return replace(sounds, rate=rate)
     rows = open_rows(name)
@@ -242,9 +242,9 @@ def open_signals(
     if not alone and any(file_kind(file) in SOUNDS for file in rows.files.get("train", ())):
         raise ValueError(_unpaired(rows.name))
     if time in (*(features or ()), *(targets or TARGET)):
-        raise ValueError(f"column {time!r} is in task.time and in task.features or task.targets")
+        raise ValueError(f"column {time!r} is in `time` and in `features` or `targets`")
     if features is not None and not alone and (both := {*features} & {*(targets or TARGET)}):
-        raise ValueError(f"column {min(both)!r} is in both task.features and task.targets")
+        raise ValueError(f"column {min(both)!r} is in both `features` and `targets`")
     return source
 
 
@@ -252,7 +252,7 @@ def _unpaired(name: str) -> str:
     return (
         f"{name!r} has sounds, but not in pairs: put the inputs into a folder 'noisy' (or 'input') and the targets, "
         "with the same names of files, into a folder 'clean' (or 'target'); or, of sounds without noise, name a folder "
-        "of noises with task.noise"
+        "of noises with `noise`"
     )
 
 

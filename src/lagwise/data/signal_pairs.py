@@ -25,7 +25,7 @@ _FORMAT = 2  # raise when the meaning of the files changes
 
 @dataclass(frozen=True)
 class SignalPairs:
-    """Signals in three splits.
+    """A set of signals and targets in three splits.
 
     Attributes:
         splits: data sets with the columns signal (lists of ``inputs + outputs`` float32 each, NaN where one is missing)
@@ -67,7 +67,7 @@ def prepare_signals(source: SignalSource, *, progress: bool = True) -> SignalPai
 
 
 def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
-    """Inputs and targets side by side. Errors as `prepare_signals`.
+    """Check a signal and return its inputs and targets side by side. Errors as `prepare_signals`.
 
     like: the numbers of inputs and of outputs of the signals before.
     """

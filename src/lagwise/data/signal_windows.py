@@ -21,7 +21,7 @@ from lagwise.data.splits import SPLITS
 
 @dataclass
 class Damage:
-    """What is done to the inputs of signals whose targets are these themselves, or to others.
+    """The damage to the inputs of signals: of those that are their own targets, or of others.
 
     Attributes:
         noises: signals to add, in splits; None for none.
@@ -44,7 +44,7 @@ class Damage:
     def __call__(
         self, inputs: np.ndarray, power: float, split: str, ratio: float | None, random: np.random.Generator
     ) -> np.ndarray:
-        """Inputs ``(samples, features)`` of a split, damaged; power: of their signal as a whole. The noise is that of
+        """Damage the inputs ``(samples, features)`` of a split; power: of their signal as a whole. The noise is that of
         the same split, so that none of the test is heard in training. Noise of one channel is added to all."""
         x = inputs
         if self.noises is not None and ratio is not None:
@@ -80,7 +80,7 @@ def check_loud(noises: SignalPairs, name: str) -> None:
         if not any(np.nanvar(_row(arrow, number), axis=0).max() > 0 for number in range(len(arrow))):
             raise ValueError(
                 f"the noise in {name!r} is silent: all samples for {split} are equal; name other recordings with "
-                "task.noise"
+                "`noise`"
             )
 
 
@@ -116,7 +116,7 @@ class WholeSignals:
         return self._last[1]
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets as they are stored."""
+        """Return the inputs and targets as they are stored."""
         row = _row(self.rows, number)
         return row[:, : self.pairs.inputs], row[:, : self.pairs.outputs] if self.pairs.same else row[
             :, self.pairs.inputs :
@@ -124,21 +124,21 @@ class WholeSignals:
 
 
 def power(x: np.ndarray) -> float:
-    """Mean square about the mean, over the samples that are not missing and the features."""
+    """Compute the mean square about the mean, over the samples that are not missing and the features."""
     known = x[~np.isnan(x).any(1)]
     return float(known.var(0).mean()) if len(known) else 0.0
 
 
 def delayed(targets: np.ndarray, delay: int) -> np.ndarray:
-    """Targets of the outputs: sample n has that of sample ``n - delay``, NaN before the first."""
+    """Delay the targets of the outputs: sample n has that of sample ``n - delay``, NaN before the first."""
     late = np.full_like(targets, np.nan)
     late[delay:] = targets[: max(0, len(targets) - delay)]
     return late
 
 
 class SignalWindows(Dataset):
-    """Windows of signals as input_values ``(samples, features)`` and labels ``(samples, outputs)``, -100 where a target
-    is missing, as the Trainer counts labels.
+    """A data set of windows of signals as input_values ``(samples, features)`` and labels ``(samples, outputs)``, -100
+    where a target is missing, as the Trainer counts labels.
 
     ranges: row, start and end of each.
     """
@@ -157,7 +157,7 @@ class SignalWindows(Dataset):
 
 class RandomSignalWindows(Dataset):
     """``count`` windows of at most ``length`` samples, each anywhere in the signals of train with equal probability,
-    newly damaged. Window i depends only on the signals, the options, seed and i."""
+    freshly corrupted. Window i depends only on the signals, the options, seed and i."""
 
     def __init__(self, signals: WholeSignals, count: int, length: int, delay: int, seed: int):
         self.signals, self.count, self.length, self.delay, self.seed = signals, count, length, delay, seed

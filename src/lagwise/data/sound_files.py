@@ -15,7 +15,8 @@ _UNKNOWN_SIZE = 0x7FFF0000  # and more: of a .wav file that was written to a pip
 
 
 def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
-    """Sampling rate in Hz and samples ``(length, channels)``, float32, of a .wav, .flac, .mp3 or .ogg file.
+    """Read the sampling rate in Hz and the samples ``(length, channels)``, float32, of a .wav, .flac, .mp3 or .ogg
+    file.
 
     Integers of 8 (unsigned), 16, 24 and 32 bits are scaled to [-1, 1); floating-point numbers stay as they are.
     Where the header of a .wav file does not know the sizes, as that of a pipe or of a recorder that lost its power, the

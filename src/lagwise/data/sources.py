@@ -66,7 +66,7 @@ def no_source(name: str, others: str = "") -> FileNotFoundError:
 
 @dataclass(frozen=True)
 class Source:
-    """Documents by split, and what identifies them.
+    """The source of documents by split, and what identifies it.
 
     Attributes:
         files: the files of each split, for hashing.
@@ -163,7 +163,8 @@ def open_source(name: Data) -> Source:
 
 
 def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
-    """Hexadecimal hash of the files of each split, of their names and content, added to a hashlib ``digest``."""
+    """Return the hexadecimal hash of the files of each split, of their names and content, added to a hashlib
+    ``digest``."""
     contents: dict[Path, bytes] = {}
     for split in SPLITS:
         for path in files.get(split, []):
@@ -192,7 +193,8 @@ def read_documents(path: Path) -> Iterator[str]:
 
 
 def chat_hint(columns: Iterable[str]) -> str:
-    """What to do with rows of chats, for the end of a message about a missing column of text; else an empty text."""
+    """Say what to do with rows of chats, for the end of a message about a missing column of text; else an empty
+    text."""
     chats = next((name for name in ("messages", "conversations") if name in columns), None)
     return "" if chats is None else f"; chats in {chats!r} are learned with trl's SFTTrainer, whose model a run can be"
 
@@ -269,7 +271,7 @@ def _is_data(path: Path) -> bool:
 
 
 def _by_file(name: str, files: list[Path]) -> Source:
-    """Whole files in splits (`deal`)."""
+    """Deal whole files to the splits (`deal`)."""
     root = files[0].parent if len(files) == 1 else Path(*_common(files))
     return Source(name, deal({file: file.relative_to(root).as_posix() for file in files}))
 
@@ -323,8 +325,8 @@ def load_hub(name: Data, *, streaming: bool = False) -> Any:
 
 
 def hub_splits(name: Data, *, streaming: bool = False) -> dict[str, Any]:
-    """The splits of a data set (`is_dataset`) as train, valid and test; of several validation or test sets the
-    first."""
+    """Map the splits of a data set (`is_dataset`) to train, valid and test; of several validation or test sets the
+    first counts."""
     loaded = load_hub(name, streaming=streaming)
     named: dict[str, Any] = {}
     for split in loaded:

@@ -18,8 +18,8 @@ SPLITS = ("train", "valid", "test")
 #: Share of valid, and of test: of rows or series, and of running text.
 ROWS_HELD_OUT, TEXT_HELD_OUT = 0.1, 0.05
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
-_MOST_NAMED = 10  # classes in a message
-_UNEVEN = 0.03  # share of the rows by which a split that is made may be larger or smaller, without a word
+_MAX_NAMED_CLASSES = 10  # classes in a message
+_MAX_SHARE_ERROR = 0.03  # share of the rows by which a split that is made may be larger or smaller, without a word
 Item = TypeVar("Item")
 Share = tuple[float, float]  # a part of a sequence, from and to, as shares of it
 Places = tuple[str, Sequence[int] | None]  # a split that the data name, and the numbers of rows in it; None for all
@@ -83,15 +83,15 @@ def _boundaries(parts: Iterable[str], size: int, shares: Sequence[float]) -> lis
 
 
 def _boundary(place: int, size: int, near: str) -> int:
-    """near: the text from the character before the place on."""
+    """Find where to cut a text near a place. near: the text from the character before it on."""
     if place in (0, size):
         return place
     return next((place + found for mark in ("\n", " ") if (found := near.find(mark)) >= 0), place)
 
 
 def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
-    """Files or other items in the three splits and in order, by a hash of their names: the split of one does not depend
-    on the others, and the beginning of a split is a fair sample of it."""
+    """Deal files or other items to the three splits, in order, by a hash of their names: the split of one does not
+    depend on the others, and the beginning of a split is a fair sample of it."""
     dealt: dict[str, list[Item]] = {split: [] for split in SPLITS}
     shares = {item: int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32 for item, name in names.items()}
     for item, share in sorted(shares.items(), key=lambda pair: pair[1]):
@@ -103,7 +103,7 @@ def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
 
 
 def split_rows(rows: dict[str, Dataset], label: str | None = None, *, seed: int = 0) -> dict[str, Dataset]:
-    """Rows in the three splits, as `split_places` says.
+    """Return rows in the three splits, as `split_places` says.
 
     >>> from datasets import Dataset
     >>> rows = {"train": Dataset.from_dict({"text": [f"row {i}" for i in range(100)]})}
@@ -162,10 +162,10 @@ def split_places(
         if not stratified:
             raise ValueError(f"{parts}: the table has {few[None]}")
         each = [f"{count} of {names[v] if names and v is not None else v!r}" for v, count in few.items()]
-        more = f" and of {len(each) - _MOST_NAMED:,} more classes" if len(each) > _MOST_NAMED else ""
+        more = f" and of {len(each) - _MAX_NAMED_CLASSES:,} more classes" if len(each) > _MAX_NAMED_CLASSES else ""
         raise ValueError(
-            f"{parts} of each class: {', '.join(each[:_MOST_NAMED])}{more}; add rows, remove such classes, or name the "
-            f"splits in the data{hint}"
+            f"{parts} of each class: {', '.join(each[:_MAX_NAMED_CLASSES])}{more}; add rows, remove such "
+            f"classes, or name the splits in the data{hint}"
         )
     for contents in sorted(members.values(), key=len):
         taken = Counter(places.get(content) for content in contents)  # the same content may have two classes
@@ -180,7 +180,8 @@ def split_places(
 
 
 def random_rows(labels: np.ndarray, random: Any, *, least: int = 0) -> np.ndarray:
-    """Which rows are held out: of each class a random tenth, and ``least`` at least where it has more rows.
+    """Choose the rows that are held out: a random tenth of each class, but at least ``least`` rows if the class has
+    more.
 
     Args:
         labels: classes from 0.
@@ -211,14 +212,14 @@ def made_note(named: Mapping[str, Any], splits: Mapping[str, Any] | None = None)
         return []
     rows = len(named["train"])
     shares = {split: len(splits[split]) / rows for split in made} if splits else {}
-    if any(abs(share - ROWS_HELD_OUT) > _UNEVEN + 1 / rows for share in shares.values()):
+    if any(abs(share - ROWS_HELD_OUT) > _MAX_SHARE_ERROR + 1 / rows for share in shares.values()):
         parts = " and ".join(f"{split} from {share:.0%}" for split, share in shares.items())
         return [f"{parts} of the rows of train, not 10 %: all rows with the same content are in one split"]
     return [f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}"]
 
 
 def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:
-    """Notes of how many rows of valid and test are also in the splits before them, by their content without the label.
+    """Note how many rows of valid and test are also in the splits before them, by their content without the label.
     Splits that the data name (``named``) are kept as they are; those that are made share no rows."""
     notes, before = [], set()
     if len({*named} & {*SPLITS}) < 2:

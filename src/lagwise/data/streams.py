@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HELD_OUT = 1 << 20  # characters of text, at least, for validation, and as many for testing
-_ROW = 1 << 16  # characters of a row, at least, where a document has more
-_EPOCHS = 1 << 20  # more than there are
+_ROW_CHARACTERS = 1 << 16  # characters of a row, at least, where a document has more
+_UNLIMITED_EPOCHS = 1 << 20
 
 Row = Mapping[str, Any]  # text, and piece: its number in the document
 
 
 @dataclass(frozen=True)
 class StreamedText(EncodedText):
-    """Text whose training split is read as it is used.
+    """A text whose training split is read as it is used.
 
     Attributes:
         splits: what is held out, encoded.
@@ -65,8 +65,8 @@ def open_stream(name: str, tokenizer: str) -> StreamedText:
         where = f"the first {HELD_OUT:,} characters for validation and the next for testing"
         if all(row["text"] in skipped for row in first):
             raise ValueError(
-                f"data.streaming holds out {where} of {name!r}, and nothing is left to train on; give more text, or a "
-                "folder of files with train, valid and test in their names, or leave out data.streaming"
+                f"`streaming` holds out {where} of {name!r}, and nothing is left to train on; give more text, or a "
+                "folder of files with train, valid and test in their names, or leave out `streaming`"
             )
     for split, texts in held.items():
         if not texts:
@@ -92,15 +92,15 @@ def encoded(
     """The tokens of each row and its bytes of text. The end of text precedes a row, unless it goes on with the document
     of the row before, of which ``before`` is the number."""
     for row in rows:
-        parts = encode_texts([*pieces(row["text"], _ROW)], tokenizer, as_bytes)
+        parts = encode_texts([*pieces(row["text"], _ROW_CHARACTERS)], tokenizer, as_bytes)
         end = [] if 0 < row["piece"] == before + 1 else [np.asarray([tokenizer.eos_token_id])]
         yield np.concatenate([*end, *parts]).astype(np.int64), len(row["text"].encode())
         before = row["piece"]
 
 
 class TextStream(IterableDataset):
-    """Batches of windows of streamed text for one of several readers, which share the text; each with the state that
-    the stream has after it.
+    """A stream of batches of windows of streamed text for one of several readers, which share the text; each with the
+    state that the stream has after it.
 
     Documents follow each other with an end of text between them, and are cut into windows of ``length`` tokens. Windows
     are shuffled within a buffer of ``shuffled`` tokens; the files are in another order in every epoch. A state
@@ -159,7 +159,7 @@ class TextStream(IterableDataset):
             number, used = number + 1, 0
 
     def _buffers(self, place: dict[str, Any], size: int) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-        """Arrays of ``size`` tokens from a place on, each with the place where it begins."""
+        """Yield arrays of ``size`` tokens from a place on, each with the place where it begins."""
         held: list[np.ndarray] = []
         missing, skipped = size, place["tokens"]
         for row, ids in self._rows_from(place):
@@ -180,7 +180,7 @@ class TextStream(IterableDataset):
         if begun is not None:
             self.rows.load_state_dict(begun)
         while True:
-            self.rows.set_epoch(1 + self.seed * _EPOCHS + epoch)
+            self.rows.set_epoch(1 + self.seed * _UNLIMITED_EPOCHS + epoch)
             empty, before = begun is None, place["piece"]
             for row in self.rows:
                 if row["text"] in self.skipped:
@@ -193,8 +193,8 @@ class TextStream(IterableDataset):
                 place = _place(epoch, self.rows.state_dict(), before)
             if empty:
                 raise ValueError(
-                    f"data.streaming has no text for reader {self.reader + 1} of {self.readers}; start fewer processes "
-                    "or training.workers, or give more text"
+                    f"`streaming` has no text for reader {self.reader + 1} of {self.readers}; start fewer processes "
+                    "or `workers`, or give more text"
                 )
             epoch, begun = epoch + 1, None
             place = _place(epoch, None, -1)
@@ -208,7 +208,7 @@ class StreamLoader:
         shards = stream.rows.num_shards
         if workers > shards:
             raise ValueError(
-                f"training.workers {workers} are more than the {shards} file(s) that a process streams; a file is read "
+                f"`workers` {workers} are more than the {shards} file(s) that a process streams; a file is read "
                 "by one worker"
             )
         self.stream, self.workers, self.turn = stream, workers, 0
@@ -242,8 +242,8 @@ class StreamLoader:
 
 
 def _place(epoch: int, rows: Any, piece: int) -> dict[str, Any]:
-    """Before a row: the epoch, the state of the rows (None at their start), and the number of the row before it in its
-    document. A buffer that begins after some tokens of the row says after how many."""
+    """Describe the place before a row: the epoch, the state of the rows (None at their start), and the number of the
+    row before it in its document. A buffer that begins after some tokens of the row says after how many."""
     return {"epoch": epoch, "rows": rows, "piece": piece, "tokens": 0}
 
 
@@ -253,12 +253,12 @@ def _same(batch: Any) -> Any:
 
 def _rows_of(files: Sequence[str]) -> Iterator[Row]:
     for document in itertools.chain.from_iterable(document_parts(Path(path)) for path in files):
-        for number, text in enumerate(pieces(document, _ROW)):
+        for number, text in enumerate(pieces(document, _ROW_CHARACTERS)):
             yield {"text": text, "piece": number}
 
 
 def _first(rows: Iterator[Row]) -> list[Row]:
-    """Rows of `HELD_OUT` characters, or all."""
+    """Return the first rows, of `HELD_OUT` characters together, or all."""
     found, size = [], 0
     for row in rows:
         found.append(row)

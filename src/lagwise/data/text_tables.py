@@ -20,13 +20,13 @@ from lagwise.data.numbers import decimal_separator, is_missing, is_number, to_fl
 from lagwise.data.reading import decoded, inner_suffix, marked_encoding, opened, read_whole
 from lagwise.tables import shown
 
-_HEAD = 1 << 18  # bytes that show the first rows of a file
-_LOOKED_AT = 100  # lines, for the separator, the header and columns without a name
+_HEAD_BYTES = 1 << 18  # bytes that show the first rows of a file
+_HEAD_LINES = 100  # lines, for the separator, the header and columns without a name
 _MARKS = ";\t|,"  # separators; commas last, because numbers and names have them too
 _SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*(\r\n?|\n)', re.IGNORECASE)  # the first line for Excel
 _UNNAMED = "Unnamed: "  # and the number of a column without a name
 _NUMBER = re.compile(r"[+-]?[\d.,' ]*\d[\d.,]*(?:[eE][+-]?\d+)?%?")
-_NOTED = 3  # lines above the header that are named
+_MAX_NOTED_LINES = 3  # lines above the header that are named
 
 Lines = list[tuple[int, list[str]]]  # numbers of lines, and the fields of the rows that begin there
 Notes = tuple[str, ...]
@@ -56,7 +56,7 @@ class TextTable:
         return with_points(self.columns[name], usual_decimal(self.separator))
 
     def numbers(self, *names: str) -> np.ndarray:
-        """Columns as float64 ``(rows, columns)``, NaN where a value is missing. ValueError names the line of other
+        """Read columns as float64 ``(rows, columns)``, NaN where a value is missing. ValueError names the line of other
         text, and numbers whose decimal separator is not clear (`decimal_separator`)."""
         try:
             decimal = decimal_separator([self.columns[name] for name in names], usual_decimal(self.separator))
@@ -97,9 +97,9 @@ def parse_text_table(data: bytes, path: Path, *, titles: bool = False) -> TextTa
 
 def read_head(path: Path, rows: int = 0, *, titles: bool = False) -> TextTable:
     """The columns of a file and its first ``rows`` rows. Errors in later rows are not found."""
-    most, table = max(rows, _LOOKED_AT), None
+    most, table = max(rows, _HEAD_LINES), None
     with opened(path) as f:
-        data = f.read(_HEAD)
+        data = f.read(_HEAD_BYTES)
         whole = not f.read(1)
     if not whole:
         text = codecs.getincrementaldecoder(marked_encoding(data) or "utf-8")("replace").decode(data)
@@ -140,9 +140,9 @@ def check_different(names: Sequence[str], path: Path) -> None:
 
 
 def _separator(text: str, path: Path, titles: bool) -> str:
-    """Of the marks in the first line, or if there may be titles in any, the one that the most lines have equally often
+    """Find the mark, of those in the first line or, if there may be titles, in any, that most lines have equally often
     outside quotes. Of .tsv the tab, if the first line has one or no mark."""
-    lines = re.sub(r'"[^"]*"', "", text[:_HEAD].lstrip()).splitlines()[:_LOOKED_AT]
+    lines = re.sub(r'"[^"]*"', "", text[:_HEAD_BYTES].lstrip()).splitlines()[:_HEAD_LINES]
     lines = [line for line in lines if line.strip()]
     marks = [mark for mark in _MARKS if titles or any(mark in line for line in lines[:1])]
     if inner_suffix(path) == ".tsv" and not titles and ("\t" in marks or not marks):
@@ -237,7 +237,7 @@ def no_header(path: Path, header: Sequence[str], example: str = "x0,x1,...,label
 def _without_titles(rows: Lines, path: Path, mark: str) -> tuple[Lines, Notes]:
     """The header and the rows, and notes on lines that are neither. The header is the line above the first row with
     most different names. ValueError if there is none."""
-    lines = [row for _, row in rows[:_LOOKED_AT]]
+    lines = [row for _, row in rows[:_HEAD_LINES]]
     first = next((i for i, line in enumerate(lines) if _is_row(line)), None)
     if first is None:
         return rows[next((i for i, line in enumerate(lines) if any(line)), 0) :], ()
@@ -246,7 +246,7 @@ def _without_titles(rows: Lines, path: Path, mark: str) -> tuple[Lines, Notes]:
         raise ValueError(no_header(path, lines[first], "date,value"))
     start = max(above, key=lambda i: len({cell for cell in lines[i] if cell.strip()}))
     below = list(itertools.takewhile(lambda i: not re.search(r"\d", lines[i][0]), (i for i in above if i > start)))
-    titles = [lines[i] for i in above if i < start][:_NOTED]
+    titles = [lines[i] for i in above if i < start][:_MAX_NOTED_LINES]
     notes = [f"the line {shown(mark.join(line))} stands above the header" for line in titles]
     notes += [f"the line {shown(mark.join(lines[i]))} below the header has no number; it is left out" for i in below]
     header = rows[start][0], _names(lines[start], [lines[i] for i in below])

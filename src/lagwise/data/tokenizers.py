@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-_LEAST = 5  # occurrences of what becomes a token of an uncased BPE: the vectors of rarer ones would hardly be trained
-_LONGEST_WORD = 2048  # characters: the time to train a BPE grows with the square of a word's length
+_MIN_OCCURRENCES = (
+    5  # occurrences of what becomes a token of an uncased BPE: the vectors of rarer ones would hardly be trained
+)
+_MAX_WORD_CHARACTERS = 2048  # characters: the time to train a BPE grows with the square of a word's length
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 MASK = "<|mask|>"
@@ -204,7 +206,7 @@ def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> np.ndarray:
-    """Bytes of text of each token id; special tokens have none.
+    """Return the bytes of text of each token id; special tokens have none.
 
     Exact for byte-level tokenizers, of text in lower case for an uncased one. Others drop and add spaces, so their
     tokens do not correspond to bytes; there every token counts as ``bytes_per_token``, the average over the whole text.
@@ -268,11 +270,11 @@ def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterabl
     tokenizer = _byte_level({}, [], uncased=name == UNCASED)
     trainer = BpeTrainer(
         vocab_size=vocab_size - 2,
-        min_frequency=_LEAST if name == UNCASED else 0,
+        min_frequency=_MIN_OCCURRENCES if name == UNCASED else 0,
         initial_alphabet=_byte_alphabet(),
         show_progress=sys.stderr.isatty(),  # elsewhere it writes empty lines
     )
-    tokenizer.train_from_iterator((piece for text in given for piece in pieces(text, _LONGEST_WORD)), trainer)
+    tokenizer.train_from_iterator((piece for text in given for piece in pieces(text, _MAX_WORD_CHARACTERS)), trainer)
     return tokenizer
 
 
@@ -308,7 +310,7 @@ def _wrap(tokenizer) -> PreTrainedTokenizerBase:
 
 
 def encode_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, as_bytes: bool) -> list[np.ndarray]:
-    """Token ids of each text, without any that the tokenizer adds."""
+    """Return the token ids of each text, without any that the tokenizer adds."""
     if as_bytes:  # token id = byte, so no tokenizer is needed
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
     # <|endoftext|> in a text does not end it: special tokens are split like any other text.

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
-_PIECE = 1 << 16  # characters given to the tokenizer at a time, about
-_BATCH = 1 << 22  # characters encoded in parallel, about
+_PIECE_CHARACTERS = 1 << 16  # characters given to the tokenizer at a time, about
+_BATCH_CHARACTERS = 1 << 22  # characters encoded in parallel, about
 _DONE, _UNFINISHED = "done.json", "unfinished"
 
 
 @dataclass(frozen=True)
 class EncodedText:
-    """Text as arrays of token ids by split, documents separated by end of text.
+    """A text as arrays of token ids by split, documents separated by end of text.
 
     Attributes:
         text_bytes: UTF-8 bytes of the text of each split, separators not counted.
@@ -49,7 +49,7 @@ class EncodedText:
     text_bytes: dict[str, int]
 
     def bytes_per_token(self, split: str) -> float:
-        """Average over a split, separators included."""
+        """Return the average bytes of a token of a split, separators included."""
         return self.text_bytes[split] / len(self.splits[split])
 
     def validation_examples(self, length: int, tokens: int) -> TrainingWindows:
@@ -70,7 +70,7 @@ class TokenData(EncodedText):
         return self.folder.name
 
     def training_examples(self, length: int, count: int, seed: int) -> TrainingWindows:
-        """``count`` windows of the training text."""
+        """Return ``count`` windows of the training text."""
         return TrainingWindows(self.splits["train"], length, count, seed)
 
 
@@ -94,7 +94,8 @@ def prepare(
 
 
 class TrainingWindows(Dataset):
-    """``count`` training examples: windows of ``length`` tokens, every window once an epoch, in random order.
+    """A data set of ``count`` training examples: windows of ``length`` tokens, every window once an epoch, in random
+    order.
 
     Example i depends only on (tokens, length, seed, i), so a resumed run and any number of processes see the same
     examples. Each epoch starts its windows at another offset. ValueError if the tokens do not fill one window.
@@ -108,7 +109,7 @@ class TrainingWindows(Dataset):
         if len(tokens) < length:
             raise ValueError(
                 f"the training text has {len(tokens)} tokens, fewer than one sequence of {length}; "
-                "give more text or a smaller data.length"
+                "give more text or a smaller `length`"
             )
         self.tokens, self.length, self.count, self.seed = tokens, length, count, seed
         self.per_epoch = max(1, len(tokens) // length - 1)
@@ -130,7 +131,7 @@ class TrainingWindows(Dataset):
 
 
 def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> str:
-    """Name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
+    """Return the name of the folder of an encoded source: a hash of the text, its splits and the tokenizer."""
     made_of = [str(_FORMAT), source.key(), tokenizer]
     if tokenizer in MADE_OF_TEXT:
         made_of.append(str(vocab_size))
@@ -213,8 +214,8 @@ def _begun(folder: Path) -> dict[str, Any]:
 def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:
     """The documents of a split in pieces, and whether a document ends with the piece."""
     for document in source.document_parts(split):
-        last = ""  # a document without text has one piece too
-        for number, piece in enumerate(pieces(document, _PIECE)):
+        last = ""  # empty documents still yield one (empty) piece
+        for number, piece in enumerate(pieces(document, _PIECE_CHARACTERS)):
             if number:
                 yield last, False
             last = piece
@@ -222,12 +223,12 @@ def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:
 
 
 def _batches(pieces: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces of about `_BATCH` characters together."""
+    """Group pieces of about `_BATCH_CHARACTERS` characters together."""
     batch, size = [], 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece[0])
-        if size >= _BATCH:
+        if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:

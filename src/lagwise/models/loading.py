@@ -77,6 +77,8 @@ def load_model(
     ('LagwiseForCausalLM', False, [72, 105])
     """
     folder = expanded(folder)
+    if folder.is_file():
+        raise NotADirectoryError(f"{str(folder)!r} is a file, not the folder of a model; name the folder of a run")
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     if not (folder / "config.json").is_file() and (folder / "recipe.yaml").is_file():

@@ -49,8 +49,8 @@ class Metric(NamedTuple):
 
 
 class Task:
-    """What is learned: options, which the constructor checks, and what follows from them without the data. Abstract;
-    `lagwise.tasks.TASKS` maps names to subclasses.
+    """The description of what is learned: options, which the constructor checks, and what follows from them without the
+    data. Abstract; `lagwise.tasks.TASKS` maps names to subclasses.
 
     The constructor takes the data options and, as keyword-only parameters, the task's own. `open` reads the data.
     """
@@ -69,7 +69,7 @@ class Task:
     #: the first of the columns that `predict` adds
     predicts: ClassVar[str] = "predicted"
 
-    #: whether several processes may share its sequences: its losses and figures are then sums over tokens
+    #: whether sequence parallelism is supported: losses and metrics must be sums over tokens
     splits: ClassVar[bool] = False
     #: whether training may carry a model's states from step to step: its texts are longer than a step
     carries: ClassVar[bool] = False
@@ -86,15 +86,15 @@ class Task:
         self.data = data
         if data.streaming and not self.streams:
             raise ValueError(
-                f"data.streaming is for language modelling and masked language modelling, not {type(self).__name__}"
+                f"`streaming` is for language modelling and masked language modelling, not {type(self).__name__}"
             )
         if self.needs and not data.source:
             raise ValueError(self.needs)
         if self.one_length:
-            options = {"data.lengths": data.lengths, "data.evaluate_length": data.evaluate_length}
+            options = {"lengths": data.lengths, "evaluate_length": data.evaluate_length}
             require_none(type(self).__name__, **options)
         if data.format is not None:
-            known(data.format, self.formats, "data.format for this task")
+            known(data.format, self.formats, "`format` for this task")
 
     #: whether the model has a first answer's map beside its layers
     wide: bool = False
@@ -110,17 +110,17 @@ class Task:
         return None if self.linear_head is None else getattr(models, self.linear_head)
 
     def fixed_fields(self) -> dict[str, Any]:
-        """Fields of the model's configuration that are known before the data are read."""
+        """Return the fields of the model's configuration that are known before the data are read."""
         return {}
 
     def lengths(self) -> dict[str, int]:
         """The lengths that the model must serve, by the option that sets each."""
-        return {"data.length": self.data.length}
+        return {"`length`": self.data.length}
 
     def check_config(self, config: Any) -> None:
         """ValueError for a model that cannot read the task's inputs, as far as they are known."""
         if config.input_name != self.inputs:
-            raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name} (model.inputs)")
+            raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name}")
 
     def logged_headline(self, metrics: Log) -> Metric:
         """The headline of a run, from the lines of its log."""
@@ -169,7 +169,7 @@ class Task:
             raise ValueError(f"`out` must be a .csv file in an existing folder, got {str(out)!r}")
 
     def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Rows with their predictions as .csv."""
+        """Return the rows with their predictions as .csv."""
         return rows_as_csv(rows)
 
     def save_predictions(self, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
@@ -185,12 +185,12 @@ class Task:
         raise NotImplementedError
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
-        """Figures by name, drawn when called, from the lines of a run's log and the result of `TaskData.evaluate`; by
-        default the headline over the steps."""
+        """Return the figures by name, drawn when called, from the lines of a run's log and the result of
+        `TaskData.evaluate`; by default the headline over the steps."""
         return {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
 
     def sample(self, model: Any, tokenizer: Any) -> str:
-        """What the model writes, for a report; nothing where it writes no text."""
+        """Return a text that the model writes, for a report; an empty one where it writes no text."""
         return ""
 
 
@@ -218,7 +218,7 @@ class TaskData:
         return self.task.headline
 
     def fields(self) -> dict[str, Any]:
-        """Fields of the model's configuration that depend on the data."""
+        """Return the fields of the model's configuration that depend on the data."""
         tokenizer = self.tokenizer
         if tokenizer is None:
             return {}
@@ -233,12 +233,12 @@ class TaskData:
         """ValueError for a new model that cannot learn from the training data."""
 
     def linear_fields(self) -> dict[str, Any]:
-        """Fields of `LagwiseLinearConfig` that depend on the data."""
+        """Return the fields of `LagwiseLinearConfig` that depend on the data."""
         raise NotImplementedError
 
     @property
     def ngrams(self) -> Any:
-        """Those of the training texts (`Ngrams.chosen`), for a first answer of texts."""
+        """The n-grams of the training texts (`Ngrams.chosen`), for a first answer of texts."""
         raise NotImplementedError
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
@@ -262,21 +262,21 @@ class TaskData:
         return {}
 
     def notes(self) -> Sequence[str]:
-        """Notes about the data for the user before a long training, one line each."""
+        """Return the notes about the data for the user before a long training, one line each."""
         return ()
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Optimiser steps that see every training example about once."""
+        """Return the optimiser steps that see every training example about once."""
         raise NotImplementedError
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        """``steps * batch_size`` examples in the order in which they are used; example i depends only on the data, the
-        arguments and i, so that a resumed run and any number of processes see the same."""
+        """Return ``steps * batch_size`` examples in the order in which they are used; example i depends only on the
+        data, the arguments and i, so that a resumed run and any number of processes see the same."""
         raise NotImplementedError
 
     def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
-        """`training_examples` of which each continues the row of the step before, for so many pieces (`CarriedPieces`);
-        of a task that `carries`."""
+        """Return `training_examples`, each of which continues the row of the step before, for so many pieces
+        (`CarriedPieces`); of a task that `carries`."""
         raise NotImplementedError
 
     def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
@@ -284,20 +284,20 @@ class TaskData:
         raise NotImplementedError
 
     def validation_examples(self, tokens: int) -> Dataset:
-        """Held-out examples of about ``tokens`` tokens at most."""
+        """Return the held-out examples of about ``tokens`` tokens at most."""
         raise NotImplementedError
 
     @property
     def sequence_lengths(self) -> Sequence[int]:
-        """Lengths of training sequences; every step draws one."""
+        """The lengths of training sequences; every step draws one."""
         return self.task.data.lengths or [self.task.data.length]
 
     def tokens_per_example(self) -> float:
-        """Tokens of a training example on average, or what `speed_unit` names."""
+        """Return the tokens of a training example on average, or what `speed_unit` names."""
         return sum(self.sequence_lengths) / len(self.sequence_lengths)
 
     def longest_example(self) -> int:
-        """Tokens of the longest training example."""
+        """Return the tokens of the longest training example."""
         return self.task.data.length
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -322,18 +322,19 @@ class TaskData:
     calibrates: ClassVar[bool] = False
 
     def calibrated(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """What `reduce` kept of a trained model's outputs for held-out rows, after the model's configuration was set by
-        them."""
+        """Set a trained model's configuration by its outputs for held-out rows, and return what `reduce` kept of
+        these."""
         return logits
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        """Validation metrics by name, the headline among them, from the mean loss and what `reduce` kept."""
+        """Return the validation metrics by name, the headline among them, from the mean loss and what `reduce` kept."""
         raise NotImplementedError
 
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Scores on held-out data, to be saved as JSON. ValueError for an option that does not apply to the task."""
+        """Return the scores on held-out data, to be saved as JSON. ValueError for an option that does not apply to the
+        task."""
         raise NotImplementedError
 
     def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:

@@ -18,15 +18,15 @@ _SHOWN = 20  # classes of a line
 def checked_class_weights(given: str | dict[str, float]) -> str | dict[str, float]:
     """The option ``task.class_weights``, a word or the weights of some classes. ValueError for any other value."""
     if isinstance(given, str):
-        return known(given, CLASS_WEIGHTS, "task.class_weights")
+        return known(given, CLASS_WEIGHTS, "`class_weights`")
     if not all(weight > 0 for weight in given.values()):
-        raise ValueError(f"task.class_weights must be greater than 0, got {given}")
+        raise ValueError(f"`class_weights` must be greater than 0, got {given}")
     return given
 
 
 def balanced_weights(counts: Tensor) -> Tensor:
-    """Weights of classes by the inverse of their shares: of equal shares all are 1. Of a class without rows, as if it
-    had one."""
+    """Weight classes by the inverse of their shares, with weights of 1 if all shares are equal. A class without rows
+    counts as if it had one."""
     return counts.sum() / (len(counts) * counts.clamp(min=1))
 
 
@@ -51,15 +51,16 @@ def class_counts(counts: Mapping[str, int], what: str = "classes") -> list[str]:
 
 
 def several_columns(logits: np.ndarray, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
-    """``predicted``, the names of all labels whose probability exceeds a threshold, between ``|``, and a column of
-    probabilities for each, of logits ``(rows, labels)``."""
+    """Return ``predicted``, the names of all labels whose probability exceeds a threshold, between ``|``, and a column
+    of probabilities for each, of logits ``(rows, labels)``."""
     shares = torch.tensor(logits, device="cpu").sigmoid().numpy()
     found = ("|".join(name for name, share in zip(names, row, strict=True) if share > threshold) for row in shares)
     return _with_shares(found, shares, names)
 
 
 def class_columns(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """``predicted``, the likeliest class, and a column of probabilities for each, of logits ``(rows, classes)``."""
+    """Return ``predicted``, the likeliest class, and a column of probabilities for each, of logits ``(rows,
+    classes)``."""
     shares = torch.tensor(logits, device="cpu").softmax(-1).numpy()
     return _with_shares((names[i] for i in shares.argmax(-1).tolist()), shares, names)
 

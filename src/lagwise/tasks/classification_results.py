@@ -18,8 +18,8 @@ _SCORED = ("valid", "test", "known_positions")
 
 
 def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
-    """Scores of each split; for classes also the test rows by class, and the confusion matrix if it is not too wide;
-    for events also the test scores at known positions."""
+    """Return the scores of each split; for classes also the test rows by class, and the confusion matrix if it is not
+    too wide; for events also the test scores at known positions."""
     splits = [(name.replace("_", " "), evaluation[name]) for name in _SCORED if name in evaluation]
     unit = evaluation["kind"] if evaluation["kind"] in ("steps", "events") else "rows"  # what is counted
     names = [name for name in splits[0][1] if name != "rows"]
@@ -72,8 +72,8 @@ def constant_note(scores: Mapping[str, float], constant: Mapping[str, float], he
 def worst_rows(
     logits: np.ndarray, labels: np.ndarray, names: Sequence[str] | None, most: int = 10
 ) -> dict[int, dict[str, Any]]:
-    """The wrong predictions of highest probability by the places of their rows, or of numbers (``names`` None) those
-    farthest from the truth."""
+    """The most confident wrong predictions, by the indices of their rows; of numbers (``names`` None) the predictions
+    with the largest errors."""
     if names is None:
         worst = np.argsort(-np.abs(logits[:, 0] - labels), kind="stable")[:most].tolist()
         return {i: {"true": float(labels[i]), "predicted": float(logits[i, 0])} for i in worst}

@@ -19,7 +19,7 @@ Figures = dict[str, Callable[[], "Figure"]]  # by name, drawn when called
 
 
 def loss_curve(metrics: Log, *, bytes_per_token: float) -> Figure:
-    """Training and validation bits per byte over steps, from the lines of a run's metrics."""
+    """Draw training and validation bits per byte over steps, from the lines of a run's metrics."""
     figure, axes = single()
     train = [(line["step"], line["loss"] / math.log(2) / bytes_per_token) for line in metrics if "loss" in line]
     valid = [(line["step"], line["eval_bits_per_byte"]) for line in metrics if "eval_bits_per_byte" in line]
@@ -31,7 +31,8 @@ def loss_curve(metrics: Log, *, bytes_per_token: float) -> Figure:
 
 
 def accuracy_curve(metrics: Log, *, chance: float) -> Figure:
-    """Accuracy on validation sequences over steps, from the lines of a run's metrics, and the accuracy of guessing."""
+    """Draw the accuracy on validation sequences over steps, from the lines of a run's metrics, and the accuracy of
+    guessing."""
     figure, axes = single()
     valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
     axes.plot(*columns(valid), color="C0", marker="o", markersize=3, label="validation")
@@ -63,8 +64,8 @@ def length_curve(scores: Sequence[Mapping[str, Any]], name: str, label: str, *, 
 
 
 def metric_curve(metrics: Log, name: str, label: str, chance: float | None = None) -> Figure:
-    """Training loss, and a validation metric on an axis of its own, over steps, with that of the first answer if there
-    is one; ``chance``: the value of guessing."""
+    """Draw the training loss, and a validation metric on an axis of its own, over steps, with that of the first answer
+    if there is one; ``chance``: the value of guessing."""
     figure, axes = single()
     train = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
     valid = [(line["step"], line[f"eval_{name}"]) for line in metrics if f"eval_{name}" in line]
@@ -84,7 +85,7 @@ def metric_curve(metrics: Log, name: str, label: str, chance: float | None = Non
 
 
 def signals_beside(signals: Mapping[str, Sequence[float | None]]) -> Figure:
-    """Signals by name over their samples, one below the other on the same scale; gaps where one is missing."""
+    """Draw signals by name over their samples, one below the other on the same scale; gaps where one is missing."""
     figure, axes = pyplot().subplots(len(signals), sharex=True, sharey=True, figsize=(8, 4.5), layout="constrained")
     for each, (name, values) in zip(axes, signals.items(), strict=True):
         each.plot(np.asarray(values, dtype=float), linewidth=0.8)
@@ -95,8 +96,8 @@ def signals_beside(signals: Mapping[str, Sequence[float | None]]) -> Figure:
 
 
 def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, most: int = 30) -> Figure:
-    """Rows of the true class by the class predicted, as shares of each true class with the counts written in. With more
-    than ``most`` classes, the most common are shown."""
+    """Draw the rows of each true class by the class predicted, as shares of each true class with the counts written in.
+    With more than ``most`` classes, the most common are shown."""
     matrix = np.asarray(counts)
     shown = np.sort(np.argsort(-matrix.sum(1), kind="stable")[:most])
     matrix, chosen = matrix[np.ix_(shown, shown)], [names[i] for i in shown]
@@ -120,7 +121,7 @@ def confusion_matrix(counts: Sequence[Sequence[int]], names: Sequence[str], *, m
 
 
 def image_gallery(files: Sequence[bytes], captions: Sequence[str], *, title: str, across: int = 8) -> Figure:
-    """Image files side by side, each with a caption."""
+    """Draw image files side by side, each with a caption."""
     from PIL import Image
 
     rows = -(-len(files) // across)

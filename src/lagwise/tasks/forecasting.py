@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,7 +46,7 @@ class Forecasting(Task):
     """
 
     headline = Metric("mse", "mean squared error", greater_is_better=False)
-    needs = "forecasting needs series to learn from; give a table with `data.source`, such as sensors.csv"
+    needs = "forecasting needs series to learn from; give a table with `source`, such as sensors.csv"
     one_length = True
     head = "LagwiseForPrediction"
     query = "data"
@@ -80,7 +79,7 @@ class Forecasting(Task):
         try:
             return read_series(expanded(source), self.time, self.series)
         except ValueError as error:
-            raise ValueError(re.sub(r"`(time|columns)`", r"task.\1", str(error))) from error
+            raise ValueError(str(error).replace("`columns`", "`series`")) from error
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesParts:
         table = self._read(source or str(self.data.source))
@@ -98,10 +97,10 @@ class Forecasting(Task):
             parts = {name: z[max(0, start) : stop] for name, (start, stop) in bounds.items()}
         for name, part in parts.items():
             if len(part) < width:
-                large = "task.horizon" if self.horizon > len(part) - length else "data.length"
+                large = "`horizon`" if self.horizon > len(part) - length else "`length`"
                 advice = f"; make {large} smaller by {width - len(part)}" if source is None else ""
                 raise ValueError(
-                    f"data.length {length} and task.horizon {self.horizon} need {width} rows; the {name} part of "
+                    f"`length` {length} and `horizon` {self.horizon} need {width} rows; the {name} part of "
                     f"{source or self.data.source!r} has {len(part)}{advice}"
                 )
         return SeriesParts(self, parts, table.notes)
@@ -131,8 +130,8 @@ class Forecasting(Task):
         return ("past_values",)
 
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series on any
-        scale, null where missing; only the last ``data.length`` are used."""
+        """Return ``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series
+        on any scale, null where missing; only the last ``data.length`` are used."""
         found = []
         for row in progress_bar(list(rows), desc="forecasting", unit="row", show=progress):
             given = row["past_values"]
@@ -221,8 +220,8 @@ class SeriesParts(TaskData):
 
 
 class Windows(Dataset):
-    """Windows of series ``(rows, series)``, one series each: past_values ``(length, 1)`` and future_values
-    ``(horizon, 1)``, NaN where missing.
+    """A data set of windows of series ``(rows, series)``, one series each: past_values ``(length, 1)`` and
+    future_values ``(horizon, 1)``, NaN where missing.
 
     All ``count`` of them in order, or ``drawn``: with a seed in an order drawn anew for every epoch, without one spread
     evenly. Example i depends on the arguments and i alone.

@@ -37,7 +37,7 @@ from lagwise.tasks.classes import class_columns, class_fields, class_names
 from lagwise.tasks.figures import Figures, Log, image_gallery
 from lagwise.tasks.labelled import Labelled, LabelledRows
 
-_BATCH = 64  # images of an evaluation at a time
+_IMAGES_PER_BATCH = 64  # images of an evaluation at a time
 _MISTAKES, _SIDE = 24, 96  # a report's images, and their longer side in pixels
 
 
@@ -65,7 +65,7 @@ class ImageClassification(Labelled):
     Metrics: accuracy, the headline, and macro F1.
     """
 
-    needs = "classification needs images to learn from; give a folder of them with `data.source`"
+    needs = "classification needs images to learn from; give a folder of them with `source`"
     head = "LagwiseForImageClassification"
     linear_head = "LagwiseLinearForImageClassification"
     query = "data"
@@ -90,7 +90,7 @@ class ImageClassification(Labelled):
     ):
         super().__init__(data, label_smoothing)
         if channels not in (1, 3):
-            raise ValueError(f"task.channels must be 1 or 3, got {channels!r}")
+            raise ValueError(f"`channels` must be 1 or 3, got {channels!r}")
         check_changes(augment or [])
         self.image, self.label, self.channels = image, label, channels
         self.size = None if size is None else height_and_width(size)
@@ -98,9 +98,9 @@ class ImageClassification(Labelled):
         self.mean, self.std, self.crop, self.wide = mean, std, crop, wide
         for name, given in (("mean", mean), ("std", std)):
             if given is not None and len(given) != channels:
-                raise ValueError(f"task.{name} must have a value for each of {channels} channels, got {given!r}")
+                raise ValueError(f"`{name}` must have a value for each of {channels} channels, got {given!r}")
         if std is not None and not all(value > 0 for value in std):
-            raise ValueError(f"task.std must be greater than 0, got {std!r}")
+            raise ValueError(f"`std` must be greater than 0, got {std!r}")
         check_crop(crop, self.size)
 
     def fixed_fields(self) -> dict[str, Any]:
@@ -116,13 +116,13 @@ class ImageClassification(Labelled):
         patch, channels = patch_side(config), config.inputs.get("channels", 3) if isinstance(config.inputs, dict) else 3
         if channels != self.channels:
             raise ValueError(
-                f"task.channels {self.channels} and model.inputs.channels {channels} must be the same; give both"
+                f"`channels` {self.channels} and the model's `inputs.channels` {channels} must be the same; give both"
             )
         if self.size is not None and any(side % patch for side in self.size):
             height, width = self.size
             raise ValueError(
-                f"images of {height} x {width} cannot be cut into patches of {patch}: give a task.size of multiples "
-                f"of {patch}, such as {max(patch, height // patch * patch)}, or another model.inputs.size"
+                f"images of {height} x {width} cannot be cut into patches of {patch}: give a `size` of multiples "
+                f"of {patch}, such as {max(patch, height // patch * patch)}, or the model another `inputs.size`"
             )
 
     def key(self) -> str:
@@ -138,7 +138,7 @@ class ImageClassification(Labelled):
         return LabelledImages(self, images)
 
     def _open_other(self, run: Path, source: str) -> LabelledImages:
-        """Images of another source (its test split, or all), with the labels of a run."""
+        """Return the images of another source (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
         found = LabelledImages(self)
@@ -151,12 +151,12 @@ class ImageClassification(Labelled):
         return found
 
     def reader(self, found: ImageData | None = None) -> ImageReader:
-        """Reads images for a model, with the options of a trained run or else as these data need."""
+        """Return the reader of images for a model, with the options of a trained run or else as these data need."""
         given: Any = found or self
         return ImageReader(tuple(given.size), tuple(self.mean or given.mean), tuple(self.std or given.std), self.crop)
 
     def kernel_length(self, config: Any) -> int:
-        """Patches along the longer side."""
+        """Count the patches along the longer side."""
         from lagwise.models.embeddings import patch_side
 
         return max(self.reader().size) // patch_side(config)
@@ -192,11 +192,11 @@ class ImageClassification(Labelled):
 
     @torch.inference_mode()
     def logits(self, model: Any, rows: Any, read: ImageReader, progress: bool) -> np.ndarray:
-        """Logits ``(images, labels)`` in the order of the rows."""
+        """Return the logits ``(images, labels)`` in the order of the rows."""
         found = []
         with progress_bar(desc="predicting", total=len(rows), unit="image", show=progress) as bar:
-            for start in range(0, len(rows), _BATCH):
-                batch = [rows[i] for i in range(start, min(start + _BATCH, len(rows)))]
+            for start in range(0, len(rows), _IMAGES_PER_BATCH):
+                batch = [rows[i] for i in range(start, min(start + _IMAGES_PER_BATCH, len(rows)))]
                 pixels = [read(row["image"], row.get("file", f"row {start + i + 1}")) for i, row in enumerate(batch)]
                 found.append(model(pixel_values=torch.stack(pixels).to(model.device)).logits.float().cpu().numpy())
                 bar.update(len(batch))
@@ -204,7 +204,7 @@ class ImageClassification(Labelled):
 
 
 class LabelledImages(LabelledRows):
-    """Images with a class each. images: None for other data than the task's own."""
+    """The images of a task, with a class each. images: None for other data than the task's own."""
 
     task: ImageClassification
     label_names: tuple[str, ...]
@@ -227,8 +227,8 @@ class LabelledImages(LabelledRows):
 
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         examples = ImageExamples(self.rows.splits[split], self.reader)
-        for start in range(0, len(examples), _BATCH):
-            yield collate_images([examples[i] for i in range(start, min(start + _BATCH, len(examples)))])
+        for start in range(0, len(examples), _IMAGES_PER_BATCH):
+            yield collate_images([examples[i] for i in range(start, min(start + _IMAGES_PER_BATCH, len(examples)))])
 
     def resolved(self) -> dict[str, Any]:
         return {"size": list(self.reader.size), "mean": list(self.reader.mean), "std": list(self.reader.std)}
@@ -263,8 +263,8 @@ class LabelledImages(LabelledRows):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Scores of the valid and test images; for test also the confusion matrix and scores by class, and the
-        scores with images resized to other sizes. lengths: their longer sides in pixels."""
+        """Return the scores of the valid and test images; for test also the confusion matrix and scores by class, and
+        the scores with images resized to other sizes. lengths: their longer sides in pixels."""
         sizes = [self._resized(side, model.config) for side in lengths or ()]
         result = super().evaluate(model, max_tokens=max_tokens, progress=progress)
         if sizes:

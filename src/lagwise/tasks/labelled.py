@@ -45,7 +45,7 @@ class Labelled(Task):
         return self.open_rows(self.data.source)
 
     def steps(self, samples: int) -> int:
-        """Steps of the model that so many samples of a series are."""
+        """Return the steps of the model for so many samples of a series."""
         return -(-samples // self.stride)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
@@ -67,8 +67,8 @@ def check_samples(task: Any, features: int, most: int) -> None:
     if features > most:
         hints.insert(0, "if arrays are (rows, channels, samples), transpose them to (rows, samples, channels)")
     if most > 1:
-        hints.append(f"if the series are so short, give task.stride=1 (to {most})")
-    why = "which a step of the model takes (task.stride)" if stride > 1 else "which a series has at least"
+        hints.append(f"if the series are so short, give `stride=1` (to {most})")
+    why = "which a step of the model takes (`stride`)" if stride > 1 else "which a series has at least"
     why = "which is little beside the features" if doubted else why
     raise ValueError(
         f"the longest series of {task.data.source!r} has {samples}, less than {least} samples, {why}; "
@@ -77,7 +77,7 @@ def check_samples(task: Any, features: int, most: int) -> None:
 
 
 class LabelledRows(TaskData):
-    """Rows with a label each, or several. Abstract.
+    """The rows of a task, with a label each, or several. Abstract.
 
     Attributes:
         rows: the rows of the run's own data, in splits; None for other data.
@@ -104,7 +104,7 @@ class LabelledRows(TaskData):
             self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
 
     def logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
-        """Logits ``(rows, labels)`` in the order of the rows."""
+        """Return the logits ``(rows, labels)`` in the order of the rows."""
         raise NotImplementedError
 
     def shown(self, rows: Any, i: int) -> dict[str, Any]:
@@ -127,8 +127,8 @@ class LabelledRows(TaskData):
         return -(-len(self.rows.splits["train"]) // batch_size)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Cross-entropy with class weights and label smoothing, of classes or of shares of mixed ones, or of each of
-        several labels; or the squared error over the labels' variance: a mean over the rows of a step."""
+        """Compute the cross-entropy with class weights and label smoothing, of classes or of shares of mixed ones, or
+        of each of several labels; or the squared error over the labels' variance: a mean over the rows of a step."""
         logits = outputs.logits.float()
         if self.label_names is None:
             each = (logits[:, 0] - labels).square() / self.label_variance
@@ -166,7 +166,8 @@ class LabelledRows(TaskData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Scores of the valid and test rows, with mistakes; of classes also the confusion matrix and scores by class.
+        """Return the scores of the valid and test rows, with mistakes; of classes also the confusion matrix and scores
+        by class.
 
         A first answer, alone or in a model, was fitted to the validation rows too, once its penalty was chosen, so they
         are left out.

@@ -19,11 +19,11 @@ from lagwise.tasks.base import Metric, Records, Table, usable_lengths
 from lagwise.tasks.figures import Figures, Log, length_curve, loss_curve
 from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningText, TextData
 
-_SAMPLE = 300  # tokens in a report
+_SAMPLE_TOKENS = 300  # tokens in a report
 
 
 class PlainText(TextData):
-    """Text to predict token by token."""
+    """A text to predict token by token."""
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
@@ -47,7 +47,8 @@ class PlainText(TextData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Validation text at the length of validation, test text at every length, and compressors on the same bytes.
+        """Score validation text at the length of validation, test text at every length, and compressors on the same
+        bytes.
 
         Args:
             lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out.
@@ -114,11 +115,11 @@ class LanguageModelling(RunningText):
     def sample(self, model: Any, tokenizer: Any) -> str:
         from lagwise.models import generate_text
 
-        count = min(_SAMPLE, (model.length_limit or _SAMPLE + 1) - 1)  # after the start of a document
+        count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
         return generate_text(model, tokenizer, "", max_new_tokens=count, seed=0) if count > 0 else ""
 
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """bits_per_byte of each text, read as a separate document."""
+        """Compute bits_per_byte of each text, read as a separate document."""
         end, found = tokenizer.eos_token_id, []
         for row in progress_bar(list(rows), desc="scoring", unit="row", show=progress):
             ids = tokenizer(row["text"], add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -136,7 +137,7 @@ def _columns(score: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _bytes_per_token(metrics: Log) -> float:
-    """Computed from any validation line, which has the loss in both units."""
+    """Compute the bytes of a token from any validation line, which has the loss in both units."""
     for line in metrics:
         if line.get("eval_bits_per_byte", 0) > 0:
             return line["eval_loss"] / math.log(2) / line["eval_bits_per_byte"]

@@ -38,7 +38,7 @@ DEFAULT_TOKENS = 8 * 8192
 
 
 class HiddenText(TextData):
-    """Text with hidden tokens."""
+    """A text with hidden tokens."""
 
     task: MaskedLanguageModelling
 
@@ -56,8 +56,8 @@ class HiddenText(TextData):
         return collate_documents(rows)
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """For each sequence the loss of its hidden tokens and how many were found ``(batch, 2)``, and how many there
-        are ``(batch,)``: a row for each sequence, so that the Trainer can gather them from several processes."""
+        """Return for each sequence the loss of its hidden tokens and how many were found ``(batch, 2)``, and how many
+        there are ``(batch,)``: a row for each sequence, so that the Trainer can gather them from several processes."""
         chosen = labels != -100
         wanted = labels[chosen]
         losses = F.cross_entropy(logits.float(), wanted, reduction="none")
@@ -73,7 +73,7 @@ class HiddenText(TextData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Perplexity and accuracy on test text, the same tokens hidden at every length.
+        """Return the perplexity and accuracy on test text, the same tokens hidden at every length.
 
         Args:
             lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out.
@@ -96,7 +96,7 @@ class HiddenText(TextData):
         return MaskedExamples(sequences, self._masking, self._end_of_text, seed)
 
     def _hidden_stream(self, tokens: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Text with tokens hidden in pieces of the trained length, the labels, and the documents."""
+        """Hide tokens of a text in pieces of the trained length; return the text, the labels, and the documents."""
         masking, ids = self._masking, tokens.astype(np.int64)
         starts = range(0, len(ids), self.task.data.length)
         pieces = [
@@ -168,7 +168,8 @@ class MaskedLanguageModelling(RunningText):
 
     @torch.inference_mode()
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """``filled``, the text with the likeliest token for each mask, and ``probability``, the product of theirs.
+        """Return ``filled``, the text with the likeliest token for each mask, and ``probability``, the product of
+        theirs.
 
         ValueError for a text without a mask.
         """

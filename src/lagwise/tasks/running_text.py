@@ -54,7 +54,7 @@ class RunningText(Task):
 
     def lengths(self) -> dict[str, int]:
         evaluate_length = self.data.evaluate_length
-        return super().lengths() | ({} if evaluate_length is None else {"data.evaluate_length": evaluate_length})
+        return super().lengths() | ({} if evaluate_length is None else {"`evaluate_length`": evaluate_length})
 
     def key(self) -> str:
         if self.data.streaming:
@@ -77,9 +77,7 @@ class RunningText(Task):
 
     def write_split(self, folder: Path) -> None:
         if self.data.streaming:
-            raise ValueError(
-                "streamed text is not written again, so it has no split to write; leave out data.streaming"
-            )
+            raise ValueError("streamed text is not written again, so it has no split to write; leave out `streaming`")
         write_text_split(open_source(self.source), folder)
 
     @property
@@ -90,7 +88,7 @@ class RunningText(Task):
 
 
 class TextData(TaskData):
-    """Text in token files. Abstract."""
+    """The text of a task in token files. Abstract."""
 
     task: RunningText
 

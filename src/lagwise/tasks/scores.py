@@ -32,7 +32,7 @@ _DEFAULT = {"regression": "pearson", MULTI_LABEL: "micro_f1"}
 
 
 def headline_of(name: str) -> Metric:
-    """One of `METRICS` as the headline of a task."""
+    """Return one of `METRICS` as the headline of a task."""
     return Metric(name, METRICS[name])
 
 
@@ -45,21 +45,21 @@ def check_metric(metric: str | None, kind: str, classes: Sequence[str] | None = 
     """ValueError for an unknown metric, or one of another kind of labels, as far as that is known (``auto``)."""
     if metric is None:
         return
-    known(metric, METRICS, "task.metric")
+    known(metric, METRICS, "`metric`")
     fits = metric not in (*_OF_NUMBERS, "micro_f1", "exact_match")
     if kind in _DEFAULT:
         fits = metric in (_OF_NUMBERS if kind == "regression" else _OF_SEVERAL)
     if kind != "auto" and not fits:
-        raise ValueError(f"task.metric {metric!r} is not a metric of {kind}")
+        raise ValueError(f"`metric` {metric!r} is not a metric of {kind}")
     if metric == "f1" and classes is not None and len(classes) != 2:
-        raise ValueError(f"task.metric 'f1' needs two classes, got {len(classes)}; for more there is 'macro_f1'")
+        raise ValueError(f"`metric` 'f1' needs two classes, got {len(classes)}; for more there is 'macro_f1'")
 
 
 def classification_scores(
     predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Accuracy, macro F1, Matthews' correlation, for two classes the F1 of the second; and the confusion matrix, scores
-    by class, and the share of the most common class.
+    """Compute the accuracy, macro F1, Matthews' correlation, for two classes the F1 of the second; and the confusion
+    matrix, scores by class, and the share of the most common class.
 
     Shapes: predicted and true ``(rows,)``, places in ``names``. Macro F1 is the mean over the classes that occur among
     the true or predicted ones. Matthews' correlation is 0 if all rows have one class, or are predicted to have one.
@@ -91,7 +91,7 @@ def classification_scores(
 def several_scores(
     predicted: np.ndarray, true: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Micro and macro F1, and the share of rows whose labels are all right; and scores by label.
+    """Return the micro and macro F1, and the share of rows whose labels are all right; and scores by label.
 
     Shapes: predicted and true ``(rows, labels)``, 0 and 1. Micro F1 counts all labels of all rows together, macro F1 is
     the mean over the labels that occur among the true or predicted ones. Without rows everything is 0.
@@ -128,7 +128,8 @@ def best_threshold(logits: np.ndarray, true: np.ndarray) -> float:
 
 
 def regression_scores(predicted: np.ndarray, true: np.ndarray) -> tuple[dict[str, float], dict[str, Any]]:
-    """Pearson's and Spearman's correlation (0 where either side is constant) and the mean squared error; and the pairs.
+    """Compute Pearson's and Spearman's correlation (0 where either side is constant) and the mean squared error; and
+    the pairs.
 
     Shapes: ``(rows,)`` each.
     """

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENS_A_BATCH = 16384  # with padding, in an evaluation
-_SHOWN = 120  # characters of a text in a report
-_STEPS = 256  # of the model in the longest series, at least, where samples have to share steps
+_SHOWN_CHARACTERS = 120  # characters of a text in a report
+_MIN_LONGEST_STEPS = 256  # of the model in the longest series, at least, where samples have to share steps
 
 
 class SequenceClassification(Labelled):
@@ -118,7 +118,7 @@ class SequenceClassification(Labelled):
 
     head = "LagwiseForSequenceClassification"
     linear_head = "LagwiseLinearForSequenceClassification"
-    needs = "classification needs rows to learn from; give a file with `data.source`, such as reviews.csv"
+    needs = "classification needs rows to learn from; give a file with `source`, such as reviews.csv"
     one_length = True
     formats: ClassVar[Collection[str]] = FORMATS
 
@@ -145,30 +145,30 @@ class SequenceClassification(Labelled):
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         super().__init__(data, label_smoothing)
-        self.kind, self.metric = known(kind, KINDS, "task.kind"), metric
+        self.kind, self.metric = known(kind, KINDS, "`kind`"), metric
         check_metric(metric, self.kind)
-        self.inputs = known(inputs, INPUTS, "task.inputs")
-        self.class_weights = known(class_weights, CLASS_WEIGHTS, "task.class_weights")
+        self.inputs = known(inputs, INPUTS, "`inputs`")
+        self.class_weights = known(class_weights, CLASS_WEIGHTS, "`class_weights`")
         self.text, self.label, self.threshold = text, label, threshold
         if isinstance(label, list) and len(label) < 2:
-            raise ValueError(f"task.label must be a column, or two or more columns of 0 and 1, got {label!r}")
+            raise ValueError(f"`label` must be a column, or two or more columns of 0 and 1, got {label!r}")
         self.separate, self.packing = separate, packing
         if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
-            raise ValueError("task.reverse_complement is for sequences in one column of text")
+            raise ValueError("`reverse_complement` is for sequences in one column of text")
         self.reverse_complement = reverse_complement
         if time is not None and stride is None:
             stride = 1
         if time is not None and stride != 1:
-            raise ValueError(f"task.time, of samples with times of their own, needs task.stride=1, got {stride}")
+            raise ValueError(f"`time`, of samples with times of their own, needs `stride=1`, got {stride}")
         self.finds_stride, self.time = stride is None, time
         self.stride = MOST_STRIDE if stride is None else stride
         self.features, self.lines, self.rate = features, lines, rate
         self.wide = wide and not packing and time is None
         if stride != 1 and (inputs == "tokens" or packing):
-            raise ValueError(f"task.stride is for series that are not packed, got {stride!r}")
+            raise ValueError(f"`stride` is for series that are not packed, got {stride!r}")
         if inputs == "tokens":
-            what = "sequence_classification with task.inputs=tokens"
-            require_none(what, **{"task.features": features, "task.lines": lines, "task.rate": rate, "task.time": time})
+            what = "sequence_classification with `inputs=tokens`"
+            require_none(what, features=features, lines=lines, rate=rate, time=time)
 
     @property
     def headline(self) -> Metric:  # type: ignore[override]
@@ -189,7 +189,7 @@ class SequenceClassification(Labelled):
         return {"causal": False} | ({"inputs": inputs} if self.inputs == "values" else {})
 
     def lengths(self) -> dict[str, int]:
-        return {"data.length": self.steps(self.data.length)}
+        return {"`length`": self.steps(self.data.length)}
 
     def key(self) -> str:
         return labelled_key(self.source, **self.reading)
@@ -213,9 +213,7 @@ class SequenceClassification(Labelled):
 
     def write_split(self, folder: Path) -> None:
         if self.data.format is not None:
-            raise ValueError(
-                f"the files of data.format={self.data.format} name their splits, which are not written again"
-            )
+            raise ValueError(f"the files of `format={self.data.format}` name their splits, which are not written again")
         check_split_folder(folder)
         source, values = self.source, self.inputs == "values"
         columns = input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)
@@ -240,18 +238,18 @@ class SequenceClassification(Labelled):
             complements(tokenizer)  # an error before any work
         check_metric(self.metric, rows.kind, rows.label_names)
         if self.threshold is not None and rows.kind != MULTI_LABEL:
-            raise ValueError(f"task.threshold {self.threshold} is for several labels per row (task.kind={MULTI_LABEL})")
+            raise ValueError(f"`threshold` {self.threshold} is for several labels per row (`kind={MULTI_LABEL}`)")
         if rows.kind == MULTI_LABEL and self.class_weights != "none":
-            raise ValueError("task.class_weights does not apply to several labels per row, which have a task.threshold")
+            raise ValueError("`class_weights` does not apply to several labels per row, which have a `threshold`")
         if rows.label_names is None and (self.class_weights != "none" or self.label_smoothing):
-            raise ValueError("task.class_weights and task.label_smoothing do not apply to regression")
+            raise ValueError("`class_weights` and `label_smoothing` do not apply to regression")
         if run is None and self.inputs == "values":
             longest = max(rows.splits["train"]["length"][:])
             if self.finds_stride:
-                self.stride = max(1, min(MOST_STRIDE, longest // _STEPS))
+                self.stride = max(1, min(MOST_STRIDE, longest // _MIN_LONGEST_STEPS))
             check_samples(self, rows.features or 1, longest)
         if rows.rates and self.packing:
-            raise ValueError(f"task.packing needs sounds of one sampling rate, got {_hertz(rows.rates)}; resample them")
+            raise ValueError(f"`packing` needs sounds of one sampling rate, got {_hertz(rows.rates)}; resample them")
         found = ClassifiedRows(self, tokenizer, rows)
         own = found.resolved().get("rate")
         if self.rate not in (None, own):
@@ -259,7 +257,7 @@ class SequenceClassification(Labelled):
         return found
 
     def _open_other(self, run: Path, source: str) -> ClassifiedRows:
-        """Rows of another table (its test split, or all), with the labels of a run."""
+        """Return the rows of another table (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
         config: Any = read_config(run)
@@ -289,8 +287,8 @@ class SequenceClassification(Labelled):
 
     @torch.inference_mode()
     def logits(self, model: Any, tokenizer: Any, rows: Rows | pa.Table, progress: bool) -> np.ndarray:
-        """Logits ``(rows, labels)`` in the order of encoded rows, computed in batches of similar lengths, in steps of
-        the model: a first answer reads single samples."""
+        """Return the logits ``(rows, labels)`` in the order of encoded rows, computed in batches of similar lengths, in
+        steps of the model: a first answer reads single samples."""
         inputs = model.config.inputs
         stride = inputs.get("stride", 1) if isinstance(inputs, dict) else 1
         ordered, order = by_length(rows)
@@ -316,7 +314,7 @@ class SequenceClassification(Labelled):
         return batch
 
     def encoder(self, config: Any, tokenizer: Any) -> RowEncoder:
-        """Encodes rows for a model."""
+        """Return the encoder of rows for a model."""
         features = config.inputs["features"] if config.input_name == "values" else None
         is_bytes, length = self.data.tokenizer == "bytes", self.data.length
         return RowEncoder(self.columns(), length, tokenizer, is_bytes, features, self.separate, config.takes_gaps)
@@ -333,7 +331,8 @@ def _hertz(rates: Sequence[int]) -> str:
 
 
 class ClassifiedRows(LabelledRows):
-    """Texts, pairs of texts or series with a label each. rows: None for other data than the task's own."""
+    """The texts, pairs of texts or series of a task, with a label each. rows: None for other data than the task's
+    own."""
 
     task: SequenceClassification
 
@@ -369,7 +368,7 @@ class ClassifiedRows(LabelledRows):
 
     @cached_property
     def _scale(self) -> dict[str, Any]:
-        """Options of inputs that follow from the training series, all of which are read for each."""
+        """The options of inputs that follow from the training series, all of which are read for each."""
         train = self.rows.splits["train"]
         mean, std = feature_scale(series(train))
         scale: dict[str, Any] = {"mean": mean, "std": std}
@@ -384,7 +383,7 @@ class ClassifiedRows(LabelledRows):
 
     @cached_property
     def ngrams(self) -> tuple[dict[str, Any], Ngrams]:
-        """Those of the training texts, for a first answer."""
+        """The n-grams of the training texts, for a first answer."""
         assert self.tokenizer is not None
         pairs = len(self.task.columns()) == 2
         return Ngrams.chosen(spellings(self.tokenizer), self.linear_batches("train"), pairs=pairs)
@@ -410,7 +409,7 @@ class ClassifiedRows(LabelledRows):
         if self.rows.rates:
             raise ValueError(
                 f"a first answer counts samples, but sounds have sampling rates of {_hertz(self.rows.rates)}; resample "
-                "them, or leave it out with training.first_answer=none and task.wide=false"
+                "them, or leave it out with `first_answer=none` and `wide=false`"
             )
         rows = by_length(self.rows.splits[split])[0]
         examples = EncodedExamples(rows)
@@ -467,13 +466,13 @@ class ClassifiedRows(LabelledRows):
         return found
 
     def shown(self, rows: Rows, i: int) -> dict[str, Any]:
-        """Its number, and the start of its text, or of both texts of a pair."""
+        """Describe a row by its number and the start of its text, or of both texts of a pair."""
         if self.tokenizer is None:
             return {"row": f"{i + 1}"}
         row = rows[i]
         parts = [np.asarray(row["input_ids"])]
         if len(self.task.columns()) == 2:
             parts = [parts[0][np.asarray(row["token_type_ids"]) == number] for number in (0, 1)]
-        texts = [str(self.tokenizer.decode(part[:_SHOWN], skip_special_tokens=True)) for part in parts]
-        shown = [textwrap.shorten(text, _SHOWN // len(parts), placeholder=" ...") for text in texts]
+        texts = [str(self.tokenizer.decode(part[:_SHOWN_CHARACTERS], skip_special_tokens=True)) for part in parts]
+        shown = [textwrap.shorten(text, _SHOWN_CHARACTERS // len(parts), placeholder=" ...") for text in texts]
         return {"row": f"{i + 1}: {' | '.join(shown)}"}

@@ -70,7 +70,7 @@ class SequenceLabelling(Labelled):
     """
 
     headline = headline_of("macro_f1")
-    needs = "sequence_labelling needs series to learn from; give a file or folder with `data.source`"
+    needs = "sequence_labelling needs series to learn from; give a file or folder with `source`"
     one_length = True
     head = "LagwiseForTokenClassification"
     query = "data"
@@ -96,23 +96,23 @@ class SequenceLabelling(Labelled):
         self.stride, self.delay = stride, delay
         if (events is None) != (tolerance is None):
             raise ValueError(
-                f"task.events and task.tolerance belong together, got {events!r} and {tolerance!r}: tolerance is how "
+                f"`events` and `tolerance` belong together, got {events!r} and {tolerance!r}: tolerance is how "
                 "far, in samples, an event that is found may be from a true one"
             )
         self.reach = 0 if tolerance is None else tolerance // stride  # in steps
         self.tolerance = tolerance
         if data.length < stride + delay:
-            raise ValueError(f"data.length {data.length} is less than task.stride and task.delay, {stride} + {delay}")
+            raise ValueError(f"`length` {data.length} is less than `stride` and `delay`, {stride} + {delay}")
         self.changes = augment or {}
         for name, value in self.changes.items():
-            known(name, CHANGES, "key in task.augment")
+            known(name, CHANGES, "key in `augment`")
             if not 0 <= value <= CHANGES[name]:
-                raise ValueError(f"task.augment.{name} must be in [0, {CHANGES[name]:g}], got {value!r}")
+                raise ValueError(f"`augment.{name}` must be in [0, {CHANGES[name]:g}], got {value!r}")
         self.class_weights = checked_class_weights(class_weights)
         self.values, self.label, self.events = values, label, events
         if time is not None and (stride != 1 or delay or self.changes):
             raise ValueError(
-                "task.time, of samples with times of their own, needs task.stride=1, task.delay=0 and no task.augment, "
+                "`time`, of samples with times of their own, needs `stride=1`, `delay=0` and no `augment`, "
                 f"got {stride}, {delay} and {self.changes}"
             )
         self.features, self.rate, self.time = features, rate, time
@@ -121,7 +121,7 @@ class SequenceLabelling(Labelled):
         return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}}
 
     def lengths(self) -> dict[str, int]:
-        return {"data.length (in steps)": self.steps(self.data.length)}
+        return {"`length` (in steps)": self.steps(self.data.length)}
 
     @property
     def source(self) -> SeriesSource:
@@ -147,7 +147,7 @@ class SequenceLabelling(Labelled):
         return SeriesWithClasses(self, found)
 
     def _open_other(self, run: Path, source: str) -> SeriesWithClasses:
-        """Rows of another table (its test split, or all), with the labels of a run."""
+        """Return the rows of another table (its test split, or all), with the labels of a run."""
         from lagwise.models.loading import read_config
 
         found = SeriesWithClasses(self)
@@ -164,8 +164,8 @@ class SequenceLabelling(Labelled):
         return (self.values,)
 
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
-        class), the end not included, in samples; as JSON."""
+        """Return ``predicted``: of events a list of (position, class, score); else of stretches of one class (start,
+        end, class), the end not included, in samples; as JSON."""
         names = class_names(model.config)
         config = model.config
         encode = RowEncoder((self.values,), 1 << 30, features=config.inputs["features"], gaps=config.takes_gaps)
@@ -195,7 +195,8 @@ class SequenceLabelling(Labelled):
 
     @torch.inference_mode()
     def probabilities(self, model: Any, samples: np.ndarray) -> np.ndarray:
-        """Probabilities ``(steps, classes)`` of a whole series, its last sample repeated for the delay to pass."""
+        """Return the probabilities ``(steps, classes)`` of a whole series, its last sample repeated for the delay to
+        pass."""
         steps = -(-(len(samples) + self.delay) // self.stride)
         padded = np.pad(samples, ((0, steps * self.stride - len(samples)), (0, 0)), mode="edge")
         logits = model(input_values=torch.from_numpy(padded)[None].to(model.device)).logits[0]
@@ -203,7 +204,7 @@ class SequenceLabelling(Labelled):
 
 
 class SeriesWithClasses(TaskData):
-    """Series with a class for each sample, or for events in them.
+    """The series of a task, with a class for each sample, or for events in them.
 
     Args:
         rows: None for other data than the task's own.
@@ -228,7 +229,7 @@ class SeriesWithClasses(TaskData):
     def _class_weights(self) -> Tensor | None:
         if not isinstance(self.task.class_weights, str):
             for name in self.task.class_weights:
-                known(name, self.label_names, "class in task.class_weights")
+                known(name, self.label_names, "class in `class_weights`")
             return torch.tensor([self.task.class_weights.get(name, 1.0) for name in self.label_names])
         if self.task.class_weights == "none":
             return None
@@ -293,7 +294,7 @@ class SeriesWithClasses(TaskData):
         return self.task.steps(self.task.data.length)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Cross-entropy with class weights: a mean over the steps that have a label."""
+        """Compute the cross-entropy with class weights: a mean over the steps that have a label."""
         logits, labels = outputs.logits.float().flatten(0, 1), labels.flatten()
         weight = None if self.weights is None else self.weights.to(logits)
         total = F.cross_entropy(logits, labels, weight=weight, ignore_index=IGNORED, reduction="sum")
@@ -313,15 +314,15 @@ class SeriesWithClasses(TaskData):
         return event_scores(predicted, true, self.label_names)[0]
 
     def _pairs(self, probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted and true classes of the events of a series, by the targets of its steps."""
+        """Return the predicted and true classes of the events of a series, by the targets of its steps."""
         found, true = find_events(probabilities, self.task.reach), np.flatnonzero(targets > 0)
         return paired_classes(found.steps, found.classes, true, targets[true], self.task.reach)
 
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Scores of the valid and test series; also the confusion matrix and figures by class. Of events also the
-        scores of the classes at the true events, as if their positions were known (``known_positions``)."""
+        """Return the scores of the valid and test series; also the confusion matrix and figures by class. Of events
+        also the scores of the classes at the true events, as if their positions were known (``known_positions``)."""
         require_none("sequence_labelling", lengths=lengths, max_tokens=max_tokens)
         result: dict[str, Any] = {"kind": "steps" if self.task.events is None else "events", "labels": self.label_names}
         for split, pairs in self.scored.items():
@@ -371,6 +372,6 @@ class SeriesWithClasses(TaskData):
         return map(places.__getitem__, range(len(places)))
 
     def _targets(self, labels: np.ndarray, steps: int) -> np.ndarray:
-        """Targets of a whole series whose last sample was repeated, as in `_probabilities`."""
+        """Return the targets of a whole series whose last sample was repeated, as in `_probabilities`."""
         whole = np.pad(labels, (0, steps * self.task.stride - len(labels)), mode="edge")
         return step_targets(whole, self.task.stride, self.task.delay, events=False)

@@ -53,7 +53,7 @@ LOSSES = {
     "sdr": Metric("si_sdr", "SI-SDR (dB)"),
     "si_sdr": Metric("si_sdr", "SI-SDR (dB)"),
 }
-_SHOWN = 1000  # samples of a test signal in the report
+_SHOWN_SAMPLES = 1000  # samples of a test signal in the report
 
 
 class SignalToSignal(Task):
@@ -85,7 +85,7 @@ class SignalToSignal(Task):
     the loss. Where there are as many outputs as inputs, also those of the inputs as they are, and the gain in SI-SDR.
     """
 
-    needs = "signal_to_signal needs signals to learn from; give a file or folder as `data.source`"
+    needs = "signal_to_signal needs signals to learn from; give a file or folder as `source`"
     one_length = True
     head = "LagwiseForSignalRegression"
     query = "data"
@@ -111,28 +111,26 @@ class SignalToSignal(Task):
         super().__init__(data)
         if (noise is None) != (ratios is None):
             raise ValueError(
-                f"task.noise and task.ratios belong together, got {noise!r} and {ratios!r}: ratios are those of the "
+                f"`noise` and `ratios` belong together, got {noise!r} and {ratios!r}: ratios are those of the "
                 "signal's power to the noise's, in dB, such as [0, 5, 10]"
             )
         if ratios is not None and not ratios:
-            raise ValueError("task.ratios must have at least one ratio in dB, got []")
+            raise ValueError("`ratios` must have at least one ratio in dB, got []")
         self.made = noise is not None or hide > 0  # the inputs, from the targets
         if self.made and targets is not None:
             raise ValueError(
-                f"task.targets {targets!r} are for data with targets; with task.noise or task.hide the inputs are made "
-                "of the columns task.features"
+                f"`targets` {targets!r} are for data with targets; with `noise` or `hide` the inputs are made "
+                "of the columns `features`"
             )
         if data.length < stride + delay:
-            raise ValueError(f"data.length {data.length} is less than task.stride and task.delay, {stride} + {delay}")
+            raise ValueError(f"`length` {data.length} is less than `stride` and `delay`, {stride} + {delay}")
         if window and window < stride + delay:
-            raise ValueError(
-                f"task.window must be 0 or at least task.stride + task.delay = {stride + delay}, got {window}"
-            )
-        self.headline = LOSSES[known(loss, LOSSES, "task.loss")]
+            raise ValueError(f"`window` must be 0 or at least `stride` + `delay` = {stride + delay}, got {window}")
+        self.headline = LOSSES[known(loss, LOSSES, "`loss`")]
         if time is not None and (stride != 1 or delay or window or self.made):
             raise ValueError(
-                "task.time, of samples with times of their own, needs task.stride=1, task.delay=0, task.window=0, and "
-                f"no task.noise or task.hide, got {stride}, {delay}, {window}, {noise!r} and {hide:g}"
+                "`time`, of samples with times of their own, needs `stride=1`, `delay=0`, `window=0`, and "
+                f"no `noise` or `hide`, got {stride}, {delay}, {window}, {noise!r} and {hide:g}"
             )
         self.features, self.targets, self.rate, self.time = features, targets, rate, time
         self.stride, self.delay, self.window, self.loss = stride, delay, window, loss
@@ -162,14 +160,12 @@ class SignalToSignal(Task):
         return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}, "outputs": outputs}
 
     def lengths(self) -> dict[str, int]:
-        return {"data.length (in steps)": -(-self.data.length // self.stride)}
+        return {"`length` (in steps)": -(-self.data.length // self.stride)}
 
     def check_config(self, config: Any) -> None:
         super().check_config(config)
         if self.delay and not config.causal:
-            raise ValueError(
-                f"a two-sided model (model.causal=false) needs no task.delay, got {self.delay}; set it to 0"
-            )
+            raise ValueError(f"a two-sided model (`causal=false`) needs no `delay`, got {self.delay}; set it to 0")
 
     def key(self) -> str:
         noise = None if self.noises is None else signals_key(self.noises)
@@ -223,7 +219,8 @@ class SignalToSignal(Task):
         return (SERIES,)
 
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """``predicted``: the outputs ``(samples, outputs)`` of each row's ``input_values``, which may have NaN."""
+        """Return ``predicted``: the outputs ``(samples, outputs)`` of each row's ``input_values``, which may have
+        NaN."""
         given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
         result = []
         for number, x in enumerate(progress_bar(given, desc="predicting", unit="signal", show=progress), 1):
@@ -265,7 +262,7 @@ class SignalToSignal(Task):
         return rows_as_csv(lines)
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Inputs without their times."""
+        """Return the inputs without their times."""
         return x if self.time is None else x[:, 1:]
 
     @property
@@ -322,7 +319,7 @@ class SignalToSignal(Task):
 
 
 def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
-    """Names of columns: those that are given, or a word, with numbers if there are several."""
+    """Return the names of columns: those that are given, or a word, with numbers if there are several."""
     if given is not None and len(given) == count:
         return list(given)
     return [word] if count == 1 else [f"{word}_{i + 1}" for i in range(count)]
@@ -345,7 +342,7 @@ class _Inputs:
 
 
 class SignalData(TaskData):
-    """Signals and their targets.
+    """The signals of a task and their targets.
 
     Args:
         pairs: None for other data than the task's own.
@@ -420,7 +417,7 @@ class SignalData(TaskData):
         return total / torch.as_tensor(counted, device=total.device).clamp(min=1)
 
     def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """For each window: squared and absolute errors, their number, the SI-SDR and its weight."""
+        """Return for each window: squared and absolute errors, their number, the SI-SDR and its weight."""
         y = (logits[0] if isinstance(logits, tuple) else logits).float()
         real = labels != IGNORED
         errors = (y - labels).masked_fill(~real, 0)
@@ -437,8 +434,8 @@ class SignalData(TaskData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Scores of the valid and test signals, by the ratio of noise too, with those of the inputs as they are
-        (``input``) and of missing samples (``missing``). ``example``: a part of the first test signal."""
+        """Return the scores of the valid and test signals, by the ratio of noise too, with those of the inputs as they
+        are (``input``) and of missing samples (``missing``). ``example``: a part of the first test signal."""
         require_none("signal_to_signal", lengths=lengths, max_tokens=max_tokens)
         result: dict[str, Any] = {"kind": "signals", "delay": self.task.delay + self.task.stride - 1}
         for split, signals in self.scored.items():
@@ -487,9 +484,9 @@ def _means(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def _example(inputs: np.ndarray, targets: np.ndarray, made: np.ndarray) -> dict[str, list[float | None]]:
     """The first feature and output in the middle of a signal."""
-    start = max(0, len(made) // 2 - _SHOWN // 2)
+    start = max(0, len(made) // 2 - _SHOWN_SAMPLES // 2)
     part = {"input": inputs[:, 0], "target": targets[:, 0], "output": made[:, 0]}
     return {
-        name: [None if np.isnan(v) else round(float(v), 6) for v in x[start : start + _SHOWN]]
+        name: [None if np.isnan(v) else round(float(v), 6) for v in x[start : start + _SHOWN_SAMPLES]]
         for name, x in part.items()
     }

@@ -191,7 +191,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
     def _training_rows(self, X: Any, kind: str, y: Any) -> tuple[Any, np.ndarray]:
         """Checked rows, an array or a list of arrays or of texts, and checked classes."""
         if kind == "table":
-            return validate_data(self, X, y, dtype=np.float64)
+            rows, y = validate_data(self, X, y, dtype=np.float64)
+            return _in_range(rows), y
         rows: Any = _texts(X) if kind == "texts" else _series(X)
         y = column_or_1d(y, warn=True)
         check_consistent_length(rows, y)
@@ -208,7 +209,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         if kind != self.kind_:
             raise ValueError(f"X must be {_READS[self.kind_]}, as in fit, got {_READS[kind]}")
         if kind == "table":
-            return validate_data(self, X, reset=False, dtype=np.float64)
+            return _in_range(validate_data(self, X, reset=False, dtype=np.float64))
         if kind == "texts":
             return _texts(X)
         rows = _series(X)
@@ -267,14 +268,14 @@ def _kind(X: Any) -> str:
     """What X is. ValueError for a single text, rows of several texts, and no rows."""
     if isinstance(X, str | bytes):
         raise ValueError(f"X must be a list of texts, got one, {shown(X)}")
-    axes = getattr(X, "ndim", None)
+    axes = len(getattr(X, "shape", ()))  # a Series of polars has no ndim
     first: Any = next(iter(X), None) if isinstance(X, list | tuple) or axes == 1 else None
     if isinstance(X, list | tuple) and not X:
         raise ValueError("X is empty")
     if isinstance(first, str):
         return "texts"
-    cell = X.iloc[0, 0] if axes == 2 and hasattr(X, "iloc") and X.size else None
-    if isinstance(cell, str):
+    cells = X.iloc[0] if axes == 2 and hasattr(X, "iloc") and X.size else ()
+    if (cell := next((each for each in cells if isinstance(each, str)), None)) is not None:
         raise ValueError(f"X is a table with the text {shown(cell)}; give the column of texts alone, such as X[NAME]")
     if isinstance(X, list | tuple) and len({len(each) for each in X if np.ndim(each) == 1}) > 1:
         raise ValueError("X has rows of different lengths; series are (channels, length), also with one channel")
@@ -284,6 +285,18 @@ def _kind(X: Any) -> str:
             "the task sequence_classification, with text=[one, two]"
         )
     return "series" if axes == 3 or np.ndim(first) == 2 else "table"
+
+
+def _in_range(X: np.ndarray) -> np.ndarray:
+    """A table, whose numbers the model reads in single precision. ValueError for one that it cannot represent."""
+    wrong = np.argwhere(np.abs(X) > np.finfo(np.float32).max)
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise ValueError(
+            f"X has {X[row, column]:g} in row {row}, column {column}, which exceeds single precision; remove the "
+            "row or take the logarithm of the column"
+        )
+    return X
 
 
 def _texts(X: Any) -> list[str]:
