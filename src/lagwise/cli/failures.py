@@ -102,7 +102,7 @@ def _with_options(message: str, app: typer.Typer) -> str:
 
 def recipe_key(name: str) -> str | None:
     """The key of a recipe with a name: of its data or training, else of any task or of the model."""
-    from dataclasses import fields
+    from inspect import signature
 
     from lagwise.models import LagwiseConfig
     from lagwise.tables import option_names
@@ -113,7 +113,7 @@ def recipe_key(name: str) -> str | None:
         return key
     if any(name in option_names(task) for task in TASKS.values()):
         return f"task.{name}"
-    return f"model.{name}" if name in {field.name for field in fields(LagwiseConfig)} else None
+    return f"model.{name}" if name in signature(LagwiseConfig).parameters else None
 
 
 def _usage_message(error: Any) -> str:
