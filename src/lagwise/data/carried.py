@@ -37,7 +37,9 @@ class CarriedPieces(Dataset):
         self.tokens, self.end, self.rows = tokens, end, rows
         ends = np.flatnonzero(tokens == end)
         bounds = np.unique(np.concatenate([[0], ends, [len(tokens)]]))
-        documents = ((a, min(b + 1, len(tokens))) for a, b in itertools.pairwise(bounds))  # with both ends of text
+        documents = (
+            (a, min(b + 1, len(tokens))) for a, b in itertools.pairwise(bounds)
+        )  # including the ends of text on both sides
         parts = np.concatenate([_cut(a, b, share) for a, b in documents])
         parts = parts[parts[:, 1] - parts[:, 0] > 1]
         np.random.default_rng(seed).shuffle(parts)

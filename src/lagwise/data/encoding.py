@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MAX_BATCH_ROWS = 1000
 _MAX_STD_RATIO = 100.0  # rows share a scale if their standard deviations differ by less
-_MAX_BATCH_ELEMENTS = 1 << 24  # of full length
+_MAX_BATCH_ELEMENTS = 1 << 24  # elements of rows that have the full length
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from lagwise.data.splits import SPLITS
 from lagwise.files import is_run
 
-_SPLIT_WORDS = {  # as `datasets` reads them
+_SPLIT_WORDS = {  # the library datasets has the same
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),

@@ -42,7 +42,7 @@ def decode(data: bytes, channels: int, where: str) -> Image:
                 turned = turned.convert("RGBA")
                 turned = Image.alpha_composite(Image.new("RGBA", turned.size, "white"), turned)
             return turned.convert(MODES[channels])
-    except Image.UnidentifiedImageError as error:  # its message has the address of the data
+    except Image.UnidentifiedImageError as error:  # the message of Pillow has a memory address
         raise ValueError(f"{where} is not a readable image (of no known format)") from error
     except Exception as error:  # PIL raises many types of exceptions for damaged files
         raise ValueError(f"{where} is not a readable image ({one_line(error)})") from error
@@ -179,7 +179,7 @@ def torchvision_transforms() -> Any:
     except ModuleNotFoundError as error:
         raise explained(error) from error
     except (ImportError, RuntimeError) as error:  # RuntimeError where it was built for another torch
-        build = torch.__version__.partition("+")[2]  # its own index has the torchvision for it, such as cpu or cu130
+        build = torch.__version__.partition("+")[2]  # each build, such as cpu or cu130, has its own index
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
         raise ImportError(
             f"random changes of images need a torchvision built for torch {torch.__version__} (pip install "
@@ -236,7 +236,9 @@ class ImageExamples(Dataset):
         label = {"label": int(found["label"])} if "label" in found else {}
         with torch.random.fork_rng(devices=[], enabled=self.changes):
             if self.changes:
-                torch.default_generator.manual_seed(_seed(self.seed, place))  # and no other device's
+                torch.default_generator.manual_seed(
+                    _seed(self.seed, place)
+                )  # leaves the generators of other devices alone
             pixels = self.reader(found["image"], f"image {row + 1}", self.change, resize=self.resize)
             pixels = pixels if self.erase is None else self.erase(pixels)
         return {"pixel_values": pixels, "place": place, **label}

@@ -177,7 +177,7 @@ def prepare_labelled(
         rates=tuple(meta.get("rates", ())),
         cut=meta["cut"],
         counts=meta["counts"],
-        notes=(*source.notes, *meta["notes"]),  # those on files that are not read do not change with the rows
+        notes=(*source.notes, *meta["notes"]),  # notes on unread files do not change with the rows
     )
 
 

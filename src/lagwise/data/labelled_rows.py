@@ -95,7 +95,9 @@ def read_labelled(
         if not len(rows):
             raise ValueError(f"{_of(split, named)}{source.name!r} has no rows")
     first = tables["train"]
-    if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {SERIES}:  # or read the names of sounds
+    if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {
+        SERIES
+    }:  # else the names of sounds would be read as text
         raise ValueError(
             f"{source.name!r} has series (column {SERIES!r}), not texts: use the recipe signal or series, which have "
             "`inputs=values`, or name a column of text with `text=COLUMN`"
@@ -372,7 +374,9 @@ def _labels(
         return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
     features = [rows.features[label] for rows in tables.values()]
     lists = any(hasattr(each, "feature") for each in features)
-    declared = [getattr(getattr(each, "feature", each), "names", None) or () for each in features]  # also of lists
+    declared = [
+        getattr(getattr(each, "feature", each), "names", None) or () for each in features
+    ]  # the element's names where labels are lists
     if kind == "auto" and (in_folders or (any(declared) and not lists)):  # even if the names of the classes are numbers
         reason = "the folders are the classes" if in_folders else "the data declare the classes"
         return replace(read_labels(cells, "classification", where, declared[-1]), reason=reason)

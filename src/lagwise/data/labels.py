@@ -15,7 +15,7 @@ from lagwise.data.numbers import MISSING
 from lagwise.tables import known
 
 KINDS = ("auto", "classification", "regression", "multi_label")
-SEPARATORS = ("|", ";", ",")  # of several labels in a text
+SEPARATORS = ("|", ";", ",")  # marks between several labels in a text
 _MAX_INTEGER_CLASSES = 50  # more different integers are amounts, not classes
 _ZERO_WIDTH = re.compile("[\u200b\u2060\ufeff]")  # a space, a joiner and a byte order mark that are not seen
 

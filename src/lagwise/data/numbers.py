@@ -108,7 +108,7 @@ def with_points(cells: list[str], usual: str | None) -> list[str]:
         return cells
     try:
         decimal = decimal_separator([cells], usual)
-    except ValueError:  # it is not clear whether commas separate thousands
+    except ValueError:  # commas may separate thousands
         return cells
     return [cell if is_missing(cell) else _plain(cell, decimal) for cell in cells]
 

@@ -203,7 +203,7 @@ def not_utf8_mark(path: Path, encoding: str) -> str:
 def not_utf8(error: UnicodeDecodeError, name: str | None, before: int = 0) -> str:
     """Say what to do about a file that is not UTF-8, or if the name is None, about standard input. before: bytes that
     were read before those of the error."""
-    windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # which Latin 1 cannot print
+    windows = any(0x80 <= byte < 0xA0 for byte in error.object[error.start :])  # Latin 1 has no letters for these bytes
     encoding = "cp1252" if windows else "latin1"
     command = f"'iconv -f {encoding} -t utf-8'" if name is None else _conversion(encoding, Path(name).name)
     return (

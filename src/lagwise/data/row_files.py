@@ -29,7 +29,7 @@ ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder i
 TEXT_TABLES = (".csv", ".tsv")
 JSON = (".jsonl", ".json")  # objects on lines, or in an array
 RECORDS = (*JSON, ".parquet", ".npz", ".ts", ".arff")  # files whose values have types
-SEQUENCES = (*FASTA, *FASTQ)  # whose files, or folders, are classes
+SEQUENCES = (*FASTA, *FASTQ)  # kinds of which each file, or folder, is a class
 
 
 def file_kind(path: Path) -> str | None:

@@ -236,7 +236,7 @@ def open_rows(name: Data) -> RowSource:
     if path.is_file():
         check_spreadsheet(path)
         if file_kind(path) is None:
-            from lagwise.data.images import SUFFIXES  # which imports torch
+            from lagwise.data.images import SUFFIXES  # the module imports torch
 
             if path.suffix.lower() in SUFFIXES:
                 raise ValueError(f"{name!r} is an image; name its folder (images are for recipes such as tnn-digits)")

@@ -192,7 +192,7 @@ class SeriesSource(RowSource):
     @property
     def _has_lines(self) -> bool:
         """Whether every line of a table is a series."""
-        several = bool(self.more_labels)  # of which a folder has no name
+        several = bool(self.more_labels)  # a folder's name is one label only
         return not self.per_sample and (self._has_labels or several if self.lines is None else self.lines)
 
 

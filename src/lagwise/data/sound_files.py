@@ -11,7 +11,7 @@ from lagwise.data.reading import inner_suffix
 from lagwise.extras import require
 
 SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
-_UNKNOWN_SIZE = 0x7FFF0000  # and more: of a .wav file that was written to a pipe
+_UNKNOWN_SIZE = 0x7FFF0000  # bytes; a .wav file from a pipe claims at least as many
 
 
 def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:

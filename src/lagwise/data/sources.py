@@ -168,7 +168,7 @@ def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
     contents: dict[Path, bytes] = {}
     for split in SPLITS:
         for path in files.get(split, []):
-            if path not in contents:  # which several splits may share
+            if path not in contents:  # several splits may share a file
                 with open(path, "rb") as f:
                     contents[path] = hashlib.file_digest(f, "sha256").digest()
             digest.update(f"{split}:{path.name}:".encode())

@@ -96,7 +96,7 @@ def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
     shares = {item: int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32 for item, name in names.items()}
     for item, share in sorted(shares.items(), key=lambda pair: pair[1]):
         dealt["test" if share < TEXT_HELD_OUT else "valid" if share < 2 * TEXT_HELD_OUT else "train"].append(item)
-    for split in ("valid", "test"):  # all of a few items may be in train
+    for split in ("valid", "test"):  # a few items may all have fallen to train
         if not dealt[split]:
             dealt[split].append(max(dealt.values(), key=len).pop())
     return dealt

@@ -24,7 +24,7 @@ _HEAD_BYTES = 1 << 18  # bytes that show the first rows of a file
 _HEAD_LINES = 100  # lines, for the separator, the header and columns without a name
 _MARKS = ";\t|,"  # separators; commas last, because numbers and names have them too
 _SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t|]*(\r\n?|\n)', re.IGNORECASE)  # the first line for Excel
-_UNNAMED = "Unnamed: "  # and the number of a column without a name
+_UNNAMED = "Unnamed: "  # prefix of the number of a column without a name
 _NUMBER = re.compile(r"[+-]?[\d.,' ]*\d[\d.,]*(?:[eE][+-]?\d+)?%?")
 _MAX_NOTED_LINES = 3  # lines above the header that are named
 
@@ -218,7 +218,9 @@ def is_data(header: Sequence[str]) -> bool:
     """Whether the names of columns look like a row: all or all but one are numbers, other than 0, 1, 2, ... or 1, 2, 3,
     ..., as which tables without names are numbered."""
     names = [name for name in header if not name.startswith(_UNNAMED)]
-    numbers = [name for name in names if all(map(is_number, name.split()))]  # also with spaces between them
+    numbers = [
+        name for name in names if all(map(is_number, name.split()))
+    ]  # also several numbers with spaces between them
     if not numbers or len(numbers) < len(names) - 1:
         return False
     counted = [int(name) for name in numbers if name.isdecimal()]

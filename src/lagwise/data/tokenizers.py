@@ -133,7 +133,7 @@ def with_pairs(tokenizer: PreTrainedTokenizerBase, *, separate: bool = False) ->
         single="$A", pair="$A:0 $B:1" if separate else f"$A:0 {end}:0 $B:1", special_tokens=[(end, paired.eos_token_id)]
     )
     paired.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    paired.init_kwargs["model_input_names"] = paired.model_input_names  # or it would not be saved
+    paired.init_kwargs["model_input_names"] = paired.model_input_names  # only init_kwargs are saved
     return paired
 
 

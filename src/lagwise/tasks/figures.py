@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Log = Sequence[Mapping[str, float]]  # the lines of a run's log
-Figures = dict[str, Callable[[], "Figure"]]  # by name, drawn when called
+Figures = dict[str, Callable[[], "Figure"]]  # functions that draw, by name
 
 
 def loss_curve(metrics: Log, *, bytes_per_token: float) -> Figure:

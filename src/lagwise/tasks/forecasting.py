@@ -148,7 +148,7 @@ class Forecasting(Task):
     @torch.inference_mode()
     def forecast(self, model: Any, past: Tensor) -> np.ndarray:
         """Forecast ``(batch, horizon, series)`` from past values."""
-        past = past.float() if model.device.type == "mps" else past  # which has no float64
+        past = past.float() if model.device.type == "mps" else past  # mps has no float64
         made = model(past_values=past.to(model.device)).prediction_outputs
         return finite(made.cpu().numpy(), "forecasts")
 

@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from datasets import Dataset as Rows
     from transformers import PreTrainedTokenizerBase
 
-TOKENS_A_BATCH = 16384  # with padding, in an evaluation
+TOKENS_A_BATCH = 16384  # tokens of an evaluation batch, including padding
 _SHOWN_CHARACTERS = 120  # characters of a text in a report
-_MIN_LONGEST_STEPS = 256  # of the model in the longest series, at least, where samples have to share steps
+_MIN_LONGEST_STEPS = 256  # model steps that the longest series keeps when samples share steps
 
 
 class SequenceClassification(Labelled):
