@@ -1,4 +1,4 @@
-"""What the columns and rows of a table are for: times, ids, values, row numbers, and lines that are no rows."""
+"""Find what the columns and rows of a table are for: times, ids, values, row numbers, and lines that are no rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of the rows of a table: read, and placed on a regular grid."""
+"""Read the times of the rows of a table, and place them on a regular grid."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Times(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """Times, the order in which dates were read if there are several orders, and a note."""
+    """Reading of a column: its times, the order in which dates were read if there are several orders, and a note."""
 
     times: Any
     order: str = ""
