@@ -124,7 +124,7 @@ def _has_no_numbers(column: pd.Series) -> bool:
 
 
 def _shape(text: object) -> str:
-    """Digits as 0 and words as a, without points of abbreviated words."""
+    """Write digits as 0 and words as a, without points of abbreviated words."""
     return re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+\.?", "a", str(text).strip()))
 
 
