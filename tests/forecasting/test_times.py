@@ -240,6 +240,7 @@ def quarters(form: str) -> list[str]:
         (DAYS, DAYS.strftime("%d.%m.%Y 00:00")),
         (DAYS, DAYS.strftime("%y%m%d")),
         (DAYS, DAYS.strftime("%Y%j")),
+        (DAYS, DAYS.strftime("%Y/%m/%d 00:00:00.0000")),
         (WEEKS, WEEKS.strftime("%G-W%V")),
         (WEEKS, WEEKS.strftime("Week %V, %G")),
         (WEEKS, WEEKS.strftime("KW %V/%G")),
@@ -292,4 +293,6 @@ def test_what_is_no_time_is_refused(texts: Any, message: str) -> None:
 
 
 def test_numbers_with_one_step_stay_numbers() -> None:
-    assert plain_times(regular_times(column(range(45000, 45060))).grid.following(2)) == [45060, 45061]
+    for texts in (range(45000, 45060), [f"{i:03d}" for i in range(60)]):
+        made = regular_times(column(texts))
+        assert plain_times(made.grid.following(2)) == [int(texts[-1]) + 1, int(texts[-1]) + 2]

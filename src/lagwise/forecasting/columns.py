@@ -1,4 +1,4 @@
-"""Columns that help to forecast: their values beside those of series, and linear maps of both in closed form."""
+"""Fit columns that help to forecast: their values beside those of series, and linear maps of both in closed form."""
 
 from __future__ import annotations
 

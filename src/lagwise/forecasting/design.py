@@ -1,4 +1,4 @@
-"""Options of a forecaster, validated."""
+"""Validate the options of a forecaster."""
 
 from __future__ import annotations
 

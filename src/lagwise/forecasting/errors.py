@@ -1,4 +1,4 @@
-"""Errors of forecasts on the windows of series."""
+"""Measure errors of forecasts on the windows of series."""
 
 from __future__ import annotations
 

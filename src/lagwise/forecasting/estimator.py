@@ -1,4 +1,4 @@
-"""The forecaster: fitting, scoring and streaming."""
+"""Fit, score and stream a forecaster."""
 
 from __future__ import annotations
 

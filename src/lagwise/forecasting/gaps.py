@@ -1,4 +1,4 @@
-"""Missing values of series: short runs are filled, long runs are left out of the fit, and missing targets do not
+"""Handle missing values of series: short runs are filled, long runs are left out of the fit, and missing targets do not
 count."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Regular grids of times: constant steps, calendars, and the hours and days of a week on which something happens."""
+"""Find regular grids of times: constant steps, calendars, and the hours and days of a week on which something
+happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of series that share a map."""
+"""Choose which series share a map."""
 
 from __future__ import annotations
 

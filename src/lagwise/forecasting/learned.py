@@ -1,4 +1,4 @@
-"""Toeplitz forecasters with a kernel of `lagwise.kernels`, trained by gradients."""
+"""Train Toeplitz forecasters with a kernel of `lagwise.kernels` by gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second moments of all windows of a series, without creating the windows."""
+"""Compute second moments of all windows of a series, without creating the windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of a table, and codes for missing values among them."""
+"""Read the numbers of a table, and find codes for missing values among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of forecasts after the series they continue."""
+"""Plot forecasts after the series they continue."""
 
 from __future__ import annotations
 

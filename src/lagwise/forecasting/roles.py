@@ -1,4 +1,4 @@
-"""What the columns and rows of a table are for: times, ids, values, row numbers, and lines that are no rows."""
+"""Find what the columns and rows of a table are for: times, ids, values, row numbers, and lines that are no rows."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def _has_no_numbers(column: pd.Series) -> bool:
 
 
 def _shape(text: object) -> str:
-    return re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", str(text).strip()))
+    """Write digits as 0 and words as a, without points of abbreviated words."""
+    return re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+\.?", "a", str(text).strip()))
 
 
 def _differs_at_once(frame: pd.DataFrame, time: str, name: str) -> bool:

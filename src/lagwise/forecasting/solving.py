@@ -1,4 +1,4 @@
-"""Linear forecasters in closed form, from the moments of windows."""
+"""Solve for linear forecasters in closed form, from the moments of windows."""
 
 from __future__ import annotations
 

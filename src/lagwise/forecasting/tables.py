@@ -1,4 +1,4 @@
-"""Tables of series with a column of times, read and checked before anything is fitted."""
+"""Read and check tables of series with a column of times, before anything is fitted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DECIMAL_OF_THOUSANDS = {",": ".", ".": ",", " ": None, "'": None}
 
 @dataclass(frozen=True)
 class SeriesTable:
-    """Series at regular times.
+    """Table of series at regular times.
 
     Attributes:
         frame: the numbers ``(rows, series)``, NaN where missing, indexed by time.
@@ -231,7 +231,7 @@ def read_series(
 
 
 def table_columns(path: str | Path) -> list[str] | None:
-    """The names of the columns of a table of series, or of a table of rows; None for other files."""
+    """List the columns of a table of series, or of a table of rows; None for other files."""
     path = Path(path)
     if path.is_file() and inner_suffix(path) in RECORDS:
         return list(read_columns(path))
@@ -241,8 +241,8 @@ def table_columns(path: str | Path) -> list[str] | None:
 
 
 class _Places(NamedTuple):
-    """Where the rows of a table belong: the ids ``(series, ids)`` and names of its series (one if it is no long table),
-    the grid of times, and the index of each row's series and time, -1 for a time that is not on the grid."""
+    """Place of each row of a table: the index of its series and of its time, -1 for a time that is not on the grid,
+    with the ids ``(series, ids)`` and names of the series (one if it is no long table) and the grid of times."""
 
     ids: pd.DataFrame
     names: list[str]
@@ -412,7 +412,7 @@ def _columns_along(
 
 
 def _constant(name: str, names: Sequence[str], x: np.ndarray) -> np.ndarray:
-    """The one value of each series ``(times, series)``; ValueError if one has several."""
+    """Find the one value of each series ``(times, series)``; ValueError if one has several."""
     low, high = np.nanmin(x, axis=0), np.nanmax(x, axis=0)
     if (low != high).any():
         index = int((low != high).argmax())
@@ -445,7 +445,7 @@ def _check_beside(beside: Mapping[str, Sequence[str]], names: Sequence[str], tak
 
 
 def _decimal_option(decimal: str | None, thousands: str | None) -> str | None:
-    """The decimal separator that the options say; None if they leave it open."""
+    """Find the decimal separator that the options say; None if they leave it open."""
     if decimal not in (None, ".", ","):
         raise ValueError(f"decimal must be '.' or ',', got {shown(decimal)}")
     if thousands not in (None, *_DECIMAL_OF_THOUSANDS):
@@ -488,6 +488,7 @@ def _frame(data: Any) -> tuple[pd.DataFrame, str | None, list[str]]:
 
 
 def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
-    """Times are often the index; integers without a name are the rows that a selection kept."""
+    """Make a column of the index: times are often there, but integers without a name are the rows that a selection
+    kept."""
     left_over = frame.index.name is None and pd.api.types.is_integer_dtype(frame.index)
     return frame.reset_index(drop=left_over)

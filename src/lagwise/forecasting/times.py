@@ -1,4 +1,4 @@
-"""Times of the rows of a table: read, and placed on a regular grid."""
+"""Read the times of the rows of a table, and place them on a regular grid."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _INTEGER_DATES = (
 _EPOCH_SECONDS = (10**9, 25 * 10**8)  # from 2001 to 2049
 _SPREADSHEET_DAYS = (30_000, 60_000)  # from 1982 to 2064
 _REFUSED = (
-    (r"(?i)\d{4}.*(?:/|\s-\s|\s–\s|\sto\s).*\d{4}-?\d*", "a span of time; keep its start"),
+    (r"\d{4}.*(?:/|\s-\s|\s–\s|\sto\s)(?:.*[^.\d])?\d{4}", "a span of time; keep its start"),
     (r"\b24:00(?::00)?$", "a time after the last of its day; write the midnight of the next day as 00:00"),
     (r":60(?:\.\d+)?$", "a leap second, which dates here do not have; write the second before it, or remove the row"),
 )
@@ -66,7 +66,7 @@ class Times(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """Times, the order in which dates were read if there are several orders, and a note."""
+    """Reading of a column: its times, the order in which dates were read if there are several orders, and a note."""
 
     times: Any
     order: str = ""
@@ -199,7 +199,7 @@ def _check_quarters(column: pd.Series, months: pd.DatetimeIndex) -> None:
 
 def _numbers_as_times(column: pd.Series, text: pd.Series, numbers: pd.Series) -> pd.Index:
     """Read numbers as dates, times since 1970, or steps."""
-    if text.str.match(r"0\d").any():
+    if text.str.fullmatch(r"0\d{7}").any():  # 01022015
         raise _unclear(column)
     if text.str.fullmatch(r"[12]\d{3}\.[1-4]").all():
         _check_quarters(column, pd.DatetimeIndex(pd.to_datetime(text, format="%Y.%m")))

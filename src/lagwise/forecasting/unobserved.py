@@ -1,4 +1,4 @@
-"""Sums over the windows of series with filled missing values, without the targets that were not observed."""
+"""Sum over the windows of series with filled missing values, without the targets that were not observed."""
 
 from __future__ import annotations
 

@@ -23,13 +23,12 @@ from lagwise.progress import progress_bar
 from lagwise.schema import Count
 from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
 
-_SPLIT_TENTHS = (7, 1)  # for train and valid; the rest is for test
-_WINDOWS_PER_BATCH = 256  # of an evaluation
+_TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test
+_BATCH = 256  # windows of an evaluation
 
 
 class Forecasting(Task):
-    """Forecasting of series over time: the next rows from the rows before them; each series separately, with the same
-    weights.
+    """The next rows of series over time, from the rows before them; each series separately, with the same weights.
 
     Data: a table as in `lagwise.forecasting.read_series`; its first 70 percent of rows are for training, the next 10
     for validation, the rest for testing. The latter two begin ``data.length`` rows earlier, so that each of their rows
@@ -85,7 +84,7 @@ class Forecasting(Task):
         table = self._read(source or str(self.data.source))
         x = table.frame.to_numpy(np.float64)
         length, width = self.data.length, self.data.length + self.horizon
-        sizes = split_sizes(len(x), *_SPLIT_TENTHS)
+        sizes = split_sizes(len(x), *_TENTHS)
         train, valid = sizes["train"], sizes["train"] + sizes["valid"]
         train = len(x) if source is not None else train
         mean, deviation = scales(x[:train])
@@ -159,7 +158,7 @@ class Forecasting(Task):
 
 
 class SeriesParts(TaskData):
-    """Split series ``(rows, series)``, standardised."""
+    """Standardised series ``(rows, series)`` by split."""
 
     task: Forecasting
     label_arguments = ("future_values",)
@@ -181,7 +180,7 @@ class SeriesParts(TaskData):
         return self._windows("valid", drawn=max(1, tokens // self.task.data.length))
 
     def reduce(self, logits: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute squared and absolute errors; the first of the model's outputs are its forecasts."""
+        """Squared and absolute errors; the first of the model's outputs are its forecasts."""
         errors = (logits[0] if isinstance(logits, tuple) else logits).float() - labels
         return errors.square(), errors.abs()
 
@@ -194,16 +193,16 @@ class SeriesParts(TaskData):
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
     ) -> dict[str, Any]:
-        """Score the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow), beside
-        repeating the last value."""
+        """Errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow),
+        beside those of repeating the last value."""
         require_none("forecasting", lengths=lengths)
         windows = self._windows(
             "test", drawn=None if max_tokens is None else max(1, max_tokens // self.task.data.length)
         )
         found: dict[str, list[np.ndarray]] = {"model": [], "last value": []}
         with progress_bar(desc="forecasting", total=len(windows), unit="window", show=progress) as bar:
-            for start in range(0, len(windows), _WINDOWS_PER_BATCH):
-                batch = self.collate([windows[i] for i in range(start, min(start + _WINDOWS_PER_BATCH, len(windows)))])
+            for start in range(0, len(windows), _BATCH):
+                batch = self.collate([windows[i] for i in range(start, min(start + _BATCH, len(windows)))])
                 past, future = batch["past_values"], batch["future_values"].numpy()
                 found["model"].append(self.task.forecast(model, past) - future)
                 last = np.stack([carry_forward(window)[-1:] for window in past.numpy()])
