@@ -57,7 +57,7 @@ class GTU(Mixer):
         mixed = self.toeplitz(F.silu(self.value(x)), layout=layout)
         return self.out(silu_product(self.gate(x), mixed))
 
-    mix_pieces = mix  # everything but its Toeplitz mixer is per token
+    mix_shard = mix  # everything but its Toeplitz mixer is per token
 
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)

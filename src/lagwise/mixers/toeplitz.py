@@ -134,16 +134,16 @@ class ToeplitzMixer(Derived, Mixer):
             return from_first_token(lambda x, _: self._product(x), x, layout.mask)  # padding does not count
         return self._product(x)
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         """By the tokens within the kernel's support if these are fewer than all tokens of a share of the channels."""
-        pieces, support = layout.pieces, self.kernel.support
-        most = 2 * pieces.length * (pieces.count - 1) // pieces.count**2  # tokens that two all-to-alls send and receive
+        shard, support = layout.shard, self.kernel.support
+        most = 2 * shard.length * (shard.count - 1) // shard.count**2  # tokens that two all-to-alls send and receive
         if self.ski is None and support is not None and support - 1 <= most:
-            return pieces.near(self.mix, x, support - 1, 0 if self.causal else support - 1)
-        share = some_channels(self, *pieces.share(self.channels))
+            return shard.near(self.mix, x, support - 1, 0 if self.causal else support - 1)
+        share = some_channels(self, *shard.share(self.channels))
         if isinstance(self.ski, CausalSKI):  # whose plan depends on all channels
             share.ski = self.ski.planned(self.kernel)
-        return pieces.by_channels(share.mix, x)
+        return shard.by_channels(share.mix, x)
 
     def require_times(self, layout: Layout | None = None) -> None:
         super().require_times(layout)
@@ -176,7 +176,7 @@ class ToeplitzMixer(Derived, Mixer):
 
     def gated(self, gate: Tensor, value: Tensor, layout: Layout) -> Tensor | None:
         """``silu(gate) * forward(silu(value))`` where kernels on a GPU compute it in fewer passes; otherwise None."""
-        split = layout.mask is not None or layout.seq_idx is not None or layout.pieces is not None
+        split = layout.mask is not None or layout.seq_idx is not None or layout.shard is not None
         if split or self.ski is not None or self._frozen is Poles:
             return None
         kernel, origin = self._spectrum(value.shape[1]), 0

@@ -49,7 +49,7 @@ class Layout:
             model's parameters are; None if it is 1 everywhere. 0 at padding, whatever is given there. Or ``(batch,
             1)``, that of all tokens of a row: kernels then have a step for each row, and none for each token.
         grid: The (height, width) of rows that are images, stored row by row.
-        pieces: A `lagwise.ops.pieces.Pieces`, where these positions are in rows that are split between processes; None
+        shard: A `lagwise.ops.shards.Shard`, where these positions are in rows that are split between processes; None
             if rows are whole.
 
     Raises:
@@ -67,7 +67,7 @@ class Layout:
         *,
         token_time: Tensor | None = None,
         grid: tuple[int, int] | None = None,
-        pieces: Any = None,
+        shard: Any = None,
     ):
         if mask is not None and seq_idx is not None and mask.shape != seq_idx.shape:
             raise ValueError(f"mask must be like seq_idx {tuple(seq_idx.shape)}, got {tuple(mask.shape)}")
@@ -84,7 +84,7 @@ class Layout:
         if token_time is not None and self.mask is not None and not self.by_row:
             self.token_time = token_time.masked_fill(~self.mask, 0)
         self.grid = grid
-        self.pieces = pieces
+        self.shard = shard
         self._found: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
@@ -99,8 +99,8 @@ class Layout:
 
     def near(self, mix: Callable[[Tensor, Layout], Tensor], x: Tensor, before: int, after: int) -> Tensor:
         """``mix(x, layout)``, whose outputs depend on so many tokens before and after their own: where rows are split
-        between processes, with those of other pieces."""
-        return mix(x, self) if self.pieces is None else self.pieces.near(mix, x, before, after)
+        between processes, with those of other shards."""
+        return mix(x, self) if self.shard is None else self.shard.near(mix, x, before, after)
 
     def require_grid(self, who: str) -> tuple[int, int]:
         """The grid. If there is none, a ValueError names ``who`` needs it."""
@@ -121,7 +121,7 @@ class Layout:
         mask, seq_idx = on_host(self.mask, self.seq_idx)
         if self.mask is not None and mask is not None:
             known_on_host(self.mask, mask)
-        return Layout(mask, seq_idx, grid=self.grid, pieces=self.pieces)
+        return Layout(mask, seq_idx, grid=self.grid, shard=self.shard)
 
     def _moved(self, *tensors: Tensor | None) -> list[Tensor | None]:
         """Tensors of the host's layout on this one's device, by one copy."""
@@ -241,7 +241,7 @@ class Layout:
     def compact(self) -> tuple[Tensor, Layout] | None:
         """The positions ``(n,)``, in the flattened batch, from each row's first real token to its last, and the layout
         of these n tokens as one packed row. None if this is hardly shorter than the batch, or if there is a grid."""
-        if self.mask is None or self.grid is not None or self.pieces is not None or self.by_row:
+        if self.mask is None or self.grid is not None or self.shard is not None or self.by_row:
             return None
         if self.host is not self:
             found = self.host.compact
@@ -282,7 +282,7 @@ class Layout:
         """This layout, with the time of a row for each of its ``length`` tokens."""
         assert self.token_time is not None
         times = self.token_time.expand(-1, length)
-        return Layout(self.mask, self.seq_idx, token_time=times, grid=self.grid, pieces=self.pieces)
+        return Layout(self.mask, self.seq_idx, token_time=times, grid=self.grid, shard=self.shard)
 
     @property
     def time_after(self) -> Tensor:

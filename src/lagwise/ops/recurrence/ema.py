@@ -15,7 +15,7 @@ from torch import Tensor
 from lagwise.ops.operators import graph_operator, in_graph, kept_apart
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.recurrence.scan import block_scan
-from lagwise.ops.symbolic import FINE, pieces, symbolic, symbolic_product
+from lagwise.ops.symbolic import FINE, chunk_count, symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
@@ -48,7 +48,7 @@ def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int 
     length = _cut(length, truncation)
     # A graph serves other lengths too, so that none of its sizes may follow from the digits of one.
     fine = FINE if symbolic(length) or in_graph() else 1 << ((length - 1).bit_length() + 1) // 2
-    coarse = pieces(length, fine) if symbolic(length) else -(-length // fine)
+    coarse = chunk_count(length, fine) if symbolic(length) else -(-length // fine)
     far, near = (torch.arange(n, device=weight.device, dtype=weight.dtype) for n in (coarse, fine))
     rows = weight[:, None] * (log_decay[:, None] * (far * fine)[:, None]).exp()
     columns = (log_decay[:, :, None] * near).exp()

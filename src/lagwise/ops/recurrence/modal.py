@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import FINE, pieces, symbolic_product
+from lagwise.ops.symbolic import FINE, chunk_count, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
@@ -154,7 +154,7 @@ def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor
         angles, dtype = turn[..., None] * lags, amplitude.dtype
         return (size * angles.cos()).to(dtype), (size * angles.sin()).to(dtype)
 
-    far, near = (torch.arange(n, device=rate.device, dtype=torch.float64) for n in (pieces(length, FINE), FINE))
+    far, near = (torch.arange(n, device=rate.device, dtype=torch.float64) for n in (chunk_count(length, FINE), FINE))
     (c, s), (x, y) = powers(far * FINE), powers(near)
     taps = (torch.cat([u * c - v * s, -u * s - v * c], 1).mT @ torch.cat([x, y], 1)).flatten(1)
     first = torch.arange(taps.shape[1], device=rate.device) == 0
