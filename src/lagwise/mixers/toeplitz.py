@@ -21,7 +21,7 @@ from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import reachable_taps
 from lagwise.ops.recurrence import (
-    LEAST_RADIUS,
+    MIN_RADIUS,
     ModalBlocks,
     SplitModes,
     modal_block,
@@ -229,7 +229,7 @@ class ToeplitzMixer(Derived, Mixer):
             modes = self.kernel.recurrence()
             poles, weights, direct, lost = modes.split(modes.direct.dtype)
             exact = modes.poles.to(torch.complex128)
-            exponents = torch.stack([exact.abs().clamp(min=LEAST_RADIUS).log(), exact.angle()]).transpose(1, 2)
+            exponents = torch.stack([exact.abs().clamp(min=MIN_RADIUS).log(), exact.angle()]).transpose(1, 2)
             return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct, exponents)
         support = self.kernel.support
         taps = None if support is None or form == "online" else self.kernel.taps(support)

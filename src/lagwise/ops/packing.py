@@ -201,14 +201,14 @@ class Layout:
             inside = offset < count[:, None]
             source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
             source = source.clamp(max=starts.numel() - 1)  # a row may be shorter than what fills a group
-            mask, place = inside if real is None else inside & real[source], source
+            mask, position = inside if real is None else inside & real[source], source
             if graph:
                 fills = torch.arange(len(begin), device=first.device)[:, None] >= len(each)
                 token = 0 if real is None else int(real.int().argmax())  # of finite values, if there is any
-                mask, place = mask | (inside & fills), source.masked_fill(fills, starts.numel())
+                mask, position = mask | (inside & fills), source.masked_fill(fills, starts.numel())
                 source = source.masked_fill(fills, token)
             where = inside.flatten().nonzero()[:, 0]
-            found.append(self._bucket(source, place[inside], where, mask if graph else _unless_full(mask)))
+            found.append(self._bucket(source, position[inside], where, mask if graph else _unless_full(mask)))
         return tuple(found)
 
     def _bucket(
@@ -439,8 +439,8 @@ def _shift_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
     source = torch.arange(length, device=x.device) - shift[:, None]
     outside = (source < 0) | (source >= x.shape[1])
     row = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
-    place = row + source.clamp(0, x.shape[1] - 1)
-    return x.flatten(0, 1)[place].masked_fill_(outside[..., None], 0)
+    position = row + source.clamp(0, x.shape[1] - 1)
+    return x.flatten(0, 1)[position].masked_fill_(outside[..., None], 0)
 
 
 def document_starts(seq_idx: Tensor) -> Tensor:

@@ -192,12 +192,12 @@ class Shard:
 
     def has_holes(self) -> bool:
         """Whether there is padding between the tokens of a document."""
-        mask, place = self.whole.mask, self.positions()
+        mask, position = self.whole.mask, self.positions()
         if mask is None:
             return False
-        number = torch.ones_like(place) if self.documents is None else self.documents
-        real = torch.zeros_like(place).scatter_add(1, number - 1, mask.long())
-        last = torch.full_like(place, -1).scatter_reduce(1, number - 1, place.masked_fill(~mask, -1), "amax")
+        number = torch.ones_like(position) if self.documents is None else self.documents
+        real = torch.zeros_like(position).scatter_add(1, number - 1, mask.long())
+        last = torch.full_like(position, -1).scatter_reduce(1, number - 1, position.masked_fill(~mask, -1), "amax")
         return bool((real != last + 1).any())
 
     def sum(self, x: Tensor) -> Tensor:

@@ -17,14 +17,14 @@ from lagwise.ops.fused.launcher import launched
 
 
 @triton.jit
-def load(spectrum, place, inside):
+def load(spectrum, position, inside):
     """The real and imaginary parts of complex numbers at these places."""
-    return tl.split(tl.load(spectrum + 2 * place[:, None] + tl.arange(0, 2)[None, :], inside[:, None], 0.0))
+    return tl.split(tl.load(spectrum + 2 * position[:, None] + tl.arange(0, 2)[None, :], inside[:, None], 0.0))
 
 
 @triton.jit
-def store(spectrum, place, real, imaginary, inside):
-    tl.store(spectrum + 2 * place[:, None] + tl.arange(0, 2)[None, :], tl.join(real, imaginary), inside[:, None])
+def store(spectrum, position, real, imaginary, inside):
+    tl.store(spectrum + 2 * position[:, None] + tl.arange(0, 2)[None, :], tl.join(real, imaginary), inside[:, None])
 
 
 @triton.jit

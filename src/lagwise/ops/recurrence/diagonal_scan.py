@@ -47,8 +47,8 @@ def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | N
 
 
 def _states(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor) -> Tensor:
-    place = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=torch.float64)
-    turn = (angle.double() * place[:, None]).remainder(2 * math.pi)
+    position = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=torch.float64)
+    turn = (angle.double() * position[:, None]).remainder(2 * math.pi)
     cos, sin = turn.cos().to(log_decay.dtype), turn.sin().to(log_decay.dtype)
     turned = torch.cat([x.real * cos + x.imag * sin, x.imag * cos - x.real * sin], 2)
     start = torch.cat([state.real, state.imag], 1)[:, :, None]

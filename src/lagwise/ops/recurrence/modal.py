@@ -16,7 +16,7 @@ _BLOCK = 32
 _LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
 _LONG = 8192
 _NEAR, _TERMS = 0.5, 14  # the series is exact to float64's last digit up to this radius
-LEAST_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
+MIN_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
 _SIGNAL_ELEMENTS = 1 << 20  # elements of the tokens processed at a time
 
 

@@ -73,8 +73,8 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
         shifted = (x.roll(lag, 1) for lag in lags)
     else:
         first, lengths = (t[:, None] for t in row_extents(mask.bool()))
-        place = torch.arange(length, device=x.device) - first
-        sources = ((place - lag) % lengths + first for lag in lags)
+        position = torch.arange(length, device=x.device) - first
+        sources = ((position - lag) % lengths + first for lag in lags)
         shifted = (x.gather(1, source[..., None].expand_as(x)) for source in sources)
     return sum((part * tap for part, tap in zip(shifted, taps.t(), strict=True)), start=torch.zeros_like(x)).to(x.dtype)
 
