@@ -89,7 +89,7 @@ class FrequencyKernel(LagKernel):
             return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - n + 1 :], after], dim=1))
 
     def _real_taps(self) -> Tensor:
-        """All taps, by sums of cosines and sines, for graphs without FFTs."""
+        """Compute all taps by sums of cosines and sines, for graphs without FFTs."""
         with self._full_precision():
             (matrix, features, inside, weight), points = self._parts(), 2 * self.grid
             step = torch.arange(self.grid + 1, device=features.device)

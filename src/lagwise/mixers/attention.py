@@ -54,7 +54,7 @@ class AttentionMixer(Mixer):
         return self._attend(query, key, value, layout.mask)
 
     def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
-        """By heads: every process attends with all tokens and its share of the heads."""
+        """Split heads between processes: each attends with all tokens and its share of the heads."""
         shard, size = layout.shard, self.channels // self.heads
         first, end = shard.share(self.heads)
 

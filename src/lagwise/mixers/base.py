@@ -359,8 +359,8 @@ def padded_prefill(prefill: Prefill, x: Tensor, state: Any, mask: Tensor) -> tup
 
 
 def _begun(state: Any, batch: int) -> Tensor:
-    """Which rows ``(batch,)`` may have seen a token: by their count where a state has one, otherwise those whose state
-    is not zero, as it is at the beginning."""
+    """Mask ``(batch,)`` of the rows that may have seen a token: by their count where a state has one, otherwise those
+    whose state is not zero, as it is at the beginning."""
     if isinstance(state, OnlineState):
         return state.seen - state.behind > 0
     if isinstance(state, Tensor):

@@ -105,7 +105,7 @@ class ChunkedAttention(Derived):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As in MEGA: position parameters start as normal(0, 0.02)."""
+        """Initialise as MEGA: position parameters start as normal(0, 0.02)."""
         for parameter in (self.lag_table, self.rotary_pair):
             if parameter is not None:
                 nn.init.normal_(parameter, std=_INITIAL_STD)

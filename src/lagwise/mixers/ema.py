@@ -175,7 +175,7 @@ class EMAMixer(Derived, Mixer):
 
 
 def _carried_average(shard: Shard, x: Tensor, weight: Tensor, log_decay: Tensor, *, backward: bool) -> Tensor:
-    """What the tokens of other shards add to the averages of this one, in one direction."""
+    """Contribution of other shards' tokens to the averages of this one, in one direction."""
     last, first = shard.open_end(backward=backward), shard.open_end(backward=not backward)
     ending = masked(x, last)
     state = ema_last(ending.flip(1) if backward else ending, log_decay).to(weight.dtype)

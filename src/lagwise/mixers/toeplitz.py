@@ -54,7 +54,7 @@ class ModalState(NamedTuple):
 
 
 class LongTaps(NamedTuple):
-    """All taps of an exact kernel, ``(channels, support)``, None if it has no end; and those of the smallest block,
+    """Taps of an exact kernel: all, ``(channels, support)``, None if it has no end; and those of the smallest block,
     ``(block, channels)``, lag 0 first."""
 
     taps: Tensor | None
@@ -135,7 +135,8 @@ class ToeplitzMixer(Derived, Mixer):
         return self._product(x)
 
     def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
-        """By the tokens within the kernel's support if these are fewer than all tokens of a share of the channels."""
+        """Exchange the tokens within the kernel's support if these are fewer than all tokens of a share of the
+        channels."""
         shard, support = layout.shard, self.kernel.support
         most = 2 * shard.length * (shard.count - 1) // shard.count**2  # tokens that two all-to-alls send and receive
         if self.ski is None and support is not None and support - 1 <= most:

@@ -1,4 +1,4 @@
-"""Where the tokens of a batch are: padding, packed rows and grids, computed once and used by every layer."""
+"""Layout of a batch's tokens: padding, packed rows and grids, computed once and used by every layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _once(compute: Callable[[Any], Any]) -> Any:
 
 
 class Layout:
-    """Which positions of a batch are real tokens, and which document each belongs to.
+    """Real tokens of a batch, and the document that each belongs to.
 
     Models create one at the start of a forward pass and pass it to every layer. Each layer asks for what it needs;
     costly results are computed once.
@@ -113,8 +113,8 @@ class Layout:
 
     @_once
     def host(self) -> Layout:
-        """This layout on the CPU, where shapes that depend on values are worked out: by one copy, for which the host
-        waits once. Itself on the CPU, and in a graph."""
+        """Copy the layout to the CPU, where shapes that depend on values are computed; the host waits once. Returns the
+        layout itself on the CPU, and in a graph."""
         parts = [t for t in (self.mask, self.seq_idx) if t is not None]
         if torch.compiler.is_compiling() or all(t.device.type == "cpu" for t in parts):
             return self
@@ -219,7 +219,7 @@ class Layout:
         return Bucket(source, tokens, where, layout if host is None else layout.known(host))
 
     def known(self, host: Layout) -> Layout:
-        """This layout, whose values the host knows."""
+        """Return the layout, with values that the host knows."""
         self._found["host"] = host
         if self.mask is not None and host.mask is not None:
             known_on_host(self.mask, host.mask)
@@ -270,7 +270,7 @@ class Layout:
 
     @_once
     def rows_by_time(self) -> list[tuple[float, Tensor, Layout]]:
-        """Of rows with one time each: every time, the numbers of its rows, and their layout without times."""
+        """Group rows with one time each: yield every time, the indices of its rows, and their layout without times."""
         assert self.token_time is not None
         times, found = self.token_time[:, 0], []
         for time in times.unique().tolist():
@@ -279,7 +279,7 @@ class Layout:
         return found
 
     def by_token(self, length: int) -> Layout:
-        """This layout, with the time of a row for each of its ``length`` tokens."""
+        """Return the layout with the time of a row for each of its ``length`` tokens."""
         assert self.token_time is not None
         times = self.token_time.expand(-1, length)
         return Layout(self.mask, self.seq_idx, token_time=times, grid=self.grid, shard=self.shard)
@@ -379,7 +379,7 @@ def similar_lengths(lengths: Tensor, most: int, *, least: int = 1) -> list[Tenso
 
 
 def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the tokens of padded rows lie, including holes between them.
+    """First tokens and lengths of padded rows, including holes between tokens.
 
     Shapes: mask ``(batch, length)``, boolean. Returns the position of each row's first token and the number of tokens
     from it to the last, both ``(batch,)``: 0 and 1 for a row of only padding.
@@ -444,7 +444,7 @@ def _shift_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
 
 
 def document_starts(seq_idx: Tensor) -> Tensor:
-    """Where a packed row starts a document: true at its first token and wherever seq_idx changes.
+    """Starts of documents in packed rows: true at its first token and wherever seq_idx changes.
 
     Shapes: seq_idx ``(batch, length)`` of integers; result like it, boolean.
     """

@@ -23,7 +23,7 @@ Span = tuple[int, int]
 
 
 class Shard:
-    """This rank's shard of every sequence, and the collectives on it.
+    """The shard of every sequence that a rank has, and the collectives on it.
 
     Args:
         group: The processes that share every row, in the order of their shards.
@@ -73,12 +73,12 @@ class Shard:
         self._documents: Tensor | None = None
 
     def gathered(self, x: Tensor) -> Tensor:
-        """All tokens of x ``(batch, length, ...)``, of which every process has its shard."""
+        """Gather all tokens of x ``(batch, length, ...)``, of which every process has its shard."""
         shapes = [(len(x), end - start, *x.shape[2:]) for start, end in self.spans]
         return torch.cat(_swapped([x] * self.count, shapes, self.group), 1)
 
     def own(self, x: Tensor) -> Tensor:
-        """This shard of all tokens ``(batch, all, ...)``."""
+        """Cut the shard out of all tokens ``(batch, all, ...)``."""
         return x[:, self.start : self.end]
 
     def near(self, mix: Mix, x: Tensor, before: int, after: int) -> Tensor:
@@ -170,8 +170,8 @@ class Shard:
         return self._documents
 
     def open_end(self, *, backward: bool = False) -> Tensor | None:
-        """Which tokens of the shard are of the document of its last token, ``(batch, length)``, or of its first; None
-        for all."""
+        """Mask ``(batch, length)`` of the shard's tokens in the document of its last token, or of its first; None for
+        all."""
         if self.documents is None:
             return None
         own = self.own(self.documents)

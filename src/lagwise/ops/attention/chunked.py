@@ -331,7 +331,8 @@ def _in_chunks(
 
 
 def _number_of_chunks(length: int, chunk: int) -> int:
-    """Those that hold a length: at least two, where it is a symbol of a graph, which would be another for one."""
+    """Number of chunks that hold a length: at least two, where it is a symbol of a graph, which would be another for
+    one."""
     if symbolic(length):
         return chunk_count(length, chunk)
     whole = -(-length // chunk)

@@ -33,7 +33,7 @@ def available() -> bool:
 
 
 def fused(*tensors: Tensor) -> bool:
-    """Whether fused kernels serve these tensors, also when `torch.compile` calls them from its graph."""
+    """Whether a Triton kernel can run on these tensors, eagerly or under `torch.compile`."""
     if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors) or not available():
         return False
     if exporting() or torch.jit.is_tracing() or transformed():

@@ -13,8 +13,8 @@ _TOKENS, _CHANNELS, _PAIRS = 64, 32, 256
 
 
 class Frames(NamedTuple):
-    """Where the tokens of a signal are in ``count`` frames of ``points`` points: point p of frame f has token ``f * hop
-    + p - shift`` if ``low <= p < high``, and is zero elsewhere."""
+    """Positions of a signal's tokens in ``count`` frames of ``points`` points: point p of frame f has token ``f * hop +
+    p - shift`` if ``low <= p < high``, and is zero elsewhere."""
 
     count: int
     points: int

@@ -21,7 +21,7 @@ def layers(
     x, parameters, sums, y, rows, inputs, hidden, epsilon,
     COUNT: tl.constexpr, INPUTS: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some rows through all layers. Stores each layer's output before its norm."""
+    """Compute all layers for some rows. Stores each layer's output before its norm."""
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     k, c = tl.arange(0, INPUTS), tl.arange(0, HIDDEN)
     given, made = (r < rows)[:, None] & (k < inputs)[None, :], (r < rows)[:, None] & (c < hidden)[None, :]

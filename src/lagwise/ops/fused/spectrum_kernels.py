@@ -85,7 +85,7 @@ def multiply(x, kernel, product, batch, channels, count, points, ADJOINT: tl.con
 
 @launched
 def gradients(x, grad, kernel, dkernel, dx, batch, channels, count, points, PACKED: tl.constexpr, BLOCK: tl.constexpr):
-    """Of one channel's packed spectra, sums ``conj(x) grad`` over batch and frames, and multiplies grad by
+    """Sum ``conj(x) grad`` of one channel's packed spectra over batch and frames, and multiply grad by
     ``conj(kernel)``. Packed results are divided by the number of points."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = k <= points // 2

@@ -80,8 +80,9 @@ class _Scan(torch.autograd.Function):
 def diagonal_graph_scan(
     x: tuple[Tensor, Tensor], log_decay: Tensor, angle: Tensor, state: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """All states of `diagonal_scan` for a length that an exported graph leaves open: in real arithmetic, by powers of
-    the poles. Complex tensors are pairs of real and imaginary parts; shapes and units are as there. O(length**2)."""
+    """Compute all states of `diagonal_scan` for a length that an exported graph leaves open: in real arithmetic, by
+    powers of the poles. Complex tensors are pairs of real and imaginary parts; shapes and units are as there.
+    O(length**2)."""
     (u, v), (a, b) = x, (part[:, None] for part in state)
     n, dtype = u.shape[1], u.dtype
     lags = torch.arange(n + 1, dtype=torch.float64, device=u.device)[:, None]

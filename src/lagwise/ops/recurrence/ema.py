@@ -154,7 +154,7 @@ def _averages(
 def _block_tables(
     weight: Tensor, log_decay: Tensor, weight_back: Tensor | None, log_decay_back: Tensor | None, size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `block_scan` takes for averages: near, inward, outward and log_carry."""
+    """Tables of `block_scan` for averages: near, inward, outward and log_carry."""
     position = torch.arange(size, device=weight.device, dtype=weight.dtype)
     near, origin = ema_taps(weight, log_decay, size), 0
     inward = (log_decay[:, :, None] * position.flip(0)).exp()  # q**(size - 1 - j)

@@ -100,8 +100,8 @@ def mean_exponential(z: Tensor) -> Tensor:
 
 
 def zoh_inputs(log_pole: Tensor, steps: float) -> Tensor:
-    """What the input of a mode ``h_t = p h_{t-1} + w x_t`` counts in a token that lasts for ``steps`` tokens: the
-    factor of w, while p becomes ``p**steps``. For whole steps it is exact if the input is held.
+    """Input factor, by zero-order hold, of a mode ``h_t = p h_{t-1} + w x_t`` in a token that lasts for ``steps``
+    tokens: it multiplies w, while p becomes ``p**steps``. For whole steps it is exact if the input is held.
 
     Formula: ``(p**steps - 1) / (p - 1)`` for the logarithms of poles, complex and other than 0.
     """
@@ -162,7 +162,7 @@ def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor
 
 
 def modal_step(x: Tensor, state: Tensor, modes: Modes | SplitModes) -> tuple[Tensor, Tensor]:
-    """One token through a diagonal state space.
+    """Process one token with a diagonal state space.
 
     Formula: ``z_t = p z_{t-1} + x_t``, ``y_t = Re sum_i w_i z_{t,i} + direct x_t``.
 

@@ -236,7 +236,7 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
 
 
 class _Form(NamedTuple):
-    """Where lag 0 is among the taps of T_sparse and among those of A, and the nodes of A."""
+    """Index of lag 0 among the taps of T_sparse and among those of A, and the number of nodes of A."""
 
     origin: int
     coarse_origin: int
@@ -453,9 +453,8 @@ def _as_rows(y: Tensor, z: Tensor) -> Tensor:
 
 
 def _balanced(taps: Tensor, origin: int) -> tuple[Tensor, int]:
-    """The same taps with one more zero if lag 0 is next to the middle: the convolution then has no tokens to cut off,
-    and its result is contiguous. The tokens that a zero meets do not matter here, since the smooth part meets every
-    token."""
+    """Append a zero to the taps if lag 0 is next to the middle: the convolution then has no tokens to cut off, and its
+    result is contiguous. The tokens that a zero meets do not matter here, since the smooth part meets every token."""
     before, after = taps.shape[1] - 1 - origin, origin
     if abs(before - after) != 1:
         return taps, origin

@@ -49,7 +49,7 @@ def ring_prefill(x: Tensor, state: WindowState, taps: Tensor) -> tuple[Tensor, W
 
 
 def due_step(x: Tensor, state: DueState, near: Tensor) -> tuple[Tensor, DueState]:
-    """One token of a convolution with a kernel of any length, as `online_prefill` computes it.
+    """Process one token of a convolution with a kernel of any length, as `online_prefill` computes it.
 
     Shapes: x ``(batch, channels)``; near ``(block, channels)``, the first taps, lag 0 first. Returns a tensor like x.
     A step does not change ``due``: an `OnlineFollower` does, at the end of a block.
@@ -63,7 +63,7 @@ def due_step(x: Tensor, state: DueState, near: Tensor) -> tuple[Tensor, DueState
 
 
 def due_state(state: OnlineState) -> DueState:
-    """What a step needs of a state that `online_block` has made current, or of one before the first token."""
+    """Extract the state of a step from one that `online_block` has made current, or of one before the first token."""
     near = state.taps.near
     tokens, rows = state.window.latest(min(ONLINE_BLOCK, state.window.size)), state.window.batch
     seen = torch.full((rows,), state.seen, device=near.device)

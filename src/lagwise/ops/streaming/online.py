@@ -77,8 +77,8 @@ class OnlineState(NamedTuple):
 
     @staticmethod
     def join(states: Sequence[OnlineState]) -> OnlineState:
-        """One batch of the rows of several states with the same taps. Rows that have seen fewer tokens get zeros before
-        their first token; contributions to later tokens are computed again."""
+        """Join the rows of several states with the same taps to one batch. Rows that have seen fewer tokens get zeros
+        before their first token; contributions to later tokens are computed again."""
         seen = max(state.seen for state in states)
         taps = max((state.taps for state in states), key=lambda taps: taps.made)
         behind = torch.cat([state.behind + (seen - state.seen) for state in states])
@@ -166,7 +166,7 @@ def _token(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
 
 
 def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
-    """One piece."""
+    """Push one chunk through the online convolution."""
     taps, window, seen, behind, far, tiles, due, _ = state = online_block(state)
     length, position = x.shape[1], seen % ONLINE_BLOCK
     small, large = position + length <= ONLINE_BLOCK, length >= taps.large
