@@ -64,7 +64,7 @@ _MIXERS = """## Mixers
 *streams*: processes texts in chunks and token by token, with a state. *converts*: `lagwise convert` turns its kernel
 into a state space; *is one*: needs no conversion; *no*: there is no kernel to convert, but the state may still be
 constant ([which](concepts.md#the-streaming-contract)). *packs*: accepts rows of several documents. *splits*: takes
-pieces of sequences that [several processes share](cluster.md#split-sequences).
+shards of sequences that [several processes share](cluster.md#split-sequences).
 """
 _KERNELS = """## Kernels
 
@@ -181,7 +181,7 @@ def _mixer_row(name: str, mixer: type[Mixer]) -> tuple[str, ...]:
     is_one = issubclass(mixer, RecurrentMixer | EMAMixer)
     converts = "its kernel" if name in KERNEL_MIXERS else "is one" if is_one else "no"
     packs = "no" if mixer.needs_grid else "yes"
-    splits = "no" if mixer.mix_pieces is Mixer.mix_pieces else "yes"
+    splits = "no" if mixer.mix_shard is Mixer.mix_shard else "yes"
     cells = (_source(mixer), where, streams, converts, packs, splits, longest)
     package = "lagwise" if mixer.__module__.startswith("lagwise.") else "lagwise-papers"
     return f"`{name}`", f"`{mixer.__name__}`", package, *cells, _test("mixer", name, mixer)

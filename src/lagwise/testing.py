@@ -29,7 +29,7 @@ from lagwise.mixers.state import (
     select_rows,
 )
 from lagwise.ops import Layout
-from lagwise.ops.pieces import Pieces
+from lagwise.ops.shards import Shard
 
 LENGTHS = (1, 2, 3, 63, 64, 100, 1000, 1021)
 Factory = Callable[[int, bool], Mixer]
@@ -48,7 +48,7 @@ def check_mixer(
     differences; another mixer with the same weights gives the same outputs. If tokens may have times of their own
     (`Mixer.require_times`), equal times of 1 change nothing, and padding, packing, streams and gradients are right with
     others too. Called by several processes of
-    `torch.distributed`, of which every one calls it, also rows that are split between them (`check_pieces`).
+    `torch.distributed`, of which every one calls it, also rows that are split between them (`check_shards`).
 
     Args:
         factory: ``factory(channels, causal)`` creates a mixer with random weights.
@@ -75,7 +75,7 @@ def check_mixer(
             check_times(factory, channels, causal)
         check_autocast(factory, channels, causal)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            check_pieces(factory, channels, causal)
+            check_shards(factory, channels, causal)
     if True in kind.directions:
         check_causality(factory, channels)
         if kind.streams:
@@ -172,7 +172,7 @@ def check_autocast(factory: Factory, channels: int, causal: bool, dtype: torch.d
         assert error < 8 * torch.finfo(dtype).eps, f"under autocast to {dtype} outputs are off by {error:.1e}"
 
 
-def check_pieces(factory: Factory, channels: int, causal: bool) -> None:
+def check_shards(factory: Factory, channels: int, causal: bool) -> None:
     """Rows that are split between the processes of the default group, each of which calls this, give the outputs and
     gradients of whole rows, also where padding and packed documents lie across the borders. A mixer that has no form
     for that is refused by its name."""
@@ -186,21 +186,21 @@ def check_pieces(factory: Factory, channels: int, causal: bool) -> None:
     bounds = [0, *(length * i // count + 1 for i in range(1, count)), length]
     sizes = [end - start for start, end in itertools.pairwise(bounds)]
     for what, layout in split_layouts(length).items():
-        found, where = pieces_difference(mixer, layout, sizes)
+        found, where = shard_difference(mixer, layout, sizes)
         assert found < 1e-9, f"{where} of {what} rows, split between processes, is off by {found:.1e}"
 
 
 def _refusal(mixer: Mixer) -> str | None:
     """What a mixer says that has no form for rows that are split."""
     try:
-        mixer.require_pieces()
+        mixer.require_shards()
     except ValueError as error:
         return str(error)
     return None
 
 
 def split_layouts(length: int) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    """Masks and documents of three rows, for `pieces_difference`; documents end at many places."""
+    """Masks and documents of three rows, for `shard_difference`; documents end at many places."""
     place = torch.arange(length)
     mask = torch.stack([place >= length // 6, place < 2 * length // 3 + 1, place >= 0])
     ends = torch.tensor([[5, 20, 23, 50], [23, 24, 37, 60], [1, 2, 3, 4]])
@@ -208,10 +208,10 @@ def split_layouts(length: int) -> dict[str, tuple[Tensor | None, Tensor | None]]
     return {"plain": (None, None), "padded": (mask, None), "packed": (None, documents), "both": (mask, documents)}
 
 
-def pieces_difference(
+def shard_difference(
     mixer: Mixer, layout: tuple[Tensor | None, Tensor | None], sizes: Sequence[int]
 ) -> tuple[float, str]:
-    """The largest difference between the pieces of rows and the whole, in the outputs and all gradients, relative to
+    """The largest difference between the shards of rows and the whole, in the outputs and all gradients, relative to
     the largest number, and where it is: that of all processes, so that none waits for one that stops at its own.
 
     Args:
@@ -232,7 +232,7 @@ def pieces_difference(
     y = whole(a, layout=Layout(mask, seq_idx))
     y.backward(slope)
     mine = [None if t is None else t[:, own] for t in layout]
-    z = part(b, layout=Layout(*mine, pieces=Pieces(dist.group.WORLD, rows, own.stop - own.start, *mine, x.device)))
+    z = part(b, layout=Layout(*mine, shard=Shard(dist.group.WORLD, rows, own.stop - own.start, *mine, x.device)))
     z.backward(slope[:, own])
     real = slice(None) if mine[0] is None else mine[0]
     assert a.grad is not None

@@ -14,11 +14,11 @@ from every_mixer import CHANNELS, OPTIONS, make
 from processes import run_together
 
 from lagwise.mixers import MIXERS, ChunkedAttentionMixer, TimestepNorm
-from lagwise.testing import pieces_difference, split_layouts
+from lagwise.testing import shard_difference, split_layouts
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork")
 LENGTH = 60
-# The sizes of pieces: unequal, shorter than most reaches, and one of a single token.
+# The sizes of shards: unequal, shorter than most reaches, and one of a single token.
 SIZES = {2: (23, 37), 3: (20, 1, 39), 4: (15, 16, 15, 14)}
 REFUSED = {"synthesizer", "long_short", "flash", "afno"}
 Case = tuple[str, dict[str, Any], bool]
@@ -49,9 +49,9 @@ def check(cases: list[Case], kinds: list[str]) -> None:
         for kind in kinds:
             if name in REFUSED:
                 with pytest.raises(ValueError, match=f"{type(mixer).__name__} cannot mix a sequence that is split"):
-                    mixer.require_pieces()
+                    mixer.require_shards()
                 continue
-            found, where = pieces_difference(mixer, split_layouts(LENGTH)[kind], SIZES[dist.get_world_size()])
+            found, where = shard_difference(mixer, split_layouts(LENGTH)[kind], SIZES[dist.get_world_size()])
             if not found < 1e-10:
                 wrong.append(f"{name} {options} causal={causal} {kind}: {where} {found:.1e}")
     finish(wrong)
@@ -65,11 +65,11 @@ def check_norms() -> None:
     for groups, causal, decay in [*choices, (2, True, (0.6, 0.9))]:
         norm = TimestepNorm(CHANNELS, causal=causal, groups=groups, decay=decay).double()
         for kind, layout in split_layouts(LENGTH).items():
-            if not (found := pieces_difference(norm, layout, sizes)[0]) < 1e-10:
+            if not (found := shard_difference(norm, layout, sizes)[0]) < 1e-10:
                 wrong.append(f"{groups} groups causal={causal} decay={decay} {kind}: {found}")
     sliding = ChunkedAttentionMixer(CHANNELS, chunk=4, heads=2, sliding=True).double()
     for kind, layout in split_layouts(LENGTH).items():
-        if not (found := pieces_difference(sliding, layout, sizes)[0]) < 1e-10:
+        if not (found := shard_difference(sliding, layout, sizes)[0]) < 1e-10:
             wrong.append(f"sliding chunks {kind}: {found}")
     finish(wrong)
 

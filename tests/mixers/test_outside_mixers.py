@@ -21,7 +21,7 @@ from lagwise import outside, testing
 from lagwise.kernels import KERNELS, LagKernel, register_kernel
 from lagwise.mixers import MIXERS, AttentionMixer, Mixer, ToeplitzMixer, register_mixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.ops.pieces import documents
+from lagwise.ops.shards import documents
 from lagwise.outside import Parts
 from lagwise.testing import check_mixer
 from lagwise.training import Recipe, train
@@ -194,14 +194,14 @@ class ShiftMixer(Mixer):
     def mix(self, x: Tensor, layout: Any) -> Tensor:
         return documents(lambda x, layout: nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] + x, x, layout)
 
-    def mix_pieces(self, x: Tensor, layout: Any) -> Tensor:
-        return layout.pieces.near(self.mix, x, self.reach, 0)
+    def mix_shard(self, x: Tensor, layout: Any) -> Tensor:
+        return layout.shard.near(self.mix, x, self.reach, 0)
 
     reach = 1
 
 
 class ShortShiftMixer(ShiftMixer):
-    """Wrong at the borders of pieces."""
+    """Wrong at the borders of shards."""
 
     reach = 0
 
@@ -209,15 +209,15 @@ class ShortShiftMixer(ShiftMixer):
 class LaterMixer(ShiftMixer):
     """Wrong in one process only."""
 
-    def mix_pieces(self, x: Tensor, layout: Any) -> Tensor:
-        return super().mix_pieces(x, layout) + dist.get_rank()
+    def mix_shard(self, x: Tensor, layout: Any) -> Tensor:
+        return super().mix_shard(x, layout) + dist.get_rank()
 
 
 class NoGradientMixer(ShiftMixer):
     """The right outputs, and gradients of NaN."""
 
-    def mix_pieces(self, x: Tensor, layout: Any) -> Tensor:
-        return super().mix_pieces(x, layout) + (0 * x).sqrt()
+    def mix_shard(self, x: Tensor, layout: Any) -> Tensor:
+        return super().mix_shard(x, layout) + (0 * x).sqrt()
 
 
 def check_in_processes() -> None:
@@ -226,7 +226,7 @@ def check_in_processes() -> None:
         check_mixer(lambda channels, causal, kind=kind: kind(channels, causal=causal), channels=4, lengths=(1, 9))
     for kind, where in ((ShortShiftMixer, ""), (LaterMixer, "the output"), (NoGradientMixer, "the gradient of x")):
         with pytest.raises(AssertionError, match=f"{where} of plain rows, split between processes, is off by"):
-            testing.check_pieces(lambda channels, causal, kind=kind: kind(channels, causal=causal), 4, True)
+            testing.check_shards(lambda channels, causal, kind=kind: kind(channels, causal=causal), 4, True)
     dist.destroy_process_group()
 
 

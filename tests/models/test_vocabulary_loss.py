@@ -150,7 +150,7 @@ def test_a_graph_has_chunks_too(case: str, half: bool, monkeypatch: pytest.Monke
     """One graph for every number of tokens, with the loss and the gradients of the model."""
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
     monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
-    monkeypatch.setattr(tokens_module, "_FEWEST", 0)  # loops of gates and norms for few numbers, as in graphs
+    monkeypatch.setattr(tokens_module, "_MIN_ELEMENTS", 0)  # loops of gates and norms for few numbers, as in graphs
     torch.compiler.reset()
     name, fields, more = prepared(case)
     model, graphs = build(name, **fields), []

@@ -96,4 +96,4 @@ def test_weights_of_a_grid_are_computed_once(monkeypatch: pytest.MonkeyPatch) ->
     assert len(made) == 2
     for length in range(41, 60):
         restrict(torch.randn(1, length, 3), spaced_grid(length, 4))
-    assert len(constants._kept.pop(counted)) == constants._MOST
+    assert constants._cache(counted).cache_info().currsize == constants._MAX_CACHED

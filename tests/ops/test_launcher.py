@@ -72,5 +72,5 @@ def test_launches_like_an_earlier_one_skip_the_search_for_a_compiled_form(monkey
     ):
         assert other == "found by Triton"
     assert launch(x[1:], 64) == "direct"
-    monkeypatch.setattr(launcher, "_MOST", 2)
+    monkeypatch.setattr(launcher, "_MAX_LAUNCHES", 2)
     assert [launch(x, count)[0] for count in (7, 7, 8, 9, 7)] == ["f", "d", "f", "f", "f"]

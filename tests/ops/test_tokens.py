@@ -27,7 +27,7 @@ EPSILON = 1e-6
 def _small_tensors_too(monkeypatch: pytest.MonkeyPatch) -> None:
     if not native.available():
         pytest.skip("no C compiler here")
-    monkeypatch.setattr(tokens, "_FEWEST", 0)
+    monkeypatch.setattr(tokens, "_MIN_ELEMENTS", 0)
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_other_tensors_are_left_to_pytorch(calls: list[str], monkeypatch: pytest
     silu_product(x, x[:1])
     rms_norm(x.double(), EPSILON)
     rms_norm(x.bfloat16(), EPSILON)
-    monkeypatch.setattr(tokens, "_FEWEST", 1000)
+    monkeypatch.setattr(tokens, "_MIN_ELEMENTS", 1000)
     silu_product(x, x)
     rms_norm(x, EPSILON)
     assert calls == []

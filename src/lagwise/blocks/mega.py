@@ -157,7 +157,7 @@ class QueryKey(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As in MEGA: small scales and no shift, so that attention starts nearly uniform."""
+        """Initialise as MEGA: small scales and no shift, so that attention starts nearly uniform."""
         nn.init.normal_(self.scale, std=0.02)
         nn.init.zeros_(self.shift)
 

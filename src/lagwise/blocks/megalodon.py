@@ -166,7 +166,7 @@ class NormalizedQueryKey(QueryKey):
         self.heads, self.epsilon = heads, epsilon
 
     def reset_parameters(self) -> None:
-        """As in Megalodon: γ at its start, and no shift."""
+        """Initialise as Megalodon: γ at its start, and no shift."""
         nn.init.ones_(self.scale)
         nn.init.zeros_(self.shift)
 

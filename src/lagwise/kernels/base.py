@@ -97,7 +97,8 @@ class LagKernel(KeepsFloat32):
         raise ValueError(f"{type(self).__name__} has no values between tokens; use a kernel such as 'warped' or 'rpe'")
 
     def local_taps(self) -> tuple[Tensor, int] | None:
-        """What `smooth_at` omits: taps ``(channels, m)`` and the index of lag 0 among them, or None."""
+        """Taps ``(channels, m)`` that `smooth_at` omits, and the index of lag 0 among them; None if it omits
+        nothing."""
         return None
 
     def recurrence(self) -> Modes:
@@ -133,7 +134,7 @@ class LagKernel(KeepsFloat32):
 
 
 def joined_sides(after: Tensor, before: Tensor) -> Tensor:
-    """Two-sided taps ``(channels, 2 n - 1)`` from those of both directions, whose sum is lag 0.
+    """Join the taps of both directions to two-sided taps ``(channels, 2 n - 1)``; lag 0 is the sum of both.
 
     Shapes: after ``(channels, n)``, for lags 0, 1, ...; before ``(channels, n)``, for lags 0, -1, ....
     """

@@ -44,8 +44,8 @@ class CEMAKernel(DiagonalKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As in Megalodon: alpha and delta normal(0, 0.2); sigmoid(theta) down to 1 / channels, evenly in the logarithm
-        over the channels in random order; gamma real and normal(0, 1); omega normal(0, 0.25) within 1."""
+        """Initialise as Megalodon: alpha and delta normal(0, 0.2); sigmoid(theta) down to 1 / channels, evenly in the
+        logarithm over the channels in random order; gamma real and normal(0, 1); omega normal(0, 0.25) within 1."""
         with torch.no_grad():
             for parameter in (self.alpha, self.delta):
                 parameter.normal_(std=0.2)

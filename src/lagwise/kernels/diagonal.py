@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import LEAST_RADIUS, modal_poles, modal_taps, modal_taps_of, zoh_inputs, zoh_tokens
+from lagwise.ops.recurrence import MIN_RADIUS, modal_poles, modal_taps, modal_taps_of, zoh_inputs, zoh_tokens
 from lagwise.ops.symbolic import symbolic
 
 
@@ -45,7 +45,7 @@ class DiagonalKernel(LagKernel):
         """`sides` as `modal_taps_of` takes them, for graphs: ONNX has no complex numbers."""
         sides = []
         for poles, weights, direct in self.sides():
-            rate = (-poles.abs().clamp(min=LEAST_RADIUS).log()).log()
+            rate = (-poles.abs().clamp(min=MIN_RADIUS).log()).log()
             sides.append((rate, poles.angle(), torch.view_as_real(weights), direct))
         return sides
 

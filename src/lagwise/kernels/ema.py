@@ -47,7 +47,8 @@ class EMAKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As in MEGA: delta and alpha normal(0, 0.2), beta within normal(0, 0.02) of 1 and -1, gamma normal(0, 1)."""
+        """Initialise as MEGA: delta and alpha normal(0, 0.2), beta within normal(0, 0.02) of 1 and -1, gamma normal(0,
+        1)."""
         for parameter, std in ((self.delta, 0.2), (self.alpha, 0.2), (self.beta, 0.02), (self.gamma, 1.0)):
             nn.init.normal_(parameter, std=std)
 

@@ -89,13 +89,13 @@ class FrequencyKernel(LagKernel):
             return matrix @ (after if self.causal else torch.cat([time[:, 2 * self.grid - n + 1 :], after], dim=1))
 
     def _real_taps(self) -> Tensor:
-        """All taps, by sums of cosines and sines, for graphs without FFTs."""
+        """Compute all taps by sums of cosines and sines, for graphs without FFTs."""
         with self._full_precision():
             (matrix, features, inside, weight), points = self._parts(), 2 * self.grid
             step = torch.arange(self.grid + 1, device=features.device)
-            place = step[:, None] * step % points
+            position = step[:, None] * step % points
             waves = [[f(2 * math.pi * i / points) / points for i in range(points)] for f in (math.cos, math.sin)]
-            cos, sin = (features.new_tensor(wave)[place] for wave in waves)
+            cos, sin = (features.new_tensor(wave)[position] for wave in waves)
             weight = weight[: self.grid + 1]
             even = features * (1 + inside) @ cos * weight
             if self.causal:

@@ -52,8 +52,8 @@ class ModalKernel(DiagonalKernel):
         with torch.no_grad():
             for parameter, low, high in ((self.rate, -math.log(_SLOWEST), 0.0), (self.angle, 0.0, math.pi)):
                 drawn = torch.rand_like(parameter)
-                places = torch.rand_like(parameter).argsort(2)
-                parameter.copy_(low + (high - low) * (places + drawn) / modes)
+                positions = torch.rand_like(parameter).argsort(2)
+                parameter.copy_(low + (high - low) * (positions + drawn) / modes)
             energy = -torch.expm1(-2 * self.rate.exp()) / (modes * len(self.rate))
             self.amplitude.normal_().mul_(energy.sqrt()[..., None])
             self.direct.zero_()

@@ -37,7 +37,7 @@ class KernelLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As in PyTorch: uniform within one over the square root of the number of inputs."""
+        """Initialise as PyTorch does: uniform within one over the square root of the number of inputs."""
         bound = self.in_features**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)

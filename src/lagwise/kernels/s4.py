@@ -12,7 +12,7 @@ from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.kernels.hippo import hippo_legs
 from lagwise.tables import check_integer
 
-_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # initial time per token
+_MIN_STEP, _MAX_STEP = 1e-3, 0.1  # initial time per token
 
 
 class S4Kernel(LagKernel):
@@ -61,7 +61,7 @@ class S4Kernel(LagKernel):
                 numbers = np.stack([start.real, start.imag], -1) if np.iscomplexobj(start) else start.copy()
                 parameter.copy_(torch.from_numpy(numbers))
             self.output.normal_(std=0.5**0.5)
-            self.log_step.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP))
+            self.log_step.uniform_(math.log(_MIN_STEP), math.log(_MAX_STEP))
             self.direct.normal_()
 
     @property

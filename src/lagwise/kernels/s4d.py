@@ -15,7 +15,7 @@ from lagwise.ops.recurrence import mean_exponential, zoh_tokens
 from lagwise.tables import check_integer, known
 
 STARTS, RULES = ("lin", "inv", "legs"), ("zoh", "bilinear")
-_LEAST_STEP, _MOST_STEP = 1e-3, 0.1  # initial time per token
+_MIN_STEP, _MAX_STEP = 1e-3, 0.1  # initial time per token
 
 
 class S4DKernel(DiagonalKernel):
@@ -58,7 +58,7 @@ class S4DKernel(DiagonalKernel):
     def reset_parameters(self) -> None:
         """A and dt as above, C complex normal of variance 1, D normal."""
         with torch.no_grad():
-            self.log_step.uniform_(math.log(_LEAST_STEP), math.log(_MOST_STEP))
+            self.log_step.uniform_(math.log(_MIN_STEP), math.log(_MAX_STEP))
             self.rate.fill_(math.log(0.5))
             self.angle.copy_(_angles(self.start, self.angle.shape[1]).to(self.angle))
             self.amplitude.normal_(std=0.5**0.5)

@@ -1,4 +1,4 @@
-"""Some of the channels of a kernel, or of a mixer of separate channels, as a module of their own."""
+"""Modules that share some of the channels of a kernel, or of a mixer that keeps channels apart."""
 
 from __future__ import annotations
 

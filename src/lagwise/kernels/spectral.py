@@ -14,7 +14,7 @@ from lagwise.tables import check_integer
 
 _LONGEST = 8192
 _STEP = 0.125  # spacing of the sum that replaces the integral, and equals it to 1e-30
-_LEAST = 1e-12  # least singular value, relative to the largest
+_MIN_SINGULAR_VALUE = 1e-12  # least singular value, relative to the largest
 
 
 class SpectralKernel(LagKernel):
@@ -77,12 +77,12 @@ def hankel_filters(span: int, filters: int) -> np.ndarray:
     the roots of the eigenvalues. Many of these are below the rounding of Z, where its own eigenvectors would be noise
     that differs between machines. ValueError for filters that are below the rounding of G.
     """
-    place = np.arange(-40, 20 + math.log(span), _STEP)[:, None]
-    log_node, log_rest = -np.log1p(np.exp(-place)), -np.log1p(np.exp(place))  # logarithms of a and 1 - a
+    position = np.arange(-40, 20 + math.log(span), _STEP)[:, None]
+    log_node, log_rest = -np.log1p(np.exp(-position)), -np.log1p(np.exp(position))  # logarithms of a and 1 - a
     powers = np.arange(span)
     vectors, roots, _ = np.linalg.svd(np.exp(1.5 * log_rest + (0.5 + powers) * log_node).T, full_matrices=False)
     roots = roots * math.sqrt(_STEP)
-    if (known := int((roots > _LEAST * roots[0]).sum())) < filters:
+    if (known := int((roots > _MIN_SINGULAR_VALUE * roots[0]).sum())) < filters:
         raise ValueError(f"a span of {span} has at most {known} filters that are not lost in rounding, got {filters}")
     found = (roots[:filters] ** 0.5 * vectors[:, :filters]).T
     return np.ascontiguousarray(found * np.where(found[:, :1] < 0, -1, 1))

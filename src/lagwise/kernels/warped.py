@@ -53,7 +53,8 @@ class WarpedKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Both parts start with squares that sum to about one over all lags, so that mixing preserves the scale."""
+        """Initialise both parts with squares that sum to about one over all lags, so that mixing preserves the
+        scale."""
         nn.init.normal_(self.values, std=math.sqrt(1 - self.decay**2))
         if self.filter is not None:
             nn.init.normal_(self.filter, std=self.filter_size**-0.5)

@@ -53,10 +53,10 @@ class AttentionMixer(Mixer):
         query, key, value = self._project(x)
         return self._attend(query, key, value, layout.mask)
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
-        """By heads: every process attends with all tokens and its share of the heads."""
-        pieces, size = layout.pieces, self.channels // self.heads
-        first, end = pieces.share(self.heads)
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+        """Split heads between processes: each attends with all tokens and its share of the heads."""
+        shard, size = layout.shard, self.channels // self.heads
+        first, end = shard.share(self.heads)
 
         def attend(joined: Tensor, layout: Layout) -> Tensor:
             query, key, value = joined.unflatten(2, (-1, 3, size)).permute(3, 0, 2, 1, 4)
@@ -66,7 +66,7 @@ class AttentionMixer(Mixer):
             return y.transpose(1, 2).flatten(2)
 
         joined = torch.cat(self._project(x), 3).transpose(1, 2).flatten(2)
-        return self.out(pieces.by_channels(attend, joined, groups=self.heads, outputs=self.channels))
+        return self.out(shard.by_channels(attend, joined, groups=self.heads, outputs=self.channels))
 
     def init_state(self, batch_size: int) -> AttentionState:
         self.require_causal()

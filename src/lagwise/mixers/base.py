@@ -101,9 +101,9 @@ class Mixer(nn.Module):
             return self._mix_rows(x, layout)
         if layout.token_time is not None:
             self.require_times(layout)
-        elif layout.pieces is not None:
-            self.require_pieces()
-            return self.mix_pieces(x, layout)
+        elif layout.shard is not None:
+            self.require_shards()
+            return self.mix_shard(x, layout)
         mix = self.mix if layout.token_time is None else self._mix_timed
         return mix(x, layout) if layout.seq_idx is None else per_document(mix, x, layout)
 
@@ -111,24 +111,24 @@ class Mixer(nn.Module):
         """`forward` for checked arguments: rows of one document, and x zero at padding."""
         raise NotImplementedError
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
-        """`mix` for rows that are split between processes, and may be packed: x is this process's piece
-        (``layout.pieces``). A mixer whose `mix` leaves this to its parts may name it here too.
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+        """`mix` for rows that are split between processes, and may be packed: x is this process's shard
+        (``layout.shard``). A mixer whose `mix` leaves this to its parts may name it here too.
 
         The output is that of `mix` for the whole rows, and so are all gradients, where those of parameters are added
         over the processes.
         """
         raise NotImplementedError
 
-    def require_pieces(self) -> None:
+    def require_shards(self) -> None:
         """ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
-        if type(self).mix_pieces is Mixer.mix_pieces:
+        if type(self).mix_shard is Mixer.mix_shard:
             raise ValueError(
                 f"{type(self).__name__} cannot mix a sequence that is split between processes: split the batch instead "
                 "(data parallelism)"
             )
         for part in mixers_inside(self):
-            part.require_pieces()
+            part.require_shards()
 
     def mix_timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
         """Mix tokens of different times (``layout.token_time``): whole sequences if state is None, in either direction,
@@ -158,7 +158,7 @@ class Mixer(nn.Module):
     def require_rate(self, layout: Layout | None = None) -> None:
         """ValueError if it, a mixer inside or a kernel counts tokens, so that ``token_time`` must be 1; and for rows
         that are split between processes."""
-        if layout is not None and layout.pieces is not None:
+        if layout is not None and layout.shard is not None:
             raise ValueError("rows with times of their own cannot be split between processes")
         for part in self.modules():
             if isinstance(part, Mixer | LagKernel) and not part.any_rate:
@@ -179,7 +179,7 @@ class Mixer(nn.Module):
                 f"{type(self).__name__} counts tokens, which therefore have no times of their own; use mixers and "
                 "kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
             )
-        if layout is not None and layout.pieces is not None:
+        if layout is not None and layout.shard is not None:
             raise ValueError("tokens with times of their own cannot be in rows that are split between processes")
         for part in mixers_inside(self):
             part.require_times()
@@ -359,8 +359,8 @@ def padded_prefill(prefill: Prefill, x: Tensor, state: Any, mask: Tensor) -> tup
 
 
 def _begun(state: Any, batch: int) -> Tensor:
-    """Which rows ``(batch,)`` may have seen a token: by their count where a state has one, otherwise those whose state
-    is not zero, as it is at the beginning."""
+    """Mask ``(batch,)`` of the rows that may have seen a token: by their count where a state has one, otherwise those
+    whose state is not zero, as it is at the beginning."""
     if isinstance(state, OnlineState):
         return state.seen - state.behind > 0
     if isinstance(state, Tensor):

@@ -153,7 +153,7 @@ class CausalSKI:
         return plan
 
     def planned(self, kernel: LagKernel) -> CausalSKI:
-        """The same with the plan for a kernel, whatever kernel it is used with."""
+        """Copy with the plan for a kernel, whatever kernel it is used with."""
         return type(self)(kernel, **self.plan(kernel)._asdict())
 
     @torch.no_grad()
@@ -331,7 +331,7 @@ def _split_lags(plan: SKIPlan, nodes: int) -> tuple[Tensor]:
 
 
 def _capacity(nodes: int, most: int | None) -> int:
-    """Of a ring that holds so many nodes: powers of two, up to what the kernel reaches."""
+    """Capacity of a ring that holds so many nodes: a power of two, up to what the kernel reaches."""
     capacity = max(_FIRST_NODES, 1 << (nodes - 1).bit_length() if nodes > 1 else 1)
     return capacity if most is None else min(capacity, most)
 

@@ -23,8 +23,8 @@ from lagwise.ops.attention import (
 )
 from lagwise.ops.bilinear import traced
 from lagwise.ops.packing import per_document
-from lagwise.ops.pieces import Pieces, Span
 from lagwise.ops.ring import ring_tokens
+from lagwise.ops.shards import Shard, Span
 from lagwise.ops.window import Window, common, extended, latest, recent
 from lagwise.tables import check_integer, known
 
@@ -105,7 +105,7 @@ class ChunkedAttention(Derived):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As in MEGA: position parameters start as normal(0, 0.02)."""
+        """Initialise as MEGA: position parameters start as normal(0, 0.02)."""
         for parameter in (self.lag_table, self.rotary_pair):
             if parameter is not None:
                 nn.init.normal_(parameter, std=_INITIAL_STD)
@@ -135,10 +135,10 @@ class ChunkedAttention(Derived):
     def over(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
         """`forward` for rows that may be packed, or split between processes.
 
-        A process then attends in all chunks that its piece has tokens of: it needs no others where pieces end with
+        A process then attends in all chunks that its shard has tokens of: it needs no others where shards end with
         chunks.
         """
-        if layout.seq_idx is None and layout.pieces is None:
+        if layout.seq_idx is None and layout.shard is None:
             return self(query, key, value, layout.mask)
         sizes = [t.shape[1] * t.shape[3] for t in (query, key, value)]
 
@@ -147,11 +147,11 @@ class ChunkedAttention(Derived):
             return self(*parts, layout.mask).transpose(1, 2).flatten(2)
 
         x = torch.cat([t.transpose(1, 2).flatten(2) for t in (query, key, value)], 2)
-        if layout.pieces is None:
+        if layout.shard is None:
             y = per_document(attend, x, layout)
         else:
-            chunks = _chunks(layout.pieces, self.window, causal=self.causal, sliding=self.sliding)
-            y = layout.pieces.within(attend, x, *chunks)
+            chunks = _chunks(layout.shard, self.window, causal=self.causal, sliding=self.sliding)
+            y = layout.shard.within(attend, x, *chunks)
         return y.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def derive(self, form: str = "eager") -> Any:
@@ -410,7 +410,7 @@ class ChunkedAttentionMixer(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         return self._output(self.attention.over(*self._project(x), layout))
 
-    mix_pieces = mix  # everything but the attention is per token
+    mix_shard = mix  # everything but the attention is per token
 
     def init_state(self, batch_size: int) -> ChunkState:
         self.require_causal()
@@ -444,24 +444,24 @@ def _nearest(lag_bias: Tensor, reach: int) -> Tensor:
     return lag_bias[:, centre + 1 - reach : centre + reach]
 
 
-def _chunks(pieces: Pieces, chunk: int, *, causal: bool, sliding: bool) -> tuple[list[Span], Layout]:
-    """The tokens of the chunks that each piece has a part of, in any row, and of those before if they slide; and this
+def _chunks(shard: Shard, chunk: int, *, causal: bool, sliding: bool) -> tuple[list[Span], Layout]:
+    """The tokens of the chunks that each shard has a part of, in any row, and of those before if they slide; and this
     process's layout of them, where tokens of a chunk that begins before them count as padding. ValueError for padding
     between the tokens of a chunk."""
-    place = pieces.places()
-    if pieces.whole.mask is not None and pieces.has_holes():
+    place = shard.positions()
+    if shard.whole.mask is not None and shard.has_holes():
         raise ValueError("attention in chunks cannot be split between processes with padding between tokens of a text")
     inside, spans = place.clamp(min=0) % chunk, []
-    for start, end in pieces.spans:
+    for start, end in shard.spans:
         before, after = int(inside[:, start].max()), 0 if causal else int((chunk - 1 - inside[:, end - 1]).max())
-        spans.append((max(0, start - before - chunk * sliding), min(pieces.length, end + after)))
-    start, end = spans[pieces.rank]
-    layout = pieces.layout(start, end)
+        spans.append((max(0, start - before - chunk * sliding), min(shard.length, end + after)))
+    start, end = spans[shard.rank]
+    layout = shard.layout(start, end)
     missing = (-place[:, start].clamp(min=0)) % chunk  # tokens until a chunk begins
     if not bool(missing.any()):
         return spans, layout
     index = torch.arange(end - start, device=place.device)
     cut = index < missing[:, None]
-    if (number := pieces.documents) is not None:
+    if (number := shard.documents) is not None:
         cut = cut & (number[:, start:end] == number[:, start : start + 1])
     return spans, Layout(~cut if layout.mask is None else layout.mask & ~cut, layout.seq_idx)

@@ -1,4 +1,4 @@
-"""What a streaming step needs beside its state: tensors that depend on the parameters alone, such as taps or poles."""
+"""Tensors that a streaming step needs beside its state and that depend on parameters alone, such as taps or poles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class BackwardTaps(NamedTuple):
 
 
 class Derived(nn.Module):
-    """A module whose streaming step uses such tensors. Abstract: subclasses implement `derive`.
+    """A module with tensors derived from its parameters that its streaming step uses. Abstract: subclasses implement
+    `derive`.
 
     They belong to the module, not to its states: all streams share them, and they are computed again when a parameter
     changes. In a copy for graphs (`frozen`) they are buffers, so that a graph does not compute them at every token.
@@ -39,8 +40,8 @@ class Derived(nn.Module):
         raise NotImplementedError
 
     def derived(self, *, checked: bool = False) -> Any:
-        """What `derive` returns. checked: compare parameters by value, as every `init_state` must; otherwise their
-        versions are compared, which PyTorch does not count for writes through ``.data``."""
+        """Return the cached result of `derive`. checked: compare parameters by value, as every `init_state` must;
+        otherwise their versions are compared, which PyTorch does not count for writes through ``.data``."""
         if self._frozen is not None:
             return self._frozen._make(getattr(self, _buffer(name)) for name in self._frozen._fields)
         return cached(self, "derived", None, self.derive, by_value=checked, parts=self.derives_from_parts)

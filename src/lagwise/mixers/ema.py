@@ -14,8 +14,8 @@ from lagwise.mixers.derived import Derived
 from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.average import moving_average
-from lagwise.ops.pieces import Pieces, documents
 from lagwise.ops.recurrence import ema_graph_prefill, ema_last, ema_prefill, ema_taps, zoh_sums, zoh_tokens
+from lagwise.ops.shards import Shard, documents
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, displaced, extended
 from lagwise.tables import known
@@ -96,10 +96,10 @@ class EMAMixer(Derived, Mixer):
             y = toeplitz_product(x, self.kernel.taps(x.shape[1]), causal=self.causal, engine=self.engine)
         return F.silu(y + self.omega * x).to(x.dtype)
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
-        pieces = layout.pieces
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+        shard = layout.shard
         if (reach := self.kernel.truncation) is not None:
-            return pieces.near(self.mix, x, reach - 1, 0 if self.causal else reach - 1)
+            return shard.near(self.mix, x, reach - 1, 0 if self.causal else reach - 1)
         weights, log_decays = self.kernel.exponentials()
 
         def alone(x: Tensor, layout: Layout) -> Tensor:
@@ -108,7 +108,7 @@ class EMAMixer(Derived, Mixer):
 
         y = documents(alone, x, Layout(layout.mask, layout.seq_idx))
         for weight, log_decay, backward in zip(weights, log_decays, (False, True), strict=False):
-            y = y + _carried_average(pieces, x, weight, log_decay, backward=backward)
+            y = y + _carried_average(shard, x, weight, log_decay, backward=backward)
         return F.silu(y + self.omega * x).to(x.dtype)
 
     def require_times(self, layout: Layout | None = None) -> None:
@@ -174,12 +174,12 @@ class EMAMixer(Derived, Mixer):
         return F.silu(y + self.omega * token).to(x.dtype), after
 
 
-def _carried_average(pieces: Pieces, x: Tensor, weight: Tensor, log_decay: Tensor, *, backward: bool) -> Tensor:
-    """What the tokens of other pieces add to the averages of this one, in one direction."""
-    last, first = pieces.open_end(backward=backward), pieces.open_end(backward=not backward)
+def _carried_average(shard: Shard, x: Tensor, weight: Tensor, log_decay: Tensor, *, backward: bool) -> Tensor:
+    """Contribution of other shards' tokens to the averages of this one, in one direction."""
+    last, first = shard.open_end(backward=backward), shard.open_end(backward=not backward)
     ending = masked(x, last)
     state = ema_last(ending.flip(1) if backward else ending, log_decay).to(weight.dtype)
-    before = pieces.state_before(state, log_decay, backward=backward)
+    before = shard.state_before(state, log_decay, backward=backward)
     weights = (weight * log_decay.exp() * before).flatten(0, 1)
     taps = ema_taps(weights, log_decay.repeat(len(x), 1), x.shape[1]).unflatten(0, x.shape[::2]).transpose(1, 2)
     return masked(taps.flip(1) if backward else taps, first).to(x.dtype)

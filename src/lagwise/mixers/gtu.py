@@ -62,7 +62,7 @@ class GTU(Mixer):
             mixed = silu_product(gate, self.toeplitz(F.silu(value), layout=layout))
         return linears(mixed, self.out)[0]
 
-    mix_pieces = mix  # everything but its Toeplitz mixer is per token
+    mix_shard = mix  # everything but its Toeplitz mixer is per token
 
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)

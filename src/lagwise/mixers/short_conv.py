@@ -48,14 +48,14 @@ class ShortConvMixer(Derived, Mixer):
         nn.init.uniform_(self.taps, -bound, bound)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if fused(x, self.taps) and layout.mask is None and layout.seq_idx is None and layout.pieces is None:
+        if fused(x, self.taps) and layout.mask is None and layout.seq_idx is None and layout.shard is None:
             y = gated_convolution(linears(x, self.input)[0], self.taps, self._origin)
             return linears(y, self.out)[0]
         before, after, value = self.input(x).chunk(3, 2)
         reach = tap_reach(self.taps.shape[1], causal=self.causal)
         return self.out(after * layout.near(self._convolved, before * value, *reach))
 
-    mix_pieces = mix  # everything but the convolution is per token
+    mix_shard = mix  # everything but the convolution is per token
 
     def _convolved(self, x: Tensor, layout: Layout) -> Tensor:
         return dilated_convolution(x, self.taps, 1, causal=self.causal)

@@ -45,12 +45,12 @@ def select_rows(state: Any, rows: Tensor) -> Any:
 
 
 def detached(state: Any) -> Any:
-    """The same state as a constant, without gradients."""
+    """The state, detached from the autograd graph."""
     return _map_rows(state, lambda t: t.detach())
 
 
 def renewed(state: Any, like: Any) -> Any:
-    """The same state with what a new one, ``like``, knows of the parameters, which may have changed: taps, and
+    """Copy the state with what a new one, ``like``, knows of the parameters, which may have changed: taps, and
     contributions to later tokens that were computed with them."""
     if isinstance(state, OnlineState):
         return OnlineState.of(like.taps, state.window.tokens, state.seen - state.behind)

@@ -116,10 +116,10 @@ class TCNMixer(Derived, Mixer):
 
         return self.blocks(x, layout.mask, convolve)
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         return layout.near(self.mix, x, *tap_reach(self.receptive_field, causal=self.causal))
 
-    def require_pieces(self) -> None:
+    def require_shards(self) -> None:
         if self.circular:
             raise ValueError("a circular TCN cannot mix a sequence that is split between processes: its ends meet")
 

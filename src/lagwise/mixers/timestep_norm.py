@@ -65,7 +65,7 @@ class TimestepNorm(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         return self._normed(x, self._start(x.shape[0]), layout.mask)[0]
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         inside, tokens = token_moments(x, self.groups)
 
         def so_far(tokens: Tensor, layout: Layout) -> Tensor:
@@ -73,7 +73,7 @@ class TimestepNorm(Mixer):
             before = self._start(len(each), each.shape[2])
             return moments_so_far(each, before, mask=layout.mask, whole=not self.causal, decay=self.decay)[0].flatten(2)
 
-        moments = layout.pieces.by_channels(so_far, tokens.flatten(2), groups=self.groups).unflatten(2, (-1, 2))
+        moments = layout.shard.by_channels(so_far, tokens.flatten(2), groups=self.groups).unflatten(2, (-1, 2))
         return self._scaled(x, normalised(inside, tokens, moments, epsilon=self.epsilon).to(x.dtype))
 
     def init_state(self, batch_size: int) -> Moments:

@@ -21,7 +21,7 @@ from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import reachable_taps
 from lagwise.ops.recurrence import (
-    LEAST_RADIUS,
+    MIN_RADIUS,
     ModalBlocks,
     SplitModes,
     modal_block,
@@ -54,7 +54,7 @@ class ModalState(NamedTuple):
 
 
 class LongTaps(NamedTuple):
-    """All taps of an exact kernel, ``(channels, support)``, None if it has no end; and those of the smallest block,
+    """Taps of an exact kernel: all, ``(channels, support)``, None if it has no end; and those of the smallest block,
     ``(block, channels)``, lag 0 first."""
 
     taps: Tensor | None
@@ -134,16 +134,17 @@ class ToeplitzMixer(Derived, Mixer):
             return from_first_token(lambda x, _: self._product(x), x, layout.mask)  # padding does not count
         return self._product(x)
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
-        """By the tokens within the kernel's support if these are fewer than all tokens of a share of the channels."""
-        pieces, support = layout.pieces, self.kernel.support
-        most = 2 * pieces.length * (pieces.count - 1) // pieces.count**2  # tokens that two all-to-alls send and receive
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+        """Exchange the tokens within the kernel's support if these are fewer than all tokens of a share of the
+        channels."""
+        shard, support = layout.shard, self.kernel.support
+        most = 2 * shard.length * (shard.count - 1) // shard.count**2  # tokens that two all-to-alls send and receive
         if self.ski is None and support is not None and support - 1 <= most:
-            return pieces.near(self.mix, x, support - 1, 0 if self.causal else support - 1)
-        share = some_channels(self, *pieces.share(self.channels))
+            return shard.near(self.mix, x, support - 1, 0 if self.causal else support - 1)
+        share = some_channels(self, *shard.share(self.channels))
         if isinstance(self.ski, CausalSKI):  # whose plan depends on all channels
             share.ski = self.ski.planned(self.kernel)
-        return pieces.by_channels(share.mix, x)
+        return shard.by_channels(share.mix, x)
 
     def require_times(self, layout: Layout | None = None) -> None:
         super().require_times(layout)
@@ -176,7 +177,7 @@ class ToeplitzMixer(Derived, Mixer):
 
     def gates(self, layout: Layout) -> bool:
         """Whether `gated` may serve rows of this layout."""
-        split = layout.mask is not None or layout.seq_idx is not None or layout.pieces is not None
+        split = layout.mask is not None or layout.seq_idx is not None or layout.shard is not None
         return not split and self.ski is None and self._frozen is not Poles
 
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor | None:
@@ -232,7 +233,7 @@ class ToeplitzMixer(Derived, Mixer):
             modes = self.kernel.recurrence()
             poles, weights, direct, lost = modes.split(modes.direct.dtype)
             exact = modes.poles.to(torch.complex128)
-            exponents = torch.stack([exact.abs().clamp(min=LEAST_RADIUS).log(), exact.angle()]).transpose(1, 2)
+            exponents = torch.stack([exact.abs().clamp(min=MIN_RADIUS).log(), exact.angle()]).transpose(1, 2)
             return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct, exponents)
         support = self.kernel.support
         taps = None if support is None or form == "online" else self.kernel.taps(support)

@@ -15,7 +15,7 @@ from lagwise.ops.ski import ragged_ski_product, row_spacing
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import check_integer
 
-_MOST_DEGREE = 7  # above, extrapolation at the ends of a text makes errors larger
+_MAX_DEGREE = 7  # above, extrapolation at the ends of a text makes errors larger
 
 Length = TypeVar("Length", int, Tensor)
 
@@ -41,8 +41,8 @@ class TwoSidedSKI:
 
     def __init__(self, kernel: LagKernel, *, rank: int = 64, spacing: int | None = None, degree: int = 1):
         self.rank, self.degree = check_integer("rank", rank, 2), check_integer("degree", degree, 0)
-        if degree > _MOST_DEGREE:
-            raise ValueError(f"degree must be at most {_MOST_DEGREE}, got {degree}: polynomials explode at the ends")
+        if degree > _MAX_DEGREE:
+            raise ValueError(f"degree must be at most {_MAX_DEGREE}, got {degree}: polynomials explode at the ends")
         self.spacing = None if spacing is None else check_integer("spacing", spacing, 1)
         if not kernel.continuous:
             kernel.smooth_at(torch.zeros(0))  # raises, and says why

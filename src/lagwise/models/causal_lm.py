@@ -245,15 +245,15 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         complete = use_cache is None and labels is not None  # a loss is computed over whole sequences
         out = self.read(**inputs) if complete else self.model(**inputs, return_dict=True)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden, pieces, targets = out.last_hidden_state[:, keep], out.pieces, None
-        seq_idx = out.seq_idx if pieces is None else pieces.whole.seq_idx
+        hidden, shard, targets = out.last_hidden_state[:, keep], out.shard, None
+        seq_idx = out.seq_idx if shard is None else shard.whole.seq_idx
         if labels is not None:
-            labels = labels if pieces is None else pieces.gathered(labels)
+            labels = labels if shard is None else shard.gathered(labels)
             if seq_idx is not None:  # a document's first token does not follow another document
                 labels, num_items_in_batch = _without_starts(labels, seq_idx, num_items_in_batch)
-            if pieces is not None:
+            if shard is not None:
                 labels = self.targets(labels)
-                targets = pieces.own(labels).contiguous()
+                targets = shard.own(labels).contiguous()
                 num_items_in_batch = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
         elif seq_idx is not None and self.training and torch.is_grad_enabled():
             warnings.warn(_LOSS_ELSEWHERE, stacklevel=2)

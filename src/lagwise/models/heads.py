@@ -26,7 +26,7 @@ class Head(LagwisePreTrainedModel):
     them a model takes; it passes other arguments of `LagwiseModel` on.
     """
 
-    #: whether it reads every token by itself, so that it takes pieces of sequences (`split_sequences`)
+    #: whether it reads every token by itself, so that it takes shards of sequences (`split_sequences`)
     splits: ClassVar[bool] = False
 
     def __init__(self, config: LagwiseConfig):

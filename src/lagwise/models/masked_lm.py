@@ -23,7 +23,7 @@ class LagwiseForMaskedLM(VocabularyHead):
     only at labels, ``(labels, vocab_size)`` in reading order, at 15 % of the decoder's cost. With skip_logits and
     labels the logits are None where the loss can be computed without them.
 
-    It takes pieces of sequences (`split_sequences`).
+    It takes shards of sequences (`split_sequences`).
 
     ValueError for a causal configuration, and for inputs other than tokens.
 
@@ -58,8 +58,8 @@ class LagwiseForMaskedLM(VocabularyHead):
         inputs = input_ids, attention_mask, token_type_ids, inputs_embeds
         out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
         hidden = out.last_hidden_state
-        if labels is not None and num_items_in_batch is None and out.pieces is not None:
-            num_items_in_batch = out.pieces.sum((labels != -100).sum())
+        if labels is not None and num_items_in_batch is None and out.shard is not None:
+            num_items_in_batch = out.shard.sum((labels != -100).sum())
         if labels is not None and self.config.sparse_prediction:
             hidden, labels = hidden[labels != -100], labels[labels != -100]
         loss, logits = self.loss_and_logits(hidden, labels, num_items_in_batch, skip_logits=skip_logits)

@@ -33,13 +33,13 @@ from lagwise.models.inputs import (
 from lagwise.models.layer import LagwiseLayer, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.models.offload import OffloadProbe
-from lagwise.models.pieces import require_pieces
+from lagwise.models.pieces import require_shards
 from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.operators import in_graph
-from lagwise.ops.pieces import Pieces
+from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
 
@@ -71,21 +71,21 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
     _skip_keys_device_placement = list(NAMES)
 
     def split_sequences(self, group: Any) -> None:
-        """From now on, every process of a group gives its contiguous piece of the same rows, in the order of the ranks,
+        """From now on, every process of a group gives its contiguous shard of the same rows, in the order of the ranks,
         and gets the outputs of its tokens: exactly those of whole rows.
 
-        Pieces may have different lengths. Packed rows are given by seq_idx. Every process must call the model as often
+        Shards may have different lengths. Packed rows are given by seq_idx. Every process must call the model as often
         as the others, with gradients or without. A loss is this process's share: the losses of all, added, are that of
         the whole rows; so are the gradients of parameters, which the caller adds over the processes.
 
         Args:
-            group: A process group of `torch.distributed`, with as many processes as pieces; None for whole rows again.
+            group: A process group of `torch.distributed`, with as many processes as shards; None for whole rows again.
 
         Raises:
-            ValueError: If a part of the model has no exact form for pieces; the message names it.
+            ValueError: If a part of the model has no exact form for shards; the message names it.
         """
         if group is not None:
-            require_pieces(self)
+            require_shards(self)
         for part in self.modules():
             if isinstance(part, LagwiseModel):
                 part._sequence_group = group
@@ -141,11 +141,11 @@ def is_loaded(module: nn.Module) -> bool:
 @dataclass
 class LagwiseModelOutput(EitherName, BaseModelOutputWithPast):
     """Output of `LagwiseModel`, with seq_idx ``(batch, length)``: the documents of packed rows, however they were
-    given; and pieces, where rows are split between processes."""
+    given; and shards, where rows are split between processes."""
 
     last_hidden_state: Tensor = None  # type: ignore[assignment]
     seq_idx: Tensor | None = None
-    pieces: Pieces | None = None
+    shard: Shard | None = None
 
 
 class LagwiseModel(LagwisePreTrainedModel):
@@ -163,7 +163,7 @@ class LagwiseModel(LagwisePreTrainedModel):
     continuous time; input_values may have it (`ValueInput`); or ``(batch, 1)`` is that of all tokens of a row, for
     samples of another rate in each.
     Otherwise position_ids are ignored, but they may leave no token out. A ValueError names what is wrong with an input,
-    and refuses pieces of sequences that are split between processes.
+    and refuses shards of sequences that are split between processes.
 
     Layers process only real tokens where a batch has much padding: hidden states at padding are then zero.
 
@@ -303,15 +303,15 @@ class LagwiseModel(LagwisePreTrainedModel):
         if token_type_ids is not None and self.embed_types is not None:
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
-        pieces = None if group is None else Pieces(group, batch, length, mask, seq_idx, h.device)
-        if pieces is None:
+        shard = None if group is None else Shard(group, batch, length, mask, seq_idx, h.device)
+        if shard is None:
             self._check_length(batch, length, mask, cache, seq_idx)
         else:
-            mask, seq_idx = (None if t is None else pieces.own(t) for t in (pieces.whole.mask, pieces.whole.seq_idx))
-            self._check_length(batch, pieces.length, pieces.whole.mask, None, pieces.whole.seq_idx)
+            mask, seq_idx = (None if t is None else shard.own(t) for t in (shard.whole.mask, shard.whole.seq_idx))
+            self._check_length(batch, shard.length, shard.whole.mask, None, shard.whole.seq_idx)
         if cache is not None:
             mask = self._begin(cache, batch, mask, seq_idx)
-        layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, pieces=pieces)
+        layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
         h = self._with_positions(h, layout, cache)
         h = self._with_context(h, input_ids, layout, cache)
         h = self.dropout(self._with_types(h, token_type_ids))
@@ -320,7 +320,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if output_hidden_states else None,
             seq_idx=seq_idx,
-            pieces=pieces,
+            shard=shard,
             **{CACHE: cache},
         )
 
@@ -358,7 +358,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if merges and not self._layers_are_compiled() and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
-        if layout.seq_idx is not None and layout.pieces is None and (in_graph() or self._layers_are_compiled()):
+        if layout.seq_idx is not None and layout.shard is None and (in_graph() or self._layers_are_compiled()):
             layout.group_for_graphs()
         states = []
         for i, layer in enumerate(self.layers):
@@ -411,12 +411,12 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.config.position_embedding == "sinusoidal_2d":
             inputs = self.embed_tokens.weight[0].numel()
             return h + grid_sinusoids(layout, h, rms=self.config.initializer_range * inputs**0.5)
-        if (pieces := layout.pieces) is None:
+        if (shard := layout.shard) is None:
             positions = token_positions(h.shape[0], h.shape[1], layout.mask, cache, layout.seq_idx, h.device)
         else:
-            whole = pieces.whole
-            positions = token_positions(h.shape[0], pieces.length, whole.mask, None, whole.seq_idx, h.device)
-            positions = pieces.own(positions)
+            whole = shard.whole
+            positions = token_positions(h.shape[0], shard.length, whole.mask, None, whole.seq_idx, h.device)
+            positions = shard.own(positions)
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)

@@ -188,10 +188,10 @@ def _rows(
     embedding: ContextEmbedding, ids: Tensor, layout: Layout, earlier: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """`rows` of an embedding. Where rows are split between processes, each looks through the ids of all tokens."""
-    pieces = layout.pieces
-    if pieces is None:
+    shard = layout.shard
+    if shard is None:
         return embedding.rows(ids, layout, earlier)
-    return pieces.own(embedding.rows(pieces.gathered(ids), pieces.whole, None)[0]), None
+    return shard.own(embedding.rows(shard.gathered(ids), shard.whole, None)[0]), None
 
 
 def no_context(embeddings: Sequence[ContextEmbedding], batch: int, device: torch.device) -> Tensor:

@@ -116,12 +116,12 @@ class _Contraction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         saved = ctx.saved_tensors
-        places = [place for place in range(3) if place != ctx.wanted]
-        given = dict(zip(places, saved, strict=True)) | {ctx.wanted: grad}
+        positions = [position for position in range(3) if position != ctx.wanted]
+        given = dict(zip(positions, saved, strict=True)) | {ctx.wanted: grad}
         found = []
-        for place, old, needed in zip(places, saved, ctx.needs_input_grad[:2], strict=True):
-            others = (given[other] for other in range(3) if other != place)
-            found.append(_Contraction.apply(*others, place, ctx.form).to(old.dtype) if needed else None)
+        for position, old, needed in zip(positions, saved, ctx.needs_input_grad[:2], strict=True):
+            others = (given[other] for other in range(3) if other != position)
+            found.append(_Contraction.apply(*others, position, ctx.form).to(old.dtype) if needed else None)
         return *found, None, None
 
     @staticmethod

@@ -16,7 +16,7 @@ from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre
 from lagwise.ops.tokens import check_biases, silu_product, with_biases
 
-_MOST_LAGS = 128  # lags along an axis; beyond, FFTs are faster, and a tile exceeds the second cache
+_MAX_LAGS = 128  # lags along an axis; beyond, FFTs are faster, and a tile exceeds the second cache
 
 
 def gated_grid_product(
@@ -78,7 +78,7 @@ def _fast(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int
     tensors = (gate, value, rows, columns)
     dtypes = [t.dtype for t in tensors]
     single = dtypes in ([torch.float32] * 4, [torch.bfloat16] * 2 + [torch.float32] * 2)
-    few = 2 * max(width, gate.shape[1] // width) - 1 <= _MOST_LAGS
+    few = 2 * max(width, gate.shape[1] // width) - 1 <= _MAX_LAGS
     return single and few and all(t.device.type == "cpu" for t in tensors) and native.available()
 
 

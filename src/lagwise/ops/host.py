@@ -1,4 +1,4 @@
-"""What the host knows of booleans and integers on a device: copies that nothing changes, made once."""
+"""Cached copies on the host of booleans and integers on a device, which nothing changes."""
 
 from __future__ import annotations
 

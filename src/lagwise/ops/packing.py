@@ -1,4 +1,4 @@
-"""Where the tokens of a batch are: padding, packed rows and grids, computed once and used by every layer."""
+"""Layout of a batch's tokens: padding, packed rows and grids, computed once and used by every layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _once(compute: Callable[[Any], Any]) -> Any:
 
 
 class Layout:
-    """Which positions of a batch are real tokens, and which document each belongs to.
+    """Real tokens of a batch, and the document that each belongs to.
 
     Models create one at the start of a forward pass and pass it to every layer. Each layer asks for what it needs;
     costly results are computed once.
@@ -49,7 +49,7 @@ class Layout:
             model's parameters are; None if it is 1 everywhere. 0 at padding, whatever is given there. Or ``(batch,
             1)``, that of all tokens of a row: kernels then have a step for each row, and none for each token.
         grid: The (height, width) of rows that are images, stored row by row.
-        pieces: A `lagwise.ops.pieces.Pieces`, where these positions are in rows that are split between processes; None
+        shard: A `lagwise.ops.shards.Shard`, where these positions are in rows that are split between processes; None
             if rows are whole.
 
     Raises:
@@ -67,7 +67,7 @@ class Layout:
         *,
         token_time: Tensor | None = None,
         grid: tuple[int, int] | None = None,
-        pieces: Any = None,
+        shard: Any = None,
     ):
         if mask is not None and seq_idx is not None and mask.shape != seq_idx.shape:
             raise ValueError(f"mask must be like seq_idx {tuple(seq_idx.shape)}, got {tuple(mask.shape)}")
@@ -84,7 +84,7 @@ class Layout:
         if token_time is not None and self.mask is not None and not self.by_row:
             self.token_time = token_time.masked_fill(~self.mask, 0)
         self.grid = grid
-        self.pieces = pieces
+        self.shard = shard
         self._found: dict[str, Any] = {}  # not `cached_property`, whose lock (Python 3.11) cannot be compiled
 
     def check(self, batch: int, length: int) -> None:
@@ -99,8 +99,8 @@ class Layout:
 
     def near(self, mix: Callable[[Tensor, Layout], Tensor], x: Tensor, before: int, after: int) -> Tensor:
         """``mix(x, layout)``, whose outputs depend on so many tokens before and after their own: where rows are split
-        between processes, with those of other pieces."""
-        return mix(x, self) if self.pieces is None else self.pieces.near(mix, x, before, after)
+        between processes, with those of other shards."""
+        return mix(x, self) if self.shard is None else self.shard.near(mix, x, before, after)
 
     def require_grid(self, who: str) -> tuple[int, int]:
         """The grid. If there is none, a ValueError names ``who`` needs it."""
@@ -113,15 +113,15 @@ class Layout:
 
     @_once
     def host(self) -> Layout:
-        """This layout on the CPU, where shapes that depend on values are worked out: by one copy, for which the host
-        waits once. Itself on the CPU, and in a graph."""
+        """Copy the layout to the CPU, where shapes that depend on values are computed; the host waits once. Returns the
+        layout itself on the CPU, and in a graph."""
         parts = [t for t in (self.mask, self.seq_idx) if t is not None]
         if torch.compiler.is_compiling() or all(t.device.type == "cpu" for t in parts):
             return self
         mask, seq_idx = on_host(self.mask, self.seq_idx)
         if self.mask is not None and mask is not None:
             known_on_host(self.mask, mask)
-        return Layout(mask, seq_idx, grid=self.grid, pieces=self.pieces)
+        return Layout(mask, seq_idx, grid=self.grid, shard=self.shard)
 
     def _moved(self, *tensors: Tensor | None) -> list[Tensor | None]:
         """Tensors of the host's layout on this one's device, by one copy."""
@@ -201,14 +201,14 @@ class Layout:
             inside = offset < count[:, None]
             source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
             source = source.clamp(max=starts.numel() - 1)  # a row may be shorter than what fills a group
-            mask, place = inside if real is None else inside & real[source], source
+            mask, position = inside if real is None else inside & real[source], source
             if graph:
                 fills = torch.arange(len(begin), device=first.device)[:, None] >= len(each)
                 token = 0 if real is None else int(real.int().argmax())  # of finite values, if there is any
-                mask, place = mask | (inside & fills), source.masked_fill(fills, starts.numel())
+                mask, position = mask | (inside & fills), source.masked_fill(fills, starts.numel())
                 source = source.masked_fill(fills, token)
             where = inside.flatten().nonzero()[:, 0]
-            found.append(self._bucket(source, place[inside], where, mask if graph else _unless_full(mask)))
+            found.append(self._bucket(source, position[inside], where, mask if graph else _unless_full(mask)))
         return tuple(found)
 
     def _bucket(
@@ -219,7 +219,7 @@ class Layout:
         return Bucket(source, tokens, where, layout if host is None else layout.known(host))
 
     def known(self, host: Layout) -> Layout:
-        """This layout, whose values the host knows."""
+        """Return the layout, with values that the host knows."""
         self._found["host"] = host
         if self.mask is not None and host.mask is not None:
             known_on_host(self.mask, host.mask)
@@ -241,7 +241,7 @@ class Layout:
     def compact(self) -> tuple[Tensor, Layout] | None:
         """The positions ``(n,)``, in the flattened batch, from each row's first real token to its last, and the layout
         of these n tokens as one packed row. None if this is hardly shorter than the batch, or if there is a grid."""
-        if self.mask is None or self.grid is not None or self.pieces is not None or self.by_row:
+        if self.mask is None or self.grid is not None or self.shard is not None or self.by_row:
             return None
         if self.host is not self:
             found = self.host.compact
@@ -270,7 +270,7 @@ class Layout:
 
     @_once
     def rows_by_time(self) -> list[tuple[float, Tensor, Layout]]:
-        """Of rows with one time each: every time, the numbers of its rows, and their layout without times."""
+        """Group rows with one time each: yield every time, the indices of its rows, and their layout without times."""
         assert self.token_time is not None
         times, found = self.token_time[:, 0], []
         for time in times.unique().tolist():
@@ -279,10 +279,10 @@ class Layout:
         return found
 
     def by_token(self, length: int) -> Layout:
-        """This layout, with the time of a row for each of its ``length`` tokens."""
+        """Return the layout with the time of a row for each of its ``length`` tokens."""
         assert self.token_time is not None
         times = self.token_time.expand(-1, length)
-        return Layout(self.mask, self.seq_idx, token_time=times, grid=self.grid, pieces=self.pieces)
+        return Layout(self.mask, self.seq_idx, token_time=times, grid=self.grid, shard=self.shard)
 
     @property
     def time_after(self) -> Tensor:
@@ -379,7 +379,7 @@ def similar_lengths(lengths: Tensor, most: int, *, least: int = 1) -> list[Tenso
 
 
 def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the tokens of padded rows lie, including holes between them.
+    """First tokens and lengths of padded rows, including holes between tokens.
 
     Shapes: mask ``(batch, length)``, boolean. Returns the position of each row's first token and the number of tokens
     from it to the last, both ``(batch,)``: 0 and 1 for a row of only padding.
@@ -439,12 +439,12 @@ def _shift_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
     source = torch.arange(length, device=x.device) - shift[:, None]
     outside = (source < 0) | (source >= x.shape[1])
     row = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
-    place = row + source.clamp(0, x.shape[1] - 1)
-    return x.flatten(0, 1)[place].masked_fill_(outside[..., None], 0)
+    position = row + source.clamp(0, x.shape[1] - 1)
+    return x.flatten(0, 1)[position].masked_fill_(outside[..., None], 0)
 
 
 def document_starts(seq_idx: Tensor) -> Tensor:
-    """Where a packed row starts a document: true at its first token and wherever seq_idx changes.
+    """Starts of documents in packed rows: true at its first token and wherever seq_idx changes.
 
     Shapes: seq_idx ``(batch, length)`` of integers; result like it, boolean.
     """

@@ -27,8 +27,8 @@ def ring_read(ring: Tensor, number: Tensor, lags: Tensor) -> Tensor:
 
 def ring_lags(ring: Tensor, number: Tensor) -> Tensor:
     """The lag of each position of the ring behind the last token written, ``(batch, reach)``."""
-    places = torch.arange(ring.shape[1], device=ring.device)
-    return (number[:, None] - places) % ring.shape[1]
+    positions = torch.arange(ring.shape[1], device=ring.device)
+    return (number[:, None] - positions) % ring.shape[1]
 
 
 def ring_product(ring: Tensor, taps: Tensor, number: Tensor) -> Tensor:
@@ -46,14 +46,14 @@ def ring_of(tokens: Tensor, reach: int, seen: Tensor) -> Tensor:
     channels)``. Missing tokens are zero.
     """
     tokens = F.pad(tokens, (0, 0, reach - tokens.shape[1], 0))
-    places = torch.arange(reach, device=tokens.device)
-    return _gather(tokens, (places - seen[:, None]) % reach)
+    positions = torch.arange(reach, device=tokens.device)
+    return _gather(tokens, (positions - seen[:, None]) % reach)
 
 
 def ring_tokens(ring: Tensor, seen: Tensor) -> Tensor:
     """The inverse of `ring_of`: the last ``reach`` tokens of every row, oldest first, ``(batch, reach, channels)``."""
-    places = torch.arange(ring.shape[1], device=ring.device)
-    return _gather(ring, (places + seen[:, None]) % ring.shape[1])
+    positions = torch.arange(ring.shape[1], device=ring.device)
+    return _gather(ring, (positions + seen[:, None]) % ring.shape[1])
 
 
 def ring_extend(ring: Tensor, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ def symbolic(length: int) -> bool:
     return not isinstance(length, int)
 
 
-def pieces(length: int, size: int) -> int:
+def chunk_count(length: int, size: int) -> int:
     """Number of pieces of a size that hold a symbolic length: at least two, because a graph exported with a single
     piece works for no other number."""
     return length // size + 2

@@ -20,7 +20,7 @@ from lagwise.ops.operators import exporting, in_graph, loop_operator
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FORWARD = nn.Linear.forward
-_FEWEST = 1 << 16  # numbers for which a call into C is worthwhile
+_MIN_ELEMENTS = 1 << 16  # numbers for which a call into C is worthwhile
 
 
 def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
@@ -132,7 +132,7 @@ def _fast(x: Tensor) -> bool:
     """Whether loops in C serve x. In a graph they are operators, of which a compiler has less to compile."""
     if x.device.type != "cpu" or exporting() or torch.jit.is_tracing():
         return False
-    return (in_graph() or (x.numel() >= _FEWEST and not transformed())) and native.available()
+    return (in_graph() or (x.numel() >= _MIN_ELEMENTS and not transformed())) and native.available()
 
 
 class _SiluProduct(torch.autograd.Function):

@@ -126,7 +126,7 @@ class Window:
 
     @staticmethod
     def join(windows: Sequence[Window]) -> Window:
-        """One window of the rows of several, in order, with dtype and device of the fullest. A row with fewer tokens
+        """Join the rows of several windows, in order, with dtype and device of the fullest. A row with fewer tokens
         gets zeros before them. ValueError unless all have the same reach."""
         reaches = {window.reach for window in windows}
         if len(reaches) != 1:
@@ -164,7 +164,7 @@ pytree.register_pytree_node(
 
 
 class Recent(NamedTuple):
-    """Which of a window's tokens are among the last few of their row.
+    """Mask of a window's tokens that are among the last few of their row.
 
     Attributes:
         size: how many of the latest tokens to read (`latest`).
@@ -217,7 +217,8 @@ def displaced(past: Window | Tensor, n: int, x: Tensor, seen: Tensor) -> Tensor:
 
 
 def recent(past: Window | Tensor, count: Tensor, seen: Tensor) -> Recent:
-    """Which tokens are among the last ``count`` ``(batch,)`` of their row, of which the last has index ``seen``."""
+    """Mask of the tokens that are among the last ``count`` ``(batch,)`` of their row, of which the last has index
+    ``seen``."""
     if not isinstance(past, Window):
         lags = ring_lags(past, seen)
         return Recent(past.shape[1], lags, lags < count[:, None])

@@ -17,7 +17,7 @@ from lagwise.models import LagwiseConfig
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import check_weights, read_config
 from lagwise.models.memory import check_memory
-from lagwise.models.pieces import require_pieces
+from lagwise.models.pieces import require_shards
 from lagwise.process import group_size
 from lagwise.tables import known
 from lagwise.tasks import Task, TaskData
@@ -41,7 +41,7 @@ def check_model(recipe: Recipe, task: Task) -> None:
     with torch.device("meta"):
         model = task.model_class(config)
     if recipe.training.sequence_parallel > 1:
-        require_pieces(model)
+        require_shards(model)
     for option, length in task.lengths().items():
         if limit is not None and length > limit:
             raise ValueError(f"{option} {length} is over the model's max_position_embeddings {limit}")

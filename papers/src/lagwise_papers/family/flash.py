@@ -14,7 +14,7 @@ from lagwise.mixers.gtu import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.attention import rotary_factors, rotate
 from lagwise.ops.packing import move_rows, row_extents
-from lagwise.ops.symbolic import pieces, symbolic
+from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import check_integer
 
@@ -165,7 +165,7 @@ class FlashMixer(Derived, Mixer):
         """
         batch, length, _ = inner.shape
         size = self.chunk
-        chunks = pieces(length, size) if symbolic(length) else -(-length // size)
+        chunks = chunk_count(length, size) if symbolic(length) else -(-length // size)
         place = torch.arange(chunks * size, device=inner.device)
         real = (place < (end - start)[:, None]).unflatten(1, (chunks, size))
         moved = move_rows(inner, -start, chunks * size).unflatten(1, (chunks, size)) * real[..., None]

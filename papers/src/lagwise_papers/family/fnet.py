@@ -26,10 +26,10 @@ class FNetMixer(Mixer):
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         z = torch.fft.fft(x.to(torch.promote_types(x.dtype, torch.float32)), dim=2)
-        y = _over_tokens(z, layout) if layout.pieces is None else layout.pieces.by_channels(_over_tokens, z)
+        y = _over_tokens(z, layout) if layout.shard is None else layout.shard.by_channels(_over_tokens, z)
         return y.to(x.dtype)
 
-    mix_pieces = mix
+    mix_shard = mix
 
 
 def _over_tokens(z: Tensor, layout: Layout) -> Tensor:

@@ -63,13 +63,13 @@ class GMLPMixer(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         first, second = F.gelu(self.input(x)).chunk(2, 2)
         second = masked(self.norm(second), layout.mask)
-        if layout.pieces is None:
+        if layout.shard is None:
             spread = self._spread_rows(second, layout)
         else:
-            spread = layout.pieces.by_channels(self._spread_rows, second)
+            spread = layout.shard.by_channels(self._spread_rows, second)
         return self.out((first * spread).to(first.dtype))
 
-    mix_pieces = mix
+    mix_shard = mix
 
     def _spread_rows(self, z: Tensor, layout: Layout) -> Tensor:
         return from_first_token(self._spread, z, layout.mask)

@@ -55,7 +55,7 @@ class GSSMixer(Mixer):
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         return self._gated(x, self.toeplitz(F.gelu(self.value(x)), layout=layout))
 
-    mix_pieces = mix  # everything but its Toeplitz mixer is per token
+    mix_shard = mix  # everything but its Toeplitz mixer is per token
 
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)

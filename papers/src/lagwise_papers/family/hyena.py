@@ -94,7 +94,7 @@ class HyenaMixer(Derived, Mixer):
             value = gate * long(value, layout=layout)
         return self.out(value)
 
-    mix_pieces = mix  # its convolutions see to the pieces
+    mix_shard = mix  # its convolutions see to the shards
 
     def _parts(self, short: Tensor) -> list[Tensor]:
         """What the first long convolution reads, and the gates after the long convolutions."""

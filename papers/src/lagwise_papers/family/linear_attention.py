@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout, linear_attention
-from lagwise.ops.pieces import documents
+from lagwise.ops.shards import documents
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import check_integer, known
 
@@ -101,16 +101,16 @@ class LinearAttentionMixer(Mixer):
     def mix_next(self, x: Tensor, state: SumsState, mask: Tensor | None) -> tuple[Tensor, SumsState]:
         return self._attend(x, state, mask)
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
-        pieces = layout.pieces
-        whole = pieces.whole
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+        shard = layout.shard
+        whole = shard.whole
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
-        counted = real.new_ones(len(x), pieces.length).long() if whole.mask is None else whole.mask.long()
+        counted = real.new_ones(len(x), shard.length).long() if whole.mask is None else whole.mask.long()
         place = counted.cumsum(1)
-        if (number := pieces.documents) is not None:  # less the tokens of earlier documents
+        if (number := shard.documents) is not None:  # less the tokens of earlier documents
             before = torch.zeros_like(place).scatter_reduce(1, number - 1, place - counted, "amin", include_self=False)
             place = place - before.gather(1, number - 1)
-        query, key, value = self._project(x, pieces.own(place), real)
+        query, key, value = self._project(x, shard.own(place), real)
         sizes, heads = [t.shape[3] for t in (query, key, value)], self.heads
 
         def alone(joined: Tensor, _: Layout) -> Tensor:
@@ -120,10 +120,10 @@ class LinearAttentionMixer(Mixer):
         joined = torch.cat([query, key, value], 3).transpose(1, 2).flatten(2)
         y = documents(alone, joined, Layout(layout.mask, layout.seq_idx)).unflatten(2, (heads, -1)).transpose(1, 2)
         for backward in (False,) if self.causal else (False, True):
-            last, first = pieces.open_end(backward=backward), pieces.open_end(backward=not backward)
+            last, first = shard.open_end(backward=backward), shard.open_end(backward=not backward)
             ending = key if last is None else key * last[:, None, :, None]
             with torch.autocast(x.device.type, enabled=False):
-                more = query @ pieces.state_before(ending.mT @ value, backward=backward)
+                more = query @ shard.state_before(ending.mT @ value, backward=backward)
             y = y + (more if first is None else more * first[:, None, :, None])
         return self._normalised(y, x.dtype)
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout, diagonal_scan
-from lagwise.ops.pieces import documents
 from lagwise.ops.precision import KeepsFloat32
 from lagwise.ops.recurrence import diagonal_graph_scan, varying_scan, zoh_tokens
+from lagwise.ops.shards import documents
 from lagwise.ops.symbolic import symbolic
 
 
@@ -91,8 +91,8 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
             return self.mix_next(x, self.init_state(x.shape[0]), layout.mask)[0]
         return self._run(x, None)[0]
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
-        pieces = layout.pieces
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+        shard = layout.shard
         y = documents(lambda x, _: self._run(x, None)[0], x, Layout(layout.mask, layout.seq_idx))
         log_decay, angle, into, outputs, _ = self.recurrence()
         lags = torch.arange(x.shape[1] + 1, dtype=torch.float64, device=x.device)[:, None]
@@ -100,11 +100,11 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         with torch.autocast(x.device.type, enabled=False):
             powers = (log_pole * lags).exp().to(into.dtype)  # (length + 1, states)
             for output, backward in zip(outputs, (False, True), strict=False):
-                last, first = pieces.open_end(backward=backward), pieces.open_end(backward=not backward)
+                last, first = shard.open_end(backward=backward), shard.open_end(backward=not backward)
                 ending = F.linear(masked(x, last).to(log_decay.dtype), _stacked(into)).unflatten(2, (2, -1))
                 added = torch.complex(*ending.unbind(2))
                 state = torch.einsum("bts,ts->bs", added, powers[:-1] if backward else powers[:-1].flip(0))
-                before = pieces.state_before(state, log_pole, backward=backward)
+                before = shard.state_before(state, log_pole, backward=backward)
                 more = _real_product(before[:, None] * (powers[1:].flip(0) if backward else powers[1:]), output)
                 y = y + masked(more, first).to(x.dtype)
         return y

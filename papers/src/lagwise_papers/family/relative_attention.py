@@ -13,7 +13,7 @@ from lagwise.mixers.base import Mixer, check_heads
 from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout
 from lagwise.ops.streaming import WindowState
-from lagwise.ops.symbolic import pieces, symbolic
+from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.ops.window import Window, extended, latest, ordered, recent
 from lagwise.tables import check_integer
 
@@ -67,7 +67,7 @@ class RelativeAttentionMixer(Derived, Mixer):
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if layout.mask is None else layout.mask
         return self._attend(query, pairs, real)
 
-    def mix_pieces(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         return layout.near(self.mix, x, self.memory, 0)
 
     def derive(self, form: str = "eager") -> Any:
@@ -116,7 +116,7 @@ class RelativeAttentionMixer(Derived, Mixer):
         n, memory = query.shape[1], self.memory
         # Queries are processed in blocks, which see a window of memory + size keys.
         size = memory if symbolic(n) else min(n, memory)
-        rest = pieces(n, size) * size - n if symbolic(n) else -n % size
+        rest = chunk_count(n, size) * size - n if symbolic(n) else -n % size
         front = memory - (pairs.shape[1] - n)
         query = F.pad(query, (0, 0, 0, rest)).unflatten(1, (-1, size)).unflatten(3, (self.heads, -1)).transpose(2, 3)
         pairs = F.pad(pairs, (0, 0, front, rest)).unfold(1, memory + size, size)  # (batch, blocks, 2 channels, keys)

@@ -11,7 +11,7 @@ from lagwise.models.linear.scaling import DenseFeatures
 from lagwise.tables import check_integer
 
 _LEVELS = 15  # thresholds of each column, where they help
-_MOST = 2000  # thresholds of all columns
+_MAX_LEVELS = 2000  # thresholds of all columns
 
 
 class ColumnsState(NamedTuple):
@@ -52,7 +52,7 @@ class Columns(DenseFeatures):
     @staticmethod
     def plan(channels: int) -> dict[str, Any]:
         """Thresholds of a table with so many columns, fewer of each where there are many."""
-        return {"levels": min(_LEVELS, _MOST // channels)}
+        return {"levels": min(_LEVELS, _MAX_LEVELS // channels)}
 
     @torch.no_grad()
     def prepare(self, x: Tensor) -> None:

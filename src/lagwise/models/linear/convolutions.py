@@ -18,9 +18,9 @@ from lagwise.tables import check_integer
 _TAPS = 9
 _TRIPLES = tuple(itertools.combinations(range(_TAPS), 3))
 KERNELS = len(_TRIPLES)  # 84
-_MOST_CHANNELS = 9  # that a kernel sums
+_MAX_CHANNELS = 9  # that a kernel sums
 THRESHOLDS = 119  # per kernel, over all dilations: 9,996 features
-_MOST_DILATIONS = 32
+_MAX_DILATIONS = 32
 LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
 _SAMPLED = 4096  # samples whose quantiles are thresholds of levels
 _FEW = 1 << 10  # samples of which all kernels' values are small
@@ -83,7 +83,7 @@ class Convolutions(DenseFeatures):
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
         self.reach = (_TAPS - 1) * max(dilations)
         self.size = KERNELS * (sum(thresholds) + levels)
-        summed = min(channels, _MOST_CHANNELS)
+        summed = min(channels, _MAX_CHANNELS)
         # Numbers of the channels that a kernel sums; the number ``channels`` is a channel of zeros.
         self.register_buffer("chosen", torch.zeros(len(dilations), KERNELS, summed, dtype=torch.long))
         self.register_buffer("biases", torch.zeros(KERNELS, sum(thresholds)))
@@ -94,7 +94,7 @@ class Convolutions(DenseFeatures):
     def plan(lengths: Sequence[int], *, total: int = THRESHOLDS) -> dict[str, Any]:
         """Dilations up to an eighth of the median length, and how many thresholds each has, of so many per kernel."""
         largest = max(1, (int(np.median(lengths)) - 1) // (_TAPS - 1))
-        count = min(total, _MOST_DILATIONS)
+        count = min(total, _MAX_DILATIONS)
         dilations, times = np.unique(np.geomspace(1, largest, count).astype(int), return_counts=True)
         thresholds = times * total // count
         thresholds[: total - thresholds.sum()] += 1

@@ -16,7 +16,7 @@ _PLANE = 1 << 16  # characters of the basic plane have an entry in the tables
 _IDEOGRAPHS = 0x20000  # planes of letters; the one before has mostly symbols
 _WORD, _SPACE = 1, 2
 _MULTIPLIER, _POSITION = 6364136223846793005, 1442695040888963407  # products wrap around 64 bits
-_MOST_CHARACTERS = 3_000_000  # longer training texts use no n-grams of characters, which take ten times as long
+_MAX_CHARACTERS = 3_000_000  # longer training texts use no n-grams of characters, which take ten times as long
 _MANY_ROWS, _MANY_CHARACTERS = 1000, 100_000  # for which n-grams must occur twice
 _COSINE = 4.0  # weight of the cosine of a pair, a single feature that says more than others
 
@@ -106,7 +106,7 @@ class Ngrams(nn.Module):
             spellings,
             read,
             words=2,
-            characters=[2, 3, 4, 5] if characters <= _MOST_CHARACTERS else [],
+            characters=[2, 3, 4, 5] if characters <= _MAX_CHARACTERS else [],
             pairs=pairs,
             least=2 if rows > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
         )

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 from lagwise.ops.bilinear import transformed
 from lagwise.ops.host import on_host
 from lagwise.ops.operators import graph_operator, in_graph, kept_apart
-from lagwise.ops.symbolic import pieces, symbolic
+from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.tables import known
 
 ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")
@@ -331,9 +331,10 @@ def _in_chunks(
 
 
 def _number_of_chunks(length: int, chunk: int) -> int:
-    """Those that hold a length: at least two, where it is a symbol of a graph, which would be another for one."""
+    """Number of chunks that hold a length: at least two, where it is a symbol of a graph, which would be another for
+    one."""
     if symbolic(length):
-        return pieces(length, chunk)
+        return chunk_count(length, chunk)
     whole = -(-length // chunk)
     return whole if has_static_value(length) else cast("int", torch.sym_max(whole, 2))
 

@@ -113,8 +113,10 @@ def _attention_by_features(query: Tensor, key: Tensor, value: Tensor, slopes: Te
     batch, heads, length, size = query.shape
     scale = size**-0.5
     m = slopes.to(query.device, torch.float32)[:, None] / scale
-    place = torch.arange(length, device=query.device, dtype=torch.float32) - length + 1  # 0 for the last: small there
-    rest, parts = m * place, []
+    position = (
+        torch.arange(length, device=query.device, dtype=torch.float32) - length + 1
+    )  # 0 for the last: small there
+    rest, parts = m * position, []
     dropped = 16 if query.dtype == torch.bfloat16 else 13  # bits of float32 that half precision has not
     for _ in range(_FEATURES):
         # cut off, not rounded by a cast there and back, which compilers leave out
@@ -175,8 +177,8 @@ def attention_reference(
     Formula, shapes and source as in `attention`.
     """
     length, total = query.shape[2], key.shape[2]
-    place = torch.arange(total, device=query.device)
-    lag = place[total - length :, None] - place[None, :]
+    position = torch.arange(total, device=query.device)
+    lag = position[total - length :, None] - position[None, :]
     scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
     if slopes is not None:
         scores = scores - slopes.to(scores.dtype)[:, None, None] * lag.abs()

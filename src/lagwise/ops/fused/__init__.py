@@ -33,7 +33,7 @@ def available() -> bool:
 
 
 def fused(*tensors: Tensor) -> bool:
-    """Whether fused kernels serve these tensors, also when `torch.compile` calls them from its graph."""
+    """Whether a Triton kernel can run on these tensors, eagerly or under `torch.compile`."""
     if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors) or not available():
         return False
     if exporting() or torch.jit.is_tracing() or transformed():
@@ -71,10 +71,10 @@ def joined(parts: list[Tensor]) -> Tensor:
     if in_graph():
         return torch.cat(parts, dim=-1)
     first, channels = parts[0], sum(part.shape[-1] for part in parts)
-    place, lead = first.storage_offset(), first.stride()[:-1]
+    position, lead = first.storage_offset(), first.stride()[:-1]
     for part in parts:
         same = part.untyped_storage()._cdata == first.untyped_storage()._cdata and part.dtype == first.dtype
-        if not same or part.storage_offset() != place or part.stride() != (*lead, 1):
+        if not same or part.storage_offset() != position or part.stride() != (*lead, 1):
             return torch.cat(parts, dim=-1)
-        place += part.shape[-1]
+        position += part.shape[-1]
     return first.as_strided((*first.shape[:-1], channels), (*lead, 1))

@@ -88,7 +88,7 @@ def _starts_like(ends: Tensor, slopes: Tensor | None, log_decay: Tensor, chunk: 
 
 @kernel(_starts_like)
 def average_starts(ends: Tensor, slopes: Tensor | None, log_decay: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Averages before each chunk and their derivatives; without slopes, averages after each, which run backwards."""
+    """State at the start of each chunk and its derivative. Without `slopes`: the reverse scan."""
     from lagwise.ops.fused import average_kernels as kernels
 
     starts, start_slopes = _starts_like(ends, slopes, log_decay, chunk)

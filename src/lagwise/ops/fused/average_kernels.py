@@ -28,9 +28,9 @@ def average_ends(
         v = tl.load(x + b * x_row + j * x_token + c, own & (j < length), 0.0).to(tl.float32)
         t = s + q * t
         s = q * s + v[:, None]
-    place = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
-    tl.store(ends + place, s, both)
-    tl.store(slopes + place, t, both)
+    position = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
+    tl.store(ends + position, s, both)
+    tl.store(slopes + position, t, both)
 
 
 @launched
@@ -50,12 +50,12 @@ def average_starts(
     t = tl.zeros([CHANNELS, STATES], tl.float32)
     for m in range(chunks):
         k = chunks - 1 - m if REVERSE else m
-        place = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
-        tl.store(starts + place, s, both)
+        position = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
+        tl.store(starts + position, s, both)
         if SLOPES:
-            tl.store(start_slopes + place, t, both)
-            t = factor * t + slope * s + tl.load(slopes + place, both, 0.0)
-        s = factor * s + tl.load(ends + place, both, 0.0)
+            tl.store(start_slopes + position, t, both)
+            t = factor * t + slope * s + tl.load(slopes + position, both, 0.0)
+        s = factor * s + tl.load(ends + position, both, 0.0)
 
 
 @launched
@@ -88,8 +88,8 @@ def average_gradients(
     length, channels, chunks, dimension, grad_row, grad_token, x_row, x_token,
     CHUNK: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """In one chunk: the gradient before the activation, those of the parameters by these tokens, and what the tokens
-    before the chunk receive from it."""
+    """Gradients of one chunk: before the activation, of the parameters by these tokens, and of the tokens before the
+    chunk."""
     k, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     n = tl.arange(0, STATES)
@@ -98,8 +98,8 @@ def average_gradients(
     q = tl.exp(tl.load(log_decay + c[:, None] * dimension + n[None, :], both, 0.0))
     w = tl.load(weight + c[:, None] * dimension + n[None, :], both, 0.0)
     d = tl.load(direct + c, own, 0.0).to(tl.float32)
-    place = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
-    s, t = tl.load(starts + place, both, 0.0), tl.load(start_slopes + place, both, 0.0)
+    position = ((b * chunks + k) * dimension + n[None, :]) * channels + c[:, None]
+    s, t = tl.load(starts + position, both, 0.0), tl.load(start_slopes + position, both, 0.0)
     by_weight = tl.zeros([CHANNELS, STATES], tl.float32)
     by_decay = tl.zeros([CHANNELS, STATES], tl.float32)
     before = tl.zeros([CHANNELS, STATES], tl.float32)
@@ -122,7 +122,7 @@ def average_gradients(
     part = dparameters + ((b * chunks + k) * 2 * dimension + n[None, :]) * channels + c[:, None]
     tl.store(part, by_weight, both)
     tl.store(part + dimension * channels, by_decay * w * q, both)
-    tl.store(backward + place, before * w, both)
+    tl.store(backward + position, before * w, both)
     tl.store(ddirect + (b * chunks + k) * channels + c, by_direct, own)
 
 

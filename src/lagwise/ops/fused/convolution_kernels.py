@@ -75,14 +75,14 @@ def gated_convolution(
     for m in range(n_taps):
         j = i - (m - origin)
         met = ((j >= 0) & (j < length) & (i < length))[:, None] & own[None, :]
-        place = row + j[:, None] * x_token + c[None, :]
+        position = row + j[:, None] * x_token + c[None, :]
         w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)
-        before = tl.load(place, met, 0.0).to(tl.float32)
-        total += w[None, :] * before * tl.load(place + 2 * channels, met, 0.0).to(tl.float32)
+        before = tl.load(position, met, 0.0).to(tl.float32)
+        total += w[None, :] * before * tl.load(position + 2 * channels, met, 0.0).to(tl.float32)
     tile = (i < length)[:, None] & own[None, :]
     total *= tl.load(row + i[:, None] * x_token + channels + c[None, :], tile, 0.0).to(tl.float32)
-    place = (tl.program_id(2).to(tl.int64) * length + i[:, None]) * channels + c[None, :]
-    tl.store(y + place, total.to(y.dtype.element_ty), tile)
+    position = (tl.program_id(2).to(tl.int64) * length + i[:, None]) * channels + c[None, :]
+    tl.store(y + position, total.to(y.dtype.element_ty), tile)
 
 
 @launched
@@ -107,8 +107,8 @@ def gated_convolution_gradients(
         w = tl.load(taps + c * n_taps + m, own, 0.0).to(tl.float32)[None, :]
         j = i - (m - origin)
         met = ((j >= 0) & (j < length) & (i < length))[:, None] & own[None, :]
-        place = row + j[:, None] * x_token + c[None, :]
-        v = tl.load(place, met, 0.0).to(tl.float32) * tl.load(place + 2 * channels, met, 0.0).to(tl.float32)
+        position = row + j[:, None] * x_token + c[None, :]
+        v = tl.load(position, met, 0.0).to(tl.float32) * tl.load(position + 2 * channels, met, 0.0).to(tl.float32)
         total += w * v
         tl.store(dtaps + (part + m) * channels + c, tl.sum(inner * v, 0), own)
         j = i + (m - origin)

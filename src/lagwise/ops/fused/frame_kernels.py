@@ -34,8 +34,8 @@ def load_frames(
         slope = (v * before * silu_slope(g)).to(dgate.dtype.element_ty)
         tl.store(dgate + b * dgate_row + i[:, None] * dgate_token + c[None, :], slope, tile)
         v *= silu(g)
-    place = ((b * channels + c[:, None]) * count + f) * points + p[None, :]
-    tl.store(frames + place, tl.trans(v), (c < channels)[:, None] & (p < points)[None, :])
+    position = ((b * channels + c[:, None]) * count + f) * points + p[None, :]
+    tl.store(frames + position, tl.trans(v), (c < channels)[:, None] & (p < points)[None, :])
 
 
 @launched
@@ -54,8 +54,8 @@ def store_frames(
         f = (i + shift) // hop - n
         p = i + shift - f * hop
         real = (i < length) & (f >= 0) & (f < count) & (p < points)
-        place = b * frame_batch + c[:, None].to(tl.int64) * frame_channel + f[None, :] * frame_row + p[None, :]
-        total += tl.load(frames + place, (c < channels)[:, None] & real[None, :], 0.0)
+        position = b * frame_batch + c[:, None].to(tl.int64) * frame_channel + f[None, :] * frame_row + p[None, :]
+        total += tl.load(frames + position, (c < channels)[:, None] & real[None, :], 0.0)
     v = tl.trans(total)
     tile = (i < length)[:, None] & (c < channels)[None, :]
     if SLOPE or GATED:

@@ -13,8 +13,8 @@ _TOKENS, _CHANNELS, _PAIRS = 64, 32, 256
 
 
 class Frames(NamedTuple):
-    """Where the tokens of a signal are in ``count`` frames of ``points`` points: point p of frame f has token ``f * hop
-    + p - shift`` if ``low <= p < high``, and is zero elsewhere."""
+    """Positions of a signal's tokens in ``count`` frames of ``points`` points: point p of frame f has token ``f * hop +
+    p - shift`` if ``low <= p < high``, and is zero elsewhere."""
 
     count: int
     points: int
@@ -29,14 +29,14 @@ def load(x: Tensor, frames: Frames, *, activate: bool = False) -> Tensor:
     return load_frames(x, list(frames), activate)
 
 
-def store(frames: Tensor, places: Frames, length: int, dtype: torch.dtype) -> Tensor:
+def store(frames: Tensor, positions: Frames, length: int, dtype: torch.dtype) -> Tensor:
     """The adjoint of `load`: a signal ``(batch, length, channels)``, to which overlapping frames are added."""
-    return store_signal(*used(frames, places, length), length, dtype)
+    return store_signal(*used(frames, positions, length), length, dtype)
 
 
-def used(frames: Tensor, places: Frames, length: int) -> tuple[Tensor, list[int]]:
+def used(frames: Tensor, positions: Frames, length: int) -> tuple[Tensor, list[int]]:
     """The part of frames that has tokens, and where: count, points and hop of the part, and shift."""
-    count, _, hop, shift, low, high = places
+    count, _, hop, shift, low, high = positions
     if count == 1:
         low, high = max(low, shift), min(high, shift + length)
     return frames[..., low:high], [count, high - low, hop, shift - low]
@@ -61,13 +61,13 @@ def _load(x: Tensor, frames: list[int], silu: bool, gated: tuple[Tensor, Tensor,
     return result
 
 
-def _store(frames: Tensor, places: list[int], y: Tensor, gate: Tensor | None, out: Tensor | None) -> None:
+def _store(frames: Tensor, positions: list[int], y: Tensor, gate: Tensor | None, out: Tensor | None) -> None:
     from lagwise.ops.fused import frame_kernels as kernels
 
     batch, length, channels = y.shape
     gates = y if gate is None else gate
     grid = (-(-length // _TOKENS), -(-channels // _CHANNELS), batch)
-    count, points, hop, shift = places
+    count, points, hop, shift = positions
     kernels.store_frames[grid](
         frames, gates, y, y if out is None else out, length, channels, count, points, hop, shift,
         *frames.stride()[:3], *gates.stride()[:2], *y.stride()[:2],
@@ -87,25 +87,27 @@ def load_gated_gradient(grad: Tensor, y: Tensor, gate: Tensor, dgate: Tensor, fr
     return _load(grad, frames, False, (y, contiguous_rows(gate), dgate))
 
 
-@kernel(lambda frames, places, length, dtype: frames.new_empty((frames.shape[0], length, frames.shape[1]), dtype=dtype))
-def store_signal(frames: Tensor, places: list[int], length: int, dtype: torch.dtype) -> Tensor:
+@kernel(
+    lambda frames, positions, length, dtype: frames.new_empty((frames.shape[0], length, frames.shape[1]), dtype=dtype)
+)
+def store_signal(frames: Tensor, positions: list[int], length: int, dtype: torch.dtype) -> Tensor:
     y = frames.new_empty((frames.shape[0], length, frames.shape[1]), dtype=dtype)
-    _store(frames, places, y, None, None)
+    _store(frames, positions, y, None, None)
     return y
 
 
-@kernel(lambda frames, places, gate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)))
-def store_gated(frames: Tensor, places: list[int], gate: Tensor) -> tuple[Tensor, Tensor]:
+@kernel(lambda frames, positions, gate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)))
+def store_gated(frames: Tensor, positions: list[int], gate: Tensor) -> tuple[Tensor, Tensor]:
     """A signal y like the gate, and ``silu(gate) * y``."""
     y, out = gate.new_empty(gate.shape), gate.new_empty(gate.shape)
-    _store(frames, places, y, contiguous_rows(gate), out)
+    _store(frames, positions, y, contiguous_rows(gate), out)
     return y, out
 
 
-@kernel(lambda frames, places, value, into: None, writes=["into"])
-def store_activation_gradient(frames: Tensor, places: list[int], value: Tensor, into: Tensor) -> None:
+@kernel(lambda frames, positions, value, into: None, writes=["into"])
+def store_activation_gradient(frames: Tensor, positions: list[int], value: Tensor, into: Tensor) -> None:
     """Store a signal times the slope of silu at value."""
-    _store(frames, places, into, contiguous_rows(value), None)
+    _store(frames, positions, into, contiguous_rows(value), None)
 
 
 def transform(frames: Tensor) -> Tensor:

@@ -44,9 +44,9 @@ def silu_product_gradients(
         v += tl.load(biases + channels + c, own, 0.0).to(tl.float32)[None, :]
     dg = d * v * silu_slope(g)
     dv = d * silu(g)
-    place = n * 2 * channels + c[None, :]
-    tl.store(both + place, dg.to(both.dtype.element_ty), tile)
-    tl.store(both + place + channels, dv.to(both.dtype.element_ty), tile)
+    position = n * 2 * channels + c[None, :]
+    tl.store(both + position, dg.to(both.dtype.element_ty), tile)
+    tl.store(both + position + channels, dv.to(both.dtype.element_ty), tile)
     if BIASES:
         part = dbiases + tl.program_id(0).to(tl.int64) * 2 * channels + c
         tl.store(part, tl.sum(dg, 0), own)

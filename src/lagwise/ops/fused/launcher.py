@@ -10,7 +10,7 @@ import torch
 import triton  # pyrefly: ignore[missing-import]
 from torch import Tensor
 
-_MOST = 4096  # launches of a kernel that are known: lengths that vary would otherwise be kept without end
+_MAX_LAUNCHES = 4096  # launches of a kernel that are known: lengths that vary would otherwise be kept without end
 _ALIGNMENT = 15  # Triton compiles other code for addresses that are not multiples of 16
 
 
@@ -49,7 +49,7 @@ class launched:
                 return None
             compiled = self.kernel[grid](*arguments, **constants)
             if compiled is not None and torch.version.hip is None:  # on AMD's cards sizes of tensors count too
-                if len(self._compiled) >= _MOST:
+                if len(self._compiled) >= _MAX_LAUNCHES:
                     self._compiled.clear()
                 self._compiled[found] = compiled
             return None

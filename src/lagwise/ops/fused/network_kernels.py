@@ -21,7 +21,7 @@ def layers(
     x, parameters, sums, y, rows, inputs, hidden, epsilon,
     COUNT: tl.constexpr, INPUTS: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some rows through all layers. Stores each layer's output before its norm."""
+    """Compute all layers for some rows. Stores each layer's output before its norm."""
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     k, c = tl.arange(0, INPUTS), tl.arange(0, HIDDEN)
     given, made = (r < rows)[:, None] & (k < inputs)[None, :], (r < rows)[:, None] & (c < hidden)[None, :]
@@ -51,9 +51,9 @@ def before_norm(g, z, hidden, epsilon):
 
 
 @triton.jit
-def add(place, value, inside, more):
+def add(position, value, inside, more):
     """Store a value, added to the one that is there if there are more."""
-    tl.store(place, value + tl.load(place, inside & more, 0.0), inside)
+    tl.store(position, value + tl.load(position, inside & more, 0.0), inside)
 
 
 @launched
@@ -72,18 +72,18 @@ def layer_gradients(
         more = tile != tl.program_id(0)
         r = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         made = (r < rows)[:, None] & own[None, :]
-        place = r[:, None] * hidden + c[None, :]
-        g = tl.load(grad + place, made, 0.0)
+        position = r[:, None] * hidden + c[None, :]
+        g = tl.load(grad + position, made, 0.0)
         for j in range(1, COUNT):
             i = COUNT - j
-            d = before_norm(g, tl.load(sums + i * rows * hidden + place, made, 0.0), hidden, epsilon)
-            v, _ = normed(tl.load(sums + (i - 1) * rows * hidden + place, made, 0.0), hidden, epsilon)
+            d = before_norm(g, tl.load(sums + i * rows * hidden + position, made, 0.0), hidden, epsilon)
+            v, _ = normed(tl.load(sums + (i - 1) * rows * hidden + position, made, 0.0), hidden, epsilon)
             weight = hidden * (inputs + (i - 1) * hidden) + c[:, None] * hidden + c[None, :]
             outer = tl.dot(tl.trans(d), tl.maximum(v, 0.0), input_precision=PRECISION)
             add(part + weight, outer, square, more)
             add(part + bias + i * hidden + c, tl.sum(d, 0), own, more)
             g = tl.dot(d, tl.load(parameters + weight, square, 0.0), input_precision=PRECISION)
-        d = before_norm(g, tl.load(sums + place, made, 0.0), hidden, epsilon)
+        d = before_norm(g, tl.load(sums + position, made, 0.0), hidden, epsilon)
         given = (r < rows)[:, None] & (k < inputs)[None, :]
         v = tl.load(x + r[:, None] * inputs + k[None, :], given, 0.0)
         weight = c[:, None] * inputs + k[None, :]

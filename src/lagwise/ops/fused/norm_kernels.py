@@ -14,7 +14,7 @@ def norm(
     CENTRED: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: the sum of x and a branch, and its norm."""
+    """Compute one row of the sum of x and a branch, and its norm."""
     row = tl.program_id(0).to(tl.int64) * channels
     c = tl.arange(0, BLOCK)
     inside = c < channels
@@ -40,7 +40,8 @@ def norm_gradients(
     CENTRED: tl.constexpr, TOTAL: tl.constexpr, BRANCH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some rows: the gradients of x, of the branch in its own dtype, and of weight and bias summed over these rows."""
+    """Compute for some rows the gradients of x, of the branch in its own dtype, and of weight and bias summed over
+    these rows."""
     c = tl.arange(0, BLOCK)
     inside = c < channels
     sum_weight = tl.zeros([BLOCK], tl.float32)

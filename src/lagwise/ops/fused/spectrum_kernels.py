@@ -17,14 +17,14 @@ from lagwise.ops.fused.launcher import launched
 
 
 @triton.jit
-def load(spectrum, place, inside):
+def load(spectrum, position, inside):
     """The real and imaginary parts of complex numbers at these places."""
-    return tl.split(tl.load(spectrum + 2 * place[:, None] + tl.arange(0, 2)[None, :], inside[:, None], 0.0))
+    return tl.split(tl.load(spectrum + 2 * position[:, None] + tl.arange(0, 2)[None, :], inside[:, None], 0.0))
 
 
 @triton.jit
-def store(spectrum, place, real, imaginary, inside):
-    tl.store(spectrum + 2 * place[:, None] + tl.arange(0, 2)[None, :], tl.join(real, imaginary), inside[:, None])
+def store(spectrum, position, real, imaginary, inside):
+    tl.store(spectrum + 2 * position[:, None] + tl.arange(0, 2)[None, :], tl.join(real, imaginary), inside[:, None])
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def multiply(x, kernel, product, batch, channels, count, points, ADJOINT: tl.con
 
 @launched
 def gradients(x, grad, kernel, dkernel, dx, batch, channels, count, points, PACKED: tl.constexpr, BLOCK: tl.constexpr):
-    """Of one channel's packed spectra, sums ``conj(x) grad`` over batch and frames, and multiplies grad by
+    """Sum ``conj(x) grad`` of one channel's packed spectra over batch and frames, and multiply grad by
     ``conj(kernel)``. Packed results are divided by the number of points."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = k <= points // 2

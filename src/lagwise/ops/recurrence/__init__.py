@@ -11,7 +11,7 @@ from lagwise.ops.recurrence.ema import (
     ema_taps,
 )
 from lagwise.ops.recurrence.modal import (
-    LEAST_RADIUS,
+    MIN_RADIUS,
     ModalBlocks,
     Modes,
     SplitModes,

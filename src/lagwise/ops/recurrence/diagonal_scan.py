@@ -47,8 +47,8 @@ def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | N
 
 
 def _states(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor) -> Tensor:
-    place = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=torch.float64)
-    turn = (angle.double() * place[:, None]).remainder(2 * math.pi)
+    position = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=torch.float64)
+    turn = (angle.double() * position[:, None]).remainder(2 * math.pi)
     cos, sin = turn.cos().to(log_decay.dtype), turn.sin().to(log_decay.dtype)
     turned = torch.cat([x.real * cos + x.imag * sin, x.imag * cos - x.real * sin], 2)
     start = torch.cat([state.real, state.imag], 1)[:, :, None]
@@ -80,8 +80,9 @@ class _Scan(torch.autograd.Function):
 def diagonal_graph_scan(
     x: tuple[Tensor, Tensor], log_decay: Tensor, angle: Tensor, state: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """All states of `diagonal_scan` for a length that an exported graph leaves open: in real arithmetic, by powers of
-    the poles. Complex tensors are pairs of real and imaginary parts; shapes and units are as there. O(length**2)."""
+    """Compute all states of `diagonal_scan` for a length that an exported graph leaves open: in real arithmetic, by
+    powers of the poles. Complex tensors are pairs of real and imaginary parts; shapes and units are as there.
+    O(length**2)."""
     (u, v), (a, b) = x, (part[:, None] for part in state)
     n, dtype = u.shape[1], u.dtype
     lags = torch.arange(n + 1, dtype=torch.float64, device=u.device)[:, None]

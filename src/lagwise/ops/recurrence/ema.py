@@ -15,7 +15,7 @@ from torch import Tensor
 from lagwise.ops.operators import graph_operator, in_graph, kept_apart
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.recurrence.scan import block_scan
-from lagwise.ops.symbolic import FINE, pieces, symbolic, symbolic_product
+from lagwise.ops.symbolic import FINE, chunk_count, symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
@@ -48,7 +48,7 @@ def ema_taps(weight: Tensor, log_decay: Tensor, length: int, *, truncation: int 
     length = _cut(length, truncation)
     # A graph serves other lengths too, so that none of its sizes may follow from the digits of one.
     fine = FINE if symbolic(length) or in_graph() else 1 << ((length - 1).bit_length() + 1) // 2
-    coarse = pieces(length, fine) if symbolic(length) else -(-length // fine)
+    coarse = chunk_count(length, fine) if symbolic(length) else -(-length // fine)
     far, near = (torch.arange(n, device=weight.device, dtype=weight.dtype) for n in (coarse, fine))
     rows = weight[:, None] * (log_decay[:, None] * (far * fine)[:, None]).exp()
     columns = (log_decay[:, :, None] * near).exp()
@@ -154,16 +154,16 @@ def _averages(
 def _block_tables(
     weight: Tensor, log_decay: Tensor, weight_back: Tensor | None, log_decay_back: Tensor | None, size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `block_scan` takes for averages: near, inward, outward and log_carry."""
-    place = torch.arange(size, device=weight.device, dtype=weight.dtype)
+    """Tables of `block_scan` for averages: near, inward, outward and log_carry."""
+    position = torch.arange(size, device=weight.device, dtype=weight.dtype)
     near, origin = ema_taps(weight, log_decay, size), 0
-    inward = (log_decay[:, :, None] * place.flip(0)).exp()  # q**(size - 1 - j)
-    outward = weight[:, :, None] * (log_decay[:, :, None] * (place + 1)).exp()
+    inward = (log_decay[:, :, None] * position.flip(0)).exp()  # q**(size - 1 - j)
+    outward = weight[:, :, None] * (log_decay[:, :, None] * (position + 1)).exp()
     if weight_back is not None and log_decay_back is not None:
         mirrored = ema_taps(weight_back, log_decay_back, size).flip(1)
         near = torch.cat([mirrored[:, :-1], mirrored[:, -1:] + near[:, :1], near[:, 1:]], dim=1)
-        inward = torch.cat([inward, (log_decay_back[:, :, None] * place).exp()], dim=1)
-        powers = (log_decay_back[:, :, None] * (place.flip(0) + 1)).exp()
+        inward = torch.cat([inward, (log_decay_back[:, :, None] * position).exp()], dim=1)
+        powers = (log_decay_back[:, :, None] * (position.flip(0) + 1)).exp()
         outward = torch.cat([outward, weight_back[:, :, None] * powers], dim=1)
         log_decay, origin = torch.cat([log_decay, log_decay_back], dim=1), size - 1
     return toeplitz_blocks(near, origin, size, 0, 0)[0], inward, outward, log_decay * size

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import FINE, pieces, symbolic_product
+from lagwise.ops.symbolic import FINE, chunk_count, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 
 _BLOCK = 32
 _LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
 _LONG = 8192
 _NEAR, _TERMS = 0.5, 14  # the series is exact to float64's last digit up to this radius
-LEAST_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
+MIN_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
 _SIGNAL_ELEMENTS = 1 << 20  # elements of the tokens processed at a time
 
 
@@ -100,8 +100,8 @@ def mean_exponential(z: Tensor) -> Tensor:
 
 
 def zoh_inputs(log_pole: Tensor, steps: float) -> Tensor:
-    """What the input of a mode ``h_t = p h_{t-1} + w x_t`` counts in a token that lasts for ``steps`` tokens: the
-    factor of w, while p becomes ``p**steps``. For whole steps it is exact if the input is held.
+    """Input factor, by zero-order hold, of a mode ``h_t = p h_{t-1} + w x_t`` in a token that lasts for ``steps``
+    tokens: it multiplies w, while p becomes ``p**steps``. For whole steps it is exact if the input is held.
 
     Formula: ``(p**steps - 1) / (p - 1)`` for the logarithms of poles, complex and other than 0.
     """
@@ -154,7 +154,7 @@ def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor
         angles, dtype = turn[..., None] * lags, amplitude.dtype
         return (size * angles.cos()).to(dtype), (size * angles.sin()).to(dtype)
 
-    far, near = (torch.arange(n, device=rate.device, dtype=torch.float64) for n in (pieces(length, FINE), FINE))
+    far, near = (torch.arange(n, device=rate.device, dtype=torch.float64) for n in (chunk_count(length, FINE), FINE))
     (c, s), (x, y) = powers(far * FINE), powers(near)
     taps = (torch.cat([u * c - v * s, -u * s - v * c], 1).mT @ torch.cat([x, y], 1)).flatten(1)
     first = torch.arange(taps.shape[1], device=rate.device) == 0
@@ -162,7 +162,7 @@ def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor
 
 
 def modal_step(x: Tensor, state: Tensor, modes: Modes | SplitModes) -> tuple[Tensor, Tensor]:
-    """One token through a diagonal state space.
+    """Process one token with a diagonal state space.
 
     Formula: ``z_t = p z_{t-1} + x_t``, ``y_t = Re sum_i w_i z_{t,i} + direct x_t``.
 

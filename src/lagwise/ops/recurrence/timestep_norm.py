@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lagwise.ops.operators import in_graph
 from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import pieces, symbolic
+from lagwise.ops.symbolic import chunk_count, symbolic
 
 _LARGEST_EXPONENT = 300.0  # the scales within a block stay below it: exp(300) times a mean is finite in float64
 _GRAPH_BLOCK = 512  # tokens of a block in a graph for any length
@@ -124,7 +124,7 @@ def _decayed_mean(x: Tensor, real: Tensor, past: Tensor, seen: Tensor, decay: fl
     rate, length = math.log(decay), x.shape[1]
     size = int(_LARGEST_EXPONENT / -rate)
     size = min(size, _GRAPH_BLOCK if symbolic(length) or in_graph() else length)
-    blocks = pieces(length, size) if symbolic(length) else -(-length // size)
+    blocks = chunk_count(length, size) if symbolic(length) else -(-length // size)
     rest = blocks * size - length
     values, counted = ((F.pad(t, (0, 0, 0, rest))).unflatten(1, (blocks, size)) for t in (x, real[..., None]))
     inside = counted.cumsum(2).double()  # (batch, blocks, size, 1)

@@ -55,8 +55,8 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
     met = float(values.max())
     if met > enough:
         return met, total
-    places = torch.arange(len(values), dtype=taps.dtype, device=taps.device) * (2 * math.pi / points)
-    low, high, ends = places[:-1], places[1:], torch.maximum(values[:-1], values[1:])
+    positions = torch.arange(len(values), dtype=taps.dtype, device=taps.device) * (2 * math.pi / points)
+    low, high, ends = positions[:-1], positions[1:], torch.maximum(values[:-1], values[1:])
     # Start with several intervals together: most are far from any pole.
     wider = _density(low[::_TOGETHER], torch.cat([low[_TOGETHER::_TOGETHER], high[-1:]]), poles)
     density = wider.repeat_interleave(_TOGETHER)[: len(low)]
@@ -69,12 +69,12 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
         if not wide.any():
             return bound, total
         low, high, ends = low[wide, None], high[wide, None], ends[wide]
-        places = low + (high - low) * torch.linspace(0, 1, _SPLIT + 1, dtype=taps.dtype, device=taps.device)
-        inner = _difference_at(places[:, 1:-1].flatten(), taps, modes).view(-1, _SPLIT - 1)
+        positions = low + (high - low) * torch.linspace(0, 1, _SPLIT + 1, dtype=taps.dtype, device=taps.device)
+        inner = _difference_at(positions[:, 1:-1].flatten(), taps, modes).view(-1, _SPLIT - 1)
         met = max(met, float(inner.max()))
         # An end of the interval may be the larger value for both of its outer parts.
         ends = torch.cat([ends[:, None], inner, ends[:, None]], 1)
-        low, high = places[:, :-1].flatten(), places[:, 1:].flatten()
+        low, high = positions[:, :-1].flatten(), positions[:, 1:].flatten()
         ends = torch.maximum(ends[:, :-1], ends[:, 1:]).flatten()
         density = _density(low, high, poles)
 

@@ -13,7 +13,7 @@ from lagwise.ops.bilinear import transformed
 
 
 def varying_scan(x: Tensor, poles: Tensor, state: Tensor | None = None) -> Tensor:
-    """All states of a diagonal recurrence with poles of every token.
+    """Compute all states of a diagonal recurrence with poles that vary from token to token.
 
     Formula: ``h_t = p_t h_{t-1} + x_t``, from ``h_{-1} = state``. Groups of √n tokens run from zero, all at once; then
     the state goes from group to group, and the start of each group is added to its states.

@@ -37,7 +37,7 @@ from lagwise.ops.ski.interpolation import (
     row_weights,
     spaced_grid,
 )
-from lagwise.ops.symbolic import pieces, symbolic, symbolic_product
+from lagwise.ops.symbolic import chunk_count, symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_matrix
 from lagwise.ops.toeplitz.direct import convolve, direct_product, owned, tap_gradient
 from lagwise.ops.toeplitz.spectral import fft_gradients, fft_product
@@ -236,7 +236,7 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
 
 
 class _Form(NamedTuple):
-    """Where lag 0 is among the taps of T_sparse and among those of A, and the nodes of A."""
+    """Index of lag 0 among the taps of T_sparse and among those of A, and the number of nodes of A."""
 
     origin: int
     coarse_origin: int
@@ -288,7 +288,7 @@ def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Te
     """`causal_ski_product` at a symbolic length, by cells of one spacing, over which the weights repeat."""
     length, dtype = x.shape[1], compute_dtype(x, short)
     weights = interpolation_weights(plan.grid(plan.spacing))[1].to(x.device, dtype)
-    cells = pieces(length, plan.spacing)
+    cells = chunk_count(length, plan.spacing)
     signal = F.pad(x.to(dtype), (0, 0, 0, cells * plan.spacing - length)).unflatten(1, (cells, plan.spacing))
     shares = (weights.t() @ signal).unbind(2)
     z = sum(F.pad(share, (0, 0, a, plan.degree - a)) for a, share in enumerate(shares))
@@ -453,9 +453,8 @@ def _as_rows(y: Tensor, z: Tensor) -> Tensor:
 
 
 def _balanced(taps: Tensor, origin: int) -> tuple[Tensor, int]:
-    """The same taps with one more zero if lag 0 is next to the middle: the convolution then has no tokens to cut off,
-    and its result is contiguous. The tokens that a zero meets do not matter here, since the smooth part meets every
-    token."""
+    """Append a zero to the taps if lag 0 is next to the middle: the convolution then has no tokens to cut off, and its
+    result is contiguous. The tokens that a zero meets do not matter here, since the smooth part meets every token."""
     before, after = taps.shape[1] - 1 - origin, origin
     if abs(before - after) != 1:
         return taps, origin

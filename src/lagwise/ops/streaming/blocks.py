@@ -19,7 +19,7 @@ GROWTH = 4  # such blocks of one size in a block of the next
 _FIRST_CAPACITY = 2048  # taps at the start of a stream, at most; doubled whenever it outgrows them
 # Real elements of the padded inputs of channels that are transformed together when there is no deadline.
 _GROUP_ELEMENTS = 1 << 19
-_FEWEST_ROWS = 16  # rows that a transform takes; fewer take as long, because it is planned anew in every call
+_MIN_ROWS = 16  # rows that a transform takes; fewer take as long, because it is planned anew in every call
 
 
 class _ByChannel:
@@ -227,7 +227,7 @@ class Contribution:
         if self.result.done >= channels or torch.is_grad_enabled():
             return  # with gradients, `part` computes everything at once
         near, batch = self.taps.near, self._batch()
-        width, rows = near.shape[1], -(-_FEWEST_ROWS // batch)
+        width, rows = near.shape[1], -(-_MIN_ROWS // batch)
         stop = min(width, -(-channels // rows) * rows)
         self.result.upto(stop, lambda: near.new_empty((batch, width, self.size)), self._channels)
 

@@ -49,21 +49,21 @@ def ring_prefill(x: Tensor, state: WindowState, taps: Tensor) -> tuple[Tensor, W
 
 
 def due_step(x: Tensor, state: DueState, near: Tensor) -> tuple[Tensor, DueState]:
-    """One token of a convolution with a kernel of any length, as `online_prefill` computes it.
+    """Process one token of a convolution with a kernel of any length, as `online_prefill` computes it.
 
     Shapes: x ``(batch, channels)``; near ``(block, channels)``, the first taps, lag 0 first. Returns a tensor like x.
     A step does not change ``due``: an `OnlineFollower` does, at the end of a block.
     """
-    recent, place = ring_write(state.recent, x, state.seen), state.seen % ONLINE_BLOCK
+    recent, position = ring_write(state.recent, x, state.seen), state.seen % ONLINE_BLOCK
     lags = ring_lags(recent, state.seen)
     # `due` contains all tokens before this block.
-    met = near[lags] * (lags <= place[:, None])[..., None]
-    y = (recent * met).sum(1) + state.due[torch.arange(x.shape[0], device=x.device), place]
+    met = near[lags] * (lags <= position[:, None])[..., None]
+    y = (recent * met).sum(1) + state.due[torch.arange(x.shape[0], device=x.device), position]
     return y.to(x.dtype), DueState(recent, state.due, state.seen + 1)
 
 
 def due_state(state: OnlineState) -> DueState:
-    """What a step needs of a state that `online_block` has made current, or of one before the first token."""
+    """Extract the state of a step from one that `online_block` has made current, or of one before the first token."""
     near = state.taps.near
     tokens, rows = state.window.latest(min(ONLINE_BLOCK, state.window.size)), state.window.batch
     seen = torch.full((rows,), state.seen, device=near.device)
@@ -81,9 +81,9 @@ class OnlineFollower:
 
     def advance(self) -> None:
         """Count one more token. At the end of a block, update ``due`` for the next block."""
-        place = (self.state.seen + self.waiting) % ONLINE_BLOCK
+        position = (self.state.seen + self.waiting) % ONLINE_BLOCK
         self.waiting += 1
-        if place < len(self.state.far) or place == ONLINE_BLOCK - 1:
+        if position < len(self.state.far) or position == ONLINE_BLOCK - 1:
             state = online_block(self.stopped())
             if state.due is None:
                 self.fixed.due.zero_()

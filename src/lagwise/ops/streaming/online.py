@@ -77,8 +77,8 @@ class OnlineState(NamedTuple):
 
     @staticmethod
     def join(states: Sequence[OnlineState]) -> OnlineState:
-        """One batch of the rows of several states with the same taps. Rows that have seen fewer tokens get zeros before
-        their first token; contributions to later tokens are computed again."""
+        """Join the rows of several states with the same taps to one batch. Rows that have seen fewer tokens get zeros
+        before their first token; contributions to later tokens are computed again."""
         seen = max(state.seen for state in states)
         taps = max((state.taps for state in states), key=lambda taps: taps.made)
         behind = torch.cat([state.behind + (seen - state.seen) for state in states])
@@ -157,27 +157,27 @@ def _token(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     """`_next` for one token: it meets the tokens of its smallest block directly. This runs once for every token of
     every stream, so it takes as few operations as possible."""
     taps, window, seen, behind, far, tiles, due, _ = online_block(state)
-    place, window = seen % ONLINE_BLOCK, window.append(x)
-    lags = place + 1 if taps.support is None else min(place + 1, taps.support)
+    position, window = seen % ONLINE_BLOCK, window.append(x)
+    lags = position + 1 if taps.support is None else min(position + 1, taps.support)
     y = (window.latest(lags) * taps.nearest[lags]).sum(1, keepdim=True)
     if due is not None:
-        y += due[:, place : place + 1]
+        y += due[:, position : position + 1]
     return y, _advance(OnlineState(taps, window, seen + 1, behind, far, tiles, due), 1)
 
 
 def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
-    """One piece."""
+    """Push one chunk through the online convolution."""
     taps, window, seen, behind, far, tiles, due, _ = state = online_block(state)
-    length, place = x.shape[1], seen % ONLINE_BLOCK
-    small, large = place + length <= ONLINE_BLOCK, length >= taps.large
-    before = place if small else length if large else seen % taps.large
+    length, position = x.shape[1], seen % ONLINE_BLOCK
+    small, large = position + length <= ONLINE_BLOCK, length >= taps.large
+    before = position if small else length if large else seen % taps.large
     before = min(seen, before, (taps.support or seen + 1) - 1)
     window = window.append(x)
     past = state.window.tokens[:, state.window.size - before :]
     lags = before + length if taps.support is None else min(before + length, taps.support)
     y = toeplitz_product(torch.cat([past, x], dim=1), taps.upto(lags))[:, before:]
     if small:
-        y = y if due is None else y + due.narrow(1, place, length)
+        y = y if due is None else y + due.narrow(1, position, length)
     else:
         neighbour = () if large else [tile for tile in tiles if tile.values.shape[2] == taps.large]
         ahead = _ahead(far, neighbour, seen, length)
@@ -189,19 +189,19 @@ def online_follow(x: Tensor, state: OnlineState) -> OnlineState:
     """The state after tokens ``(batch, length, channels)`` whose outputs are computed elsewhere, from ``taps.near`` and
     ``due`` of the state, which `online_block` makes current. ValueError if the tokens pass the end of the current
     block."""
-    place, length = state.seen % ONLINE_BLOCK, x.shape[1]
-    if place + length > ONLINE_BLOCK:
-        raise ValueError(f"at most {ONLINE_BLOCK - place} tokens are left of the block, got {length}")
+    position, length = state.seen % ONLINE_BLOCK, x.shape[1]
+    if position + length > ONLINE_BLOCK:
+        raise ValueError(f"at most {ONLINE_BLOCK - position} tokens are left of the block, got {length}")
     state = online_block(state)
     return _advance(state._replace(window=state.window.append(x), seen=state.seen + length), length)
 
 
 def _advance(state: OnlineState, length: int) -> OnlineState:
     """The state after its last ``length`` tokens, with a share of what later blocks need."""
-    place = (state.seen - length) % ONLINE_BLOCK
-    if (place + length) % ONLINE_BLOCK == 0 or length > ONLINE_BLOCK:
+    position = (state.seen - length) % ONLINE_BLOCK
+    if (position + length) % ONLINE_BLOCK == 0 or length > ONLINE_BLOCK:
         return state._replace(current=False)
-    for level in range(place, min(place + length, len(state.far))):
+    for level in range(position, min(position + length, len(state.far))):
         task = state.far[level][-1]
         if task is not None:
             blocks = state.seen % task.size // ONLINE_BLOCK + 1

@@ -18,7 +18,7 @@ from lagwise.tables import check_integer
 
 
 def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool = True) -> Tensor:
-    """One depthwise dilated convolution.
+    """Depthwise dilated convolution.
 
     Formula: ``y_i = sum_m w_m x_{i - m dilation}`` for m = 0..K-1 when causal, m = -(K-1)/2..(K-1)/2 (centred)
     otherwise. Tokens outside the signal are zero.
@@ -50,7 +50,7 @@ def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool 
 
 
 def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor | None = None) -> Tensor:
-    """One centred depthwise dilated convolution with circular rows.
+    """Centred depthwise dilated convolution with circular rows.
 
     Formula: ``y_i = sum_m w_m x_{(i - m dilation) mod n}`` for m = -(K-1)/2..(K-1)/2, where n is the length of a row,
     from its first real token to its last.
@@ -73,8 +73,8 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
         shifted = (x.roll(lag, 1) for lag in lags)
     else:
         first, lengths = (t[:, None] for t in row_extents(mask.bool()))
-        place = torch.arange(length, device=x.device) - first
-        sources = ((place - lag) % lengths + first for lag in lags)
+        position = torch.arange(length, device=x.device) - first
+        sources = ((position - lag) % lengths + first for lag in lags)
         shifted = (x.gather(1, source[..., None].expand_as(x)) for source in sources)
     return sum((part * tap for part, tap in zip(shifted, taps.t(), strict=True)), start=torch.zeros_like(x)).to(x.dtype)
 

@@ -87,7 +87,7 @@ def _form(x: Tensor, taps: Tensor, origin: int, dilation: int) -> _DirectForm:
 
 
 def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
-    """`direct_product` without a gradient."""
+    """Forward of `direct_product`, without autograd."""
     return convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype).contiguous()
 
 

@@ -22,15 +22,15 @@ def ragged_dft(x: Tensor, lengths: Tensor) -> Tensor:
     Source: Bluestein 1970.
     """
     length = x.shape[1]
-    place = torch.arange(length, device=x.device)
-    turn = (place.square() % (2 * lengths[:, None])).double() * math.pi / lengths[:, None]
+    position = torch.arange(length, device=x.device)
+    turn = (position.square() % (2 * lengths[:, None])).double() * math.pi / lengths[:, None]
     chirp = torch.complex(turn.cos(), -turn.sin()).to(x.dtype)[..., None]
     points = fast_length(2 * length - 1)
     between = chirp.new_zeros(len(x), points - 2 * length + 1, 1)
     kernel = torch.cat([chirp, between, chirp[:, 1:].flip(1)], 1).conj()
     spectrum = torch.fft.fft(x * chirp, points, dim=1) * torch.fft.fft(kernel, dim=1)
     y = torch.fft.ifft(spectrum, dim=1)[:, :length] * chirp
-    return y * (place < lengths[:, None])[..., None]
+    return y * (position < lengths[:, None])[..., None]
 
 
 def ragged_irdft(z: Tensor, lengths: Tensor) -> Tensor:
@@ -43,6 +43,6 @@ def ragged_irdft(z: Tensor, lengths: Tensor) -> Tensor:
     least 1; result like z, but real.
     """
     n = lengths[:, None]
-    place = torch.arange(z.shape[1], device=z.device)
-    times = (1 + ((place > 0) & (2 * place < n)).to(z.real.dtype)) * (2 * place <= n) / n
+    position = torch.arange(z.shape[1], device=z.device)
+    times = (1 + ((position > 0) & (2 * position < n)).to(z.real.dtype)) * (2 * position <= n) / n
     return ragged_dft((z * times[..., None]).conj(), lengths).real

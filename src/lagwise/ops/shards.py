@@ -1,7 +1,7 @@
-"""Sequences that are split between processes: each has a contiguous piece of every row.
+"""Sequences that are split between processes: each has a contiguous shard of every row.
 
-Three exchanges serve all mixers: the tokens near a piece (`Pieces.near`), all tokens of some channels
-(`Pieces.by_channels`), and states that are carried from piece to piece (`Pieces.carried`). All are differentiable, by
+Three exchanges serve all mixers: the tokens near a shard (`Shard.near`), all tokens of some channels
+(`Shard.by_channels`), and states that go from shard to shard (`Shard.state_before`). All are differentiable, by
 PyTorch's own all-to-all, so every process must run the same mixers in the same order, forward and backward.
 """
 
@@ -22,24 +22,24 @@ Mix = Callable[[Tensor, Layout], Tensor]
 Span = tuple[int, int]
 
 
-class Pieces:
-    """Where the piece of this process is in rows of all tokens, and its exchanges with the other processes.
+class Shard:
+    """The shard of every sequence that a rank has, and the collectives on it.
 
     Args:
-        group: The processes that share every row, in the order of their pieces.
+        group: The processes that share every row, in the order of their shards.
         batch: Rows.
-        length: Tokens of this piece.
-        mask: ``(batch, length)`` of this piece, or None.
-        seq_idx: Likewise.
-        device: Of the tokens.
+        length: Tokens of this shard.
+        mask: ``(batch, length)`` of this shard, or None.
+        seq_idx: Documents of packed rows, likewise.
+        device: Device of the tokens.
 
     Attributes:
-        spans: The first token of each piece, and the one after its last.
-        start, end: Those of this piece.
+        spans: The first token of each shard, and the one after its last.
+        start, end: Those of this shard.
         whole: The layout of all tokens. Every process has it: one number per token, beside `channels` of them.
 
     Raises:
-        ValueError: If processes give different numbers of rows, or a piece without tokens.
+        ValueError: If processes give different numbers of rows, or a shard without tokens.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Pieces:
         found = torch.stack(_swapped([own] * self.count, [(4,)] * self.count, group)).cpu()
         if (found[:, 0] != batch).any() or (found[:, 1] < 1).any():
             raise ValueError(
-                "processes that share sequences must each give a piece of the same rows, got (rows, tokens) "
+                "processes that share sequences must each give a shard of the same rows, got (rows, tokens) "
                 f"{[tuple(each) for each in found[:, :2].tolist()]}"
             )
         sizes = found[:, 1].tolist()
@@ -73,16 +73,16 @@ class Pieces:
         self._documents: Tensor | None = None
 
     def gathered(self, x: Tensor) -> Tensor:
-        """All tokens of x ``(batch, length, ...)``, of which every process has its piece."""
+        """Gather all tokens of x ``(batch, length, ...)``, of which every process has its shard."""
         shapes = [(len(x), end - start, *x.shape[2:]) for start, end in self.spans]
         return torch.cat(_swapped([x] * self.count, shapes, self.group), 1)
 
     def own(self, x: Tensor) -> Tensor:
-        """This piece of all tokens ``(batch, all, ...)``."""
+        """Cut the shard out of all tokens ``(batch, all, ...)``."""
         return x[:, self.start : self.end]
 
     def near(self, mix: Mix, x: Tensor, before: int, after: int) -> Tensor:
-        """A mixer of limited reach: ``mix`` of the piece with ``before`` tokens before it and ``after`` after it.
+        """A mixer of limited reach: ``mix`` of the shard with ``before`` tokens before it and ``after`` after it.
 
         Args:
             mix: Called with tokens ``(batch, n, channels)`` of one document per row, zero at padding, and their layout.
@@ -98,7 +98,7 @@ class Pieces:
         return Layout(*(None if t is None else t[:, start:end] for t in (self.whole.mask, self.whole.seq_idx)))
 
     def within(self, mix: Mix, x: Tensor, spans: Sequence[Span], layout: Layout) -> Tensor:
-        """``mix`` of the tokens of a span around each piece, cut to the piece. layout: of this process's span."""
+        """``mix`` of the tokens of a span around each shard, cut to the shard. layout: of this process's span."""
         start, end = spans[self.rank]
         sent = [x[:, slice(*_common((self.start, self.end), span, self.start))] for span in spans]
         shapes = [(len(x), _size(_common(span, (start, end))), x.shape[2]) for span in self.spans]
@@ -136,13 +136,13 @@ class Pieces:
         return self.shares(groups)[self.rank]
 
     def state_before(self, state: Tensor, log_factor: Tensor | None = None, *, backward: bool = False) -> Tensor:
-        """The state before this piece, of a recurrence that every process has run on its own piece alone.
+        """The state before this shard, of a recurrence that every process has run on its own shard alone.
 
-        Formula: ``sum_s exp(log_factor * gap_s) state_s`` over the earlier pieces s whose last token is of the document
-        of this piece's first, with gap_s the tokens between the two pieces. With ``backward``, the same from the end.
+        Formula: ``sum_s exp(log_factor * gap_s) state_s`` over the earlier shards s whose last token is of the document
+        of this shard's first, with gap_s the tokens between the two shards. With ``backward``, the same from the end.
 
         Args:
-            state: ``(batch, ...)`` after this piece: of its last document, see `open_end`.
+            state: ``(batch, ...)`` after this shard: of its last document, see `open_end`.
             log_factor: Logarithm of the factor per token, which broadcasts to a row's state; by default 0.
             backward: Whether the recurrence runs from the end: state is then that of the first document.
         """
@@ -170,14 +170,14 @@ class Pieces:
         return self._documents
 
     def open_end(self, *, backward: bool = False) -> Tensor | None:
-        """Which tokens of the piece are of the document of its last token, ``(batch, length)``, or of its first; None
-        for all."""
+        """Mask ``(batch, length)`` of the shard's tokens in the document of its last token, or of its first; None for
+        all."""
         if self.documents is None:
             return None
         own = self.own(self.documents)
         return own == (own[:, :1] if backward else own[:, -1:])
 
-    def places(self) -> Tensor:
+    def positions(self) -> Tensor:
         """The position of every token in its document, ``(batch or 1, all)``, counted from the document's first real
         token; negative at padding before it."""
         mask, number = self.whole.mask, self.documents
@@ -192,12 +192,12 @@ class Pieces:
 
     def has_holes(self) -> bool:
         """Whether there is padding between the tokens of a document."""
-        mask, place = self.whole.mask, self.places()
+        mask, position = self.whole.mask, self.positions()
         if mask is None:
             return False
-        number = torch.ones_like(place) if self.documents is None else self.documents
-        real = torch.zeros_like(place).scatter_add(1, number - 1, mask.long())
-        last = torch.full_like(place, -1).scatter_reduce(1, number - 1, place.masked_fill(~mask, -1), "amax")
+        number = torch.ones_like(position) if self.documents is None else self.documents
+        real = torch.zeros_like(position).scatter_add(1, number - 1, mask.long())
+        last = torch.full_like(position, -1).scatter_reduce(1, number - 1, position.masked_fill(~mask, -1), "amax")
         return bool((real != last + 1).any())
 
     def sum(self, x: Tensor) -> Tensor:
