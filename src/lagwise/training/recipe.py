@@ -260,8 +260,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def setting(name: str) -> str | None:
     """Return the key of a recipe that sets an option of the data, the training, a task or the model, such as
     ``training.steps`` for ``steps``; None if there is no such option."""
-    if name == "model":
-        return name
+    known_at_once = {"model": "model", START: f"model.{START}"}
+    if name in known_at_once:
+        return known_at_once[name]
     for section, cls in _SECTIONS.items():
         if name in {each.name for each in dataclasses.fields(cls)}:
             return f"{section}.{name}"
@@ -270,7 +271,7 @@ def setting(name: str) -> str | None:
 
     if any(name in option_names(task) for task in TASKS.values()):
         return f"task.{name}"
-    return f"model.{name}" if name in (START, *field_types()) else None
+    return f"model.{name}" if name in field_types() else None
 
 
 def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
