@@ -134,9 +134,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The recipe as a file that `load_recipe` reads as the same recipe, with any overrides."""
-        values = dataclasses.asdict(self)
-        if not self.words:
-            del values["words"]
+        values = {name: value for name, value in dataclasses.asdict(self).items() if value or name != "words"}
         return yaml.safe_dump(values, sort_keys=False)
 
 
