@@ -17,9 +17,8 @@ from lagwise.training.folder import TOKENIZER
 
 def settings(recipe: Recipe) -> dict[str, Any]:
     """Return the values of a recipe by the keys that overrides use, such as ``training.steps``."""
-    values = dataclasses.asdict(recipe)
-    del values["words"]  # of other models
-    return _flat(values, "")
+    values = dataclasses.asdict(recipe).items()
+    return _flat({name: value for name, value in values if name != "words"}, "")  # which are of other models
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

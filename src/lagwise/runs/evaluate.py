@@ -53,9 +53,7 @@ def evaluate_run(
     if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}")
     if wrong := [override for override in overrides if not override.startswith("model.")]:
-        raise ValueError(
-            f"only fields of the model (model.key=value) can be changed for an evaluation, got {wrong[0]!r}"
-        )
+        raise ValueError(f"an evaluation changes only fields of the model (model.key=value), got {wrong[0]!r}")
     for override in overrides:
         name = override.removeprefix("model.").partition("=")[0].partition(".")[0]
         known(name, field_types(), "key in model that an evaluation can change")

@@ -137,9 +137,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The recipe as a file that `load_recipe` reads as the same recipe, with any overrides."""
-        values = dataclasses.asdict(self)
-        if not self.words:
-            del values["words"]
+        values = {name: value for name, value in dataclasses.asdict(self).items() if value or name != "words"}
         return yaml.safe_dump(values, sort_keys=False)
 
 
@@ -268,8 +266,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
 def setting(name: str) -> str | None:
     """Return the key of a recipe that sets an option of the data, the training, a task or the model, such as
     ``training.steps`` for ``steps``; None if there is no such option."""
-    if name == "model":
-        return name
+    known_at_once = {"model": "model", START: f"model.{START}"}
+    if name in known_at_once:
+        return known_at_once[name]
     for section, cls in _SECTIONS.items():
         if name in {each.name for each in dataclasses.fields(cls)}:
             return f"{section}.{name}"
@@ -278,7 +277,7 @@ def setting(name: str) -> str | None:
 
     if any(name in option_names(task) for task in TASKS.values()):
         return f"task.{name}"
-    return f"model.{name}" if name in (START, *field_types()) else None
+    return f"model.{name}" if name in field_types() else None
 
 
 def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:

@@ -101,8 +101,8 @@ def _use_one_gpu(arguments: TrainingArguments) -> None:
     multiply the batch by their number."""
     if arguments.n_gpu > 1:
         warnings.warn(
-            f"this process uses one of {arguments.n_gpu} GPUs; to train on all, start a process for each, for example "
-            "with torchrun",
+            f"this process uses one of {arguments.n_gpu} GPUs; to train on all, start a process for each: torchrun "
+            f"--nproc-per-node {arguments.n_gpu}",
             stacklevel=2,
         )
         arguments._n_gpu = 1
