@@ -66,7 +66,6 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
     config: LagwiseConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _supports_sdpa = True  # attention, where a block has it, is torch's
     _no_split_modules = ["LagwiseLayer"]
     _skip_keys_device_placement = list(NAMES)
 
@@ -101,6 +100,11 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
         from lagwise.models.conversion import recurrent_form
 
         return recurrent_form(self, tolerance, **options)[0]
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """As in transformers. Attention, where a block has it, has one implementation, for ``eager`` and ``sdpa``."""
+        wanted = "eager" if requested_attention == "sdpa" else requested_attention
+        return super().get_correct_attn_implementation(wanted, is_init_check)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As in transformers, and for the embeddings of matches."""
