@@ -170,7 +170,7 @@ def loaded_after(modules: tuple[str, ...], *statements: str) -> list[set[str]]:
 
 
 def test_importing_is_cheap() -> None:
-    modules = ("torch", "transformers", "lagwise.runs.convert", "lagwise.runs.importing")
+    modules = ("torch", "transformers", "lagwise.runs.convert")
     *none, layers, runs = loaded_after(
         modules,
         "import lagwise",

@@ -46,19 +46,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "generate": ("generate", "lm", "--tokens", "3"),
     "convert": ("convert", "lm", "--out", "new/converted", "--tolerance", "0.5"),
     "plot": ("plot", "lm"),
-    "plot theory": ("plot", "theory", "--out", "new/theory"),
     "forecast": ("forecast", "--data", "days.csv", "--horizon", "2", "--model", "ridge", "--out", "new/forecast.csv"),
     "serve": ("serve", "lm"),
     "export": ("export", "lm", "--out", "new/exported"),
-    "data lra-pathfinder": ("data", "lra-pathfinder", "--rows", "10", "--out", "new/pathfinder"),
 }
 ENOUGH = {
     "": ("recipes", "evaluate", "generate", "convert"),
     "train": ("train", "train classify", "train signal", "train forecast", "evaluate classes", "predict", "sounds"),
-    "plot": ("plot", "plot theory"),
-    "forecast": ("plot", "plot theory", "forecast", "LagForecaster"),
+    "plot": ("plot",),
+    "forecast": ("plot", "forecast", "LagForecaster"),
     "sktime": ("forecast", "LagForecaster", "SktimeLagForecaster"),
-    "vision": ("data lra-pathfinder",),
     "export": ("export",),
     "serve": ("serve",),
 }

@@ -22,7 +22,7 @@ IN_PAPERS = frozenset(
         *("lra-listops-small", "lra-pathfinder-small", "lra-path-x-small", "lra-retrieval-small"),
         *("lra-image-small", "lra-text-small", "associative-recall", "multi-query-recall"),
         *("glue-cola", "glue-mnli", "glue-mrpc", "glue-qnli", "glue-qqp", "glue-rte", "glue-sst2", "glue-stsb"),
-        *("glue-wnli", "bench", "data"),
+        *("glue-wnli", "dna", "bench", "data", "import", "theory"),
     )
 )
 

@@ -1,4 +1,4 @@
-"""``lagwise data``."""
+"""``lagwise data`` and ``lagwise theory``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from lagwise.cli.parsing import at_least, number_option, path_option
+from lagwise.cli.terminal import plain
+from lagwise.extras import require
 
 
 def data(
@@ -40,3 +42,12 @@ def data(
     folder = out or Path("data") / name
     generate(name, folder, rows=rows, seed=seed, texts=texts)
     typer.echo(f"written: {folder}")
+
+
+def theory(out: Annotated[Path, path_option("Folder for the figures.")] = Path("plots") / "theory") -> None:
+    """Draw the theorems of SKI-TNN beside measurements."""
+    require("plot", "figures")
+    from lagwise_papers.theory_figures import plot_theory
+
+    for file in plot_theory(out):
+        typer.echo(plain(str(file)))

@@ -15,7 +15,6 @@ from lagwise.cli import failures
 from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
 from lagwise.cli.generate import generate
-from lagwise.cli.importing import import_model
 from lagwise.cli.parsing import (
     at_least,
     folder_or,
@@ -359,10 +358,10 @@ def _options(
 for _panel, _commands in {
     "Train": (train, evaluate, plot, forecast, recipes, demo),
     "Use a run": (generate, predict, convert),
-    "Take a run elsewhere": (serve, export, import_model),
+    "Take a run elsewhere": (serve, export),
 }.items():
     for _command in _commands:
-        app.command("import" if _command is import_model else None, rich_help_panel=_panel)(_command)
+        app.command(rich_help_panel=_panel)(_command)
 # Functions and groups of commands of other packages.
 for _name, _command in Parts("command", None, "lagwise.commands", {}).items():
     if isinstance(_command, typer.Typer):

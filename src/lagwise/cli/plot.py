@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import folder_or, path_option
+from lagwise.cli.parsing import existing_folder, path_option
 from lagwise.cli.terminal import plain
 from lagwise.extras import require
 
@@ -15,13 +15,13 @@ from lagwise.extras import require
 def plot(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN|theory", parser=folder_or("theory"), help="Folders of trained runs, or `theory`."),
+        typer.Argument(metavar="RUN", parser=existing_folder, help="Folders of trained runs."),
     ],
     out: Annotated[
         Path | None,
         path_option(
-            "Folder for a comparison or for the figures of `theory`.",
-            show_default="comparison beside the first run; plots/theory",
+            "Folder for a comparison.",
+            show_default="comparison beside the first run",
         ),
     ] = None,
 ) -> None:
@@ -36,17 +36,9 @@ def plot(
         lagwise plot runs/best-lm runs/mega
 
         lagwise plot runs/best-lm runs/mega --out reports/best-and-mega
-
-    With `theory`: the theorems of SKI-TNN beside measurements.
-
-        lagwise plot theory
     """
     require("plot", "a report")
-    if [str(run) for run in runs] == ["theory"] and not runs[0].is_dir():
-        from lagwise.analysis.plots import plot_theory
-
-        written = plot_theory(out or Path("plots") / "theory")
-    elif len(runs) > 1:
+    if len(runs) > 1:
         from lagwise.analysis.comparison import compare_runs
 
         written = compare_runs(runs, out)
@@ -54,7 +46,7 @@ def plot(
         from lagwise.analysis.report import plot_run
 
         if out is not None:
-            raise typer.BadParameter("--out is for several runs and for `theory`; a run's report goes into its folder")
+            raise typer.BadParameter("--out is for several runs; a run's report goes into its folder")
         written = plot_run(runs[0])
     for file in written:
         typer.echo(plain(str(file)))

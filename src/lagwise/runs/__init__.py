@@ -1,4 +1,4 @@
-"""Work on the folder of a run: evaluate, predict, convert, export; and import of other programs' folders.
+"""Work on the folder of a run: evaluate, predict, convert, export.
 
 Lazy: a prediction needs no conversion and no evaluation.
 """
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from lagwise.runs.convert import CONVERSION_FILE, convert_run
     from lagwise.runs.evaluate import EVALUATION_FILE, evaluate_run
     from lagwise.runs.export import EXPORT_FILE, export_run
-    from lagwise.runs.importing import import_run
     from lagwise.runs.predict import predict_run
 
 __all__, __getattr__, __dir__ = lazy_package(__name__)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from lagwise.analysis.plots import plot_theory
-from lagwise.analysis.theory import (
+from lagwise.ops.ski import inducing_grid, interpolation_matrix
+from lagwise_papers.theory import (
     curved_share,
     decay_order,
     random_responses,
     ski_error_bound,
     smooth_kernel,
 )
-from lagwise.ops.ski import inducing_grid, interpolation_matrix
+from lagwise_papers.theory_figures import plot_theory
 
 
 @pytest.mark.covers("SKI-TNN th. 1")

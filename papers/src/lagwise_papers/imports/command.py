@@ -37,7 +37,7 @@ def import_model(
 
     lagwise import hosts --out runs/hosts --text sequence --labels human,swine,avian
     """
-    from lagwise.runs.importing import import_run
+    from lagwise_papers.imports.runs import import_run
 
     names = [name.strip() for name in labels.split(",")] if labels else ()
     result = import_run(folder, out, text=text or (), labels=names)

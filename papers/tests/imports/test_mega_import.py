@@ -23,8 +23,9 @@ from lagwise import (
 from lagwise.cli.main import app
 from lagwise.data import load_tokenizer
 from lagwise.models import load_model
-from lagwise.models.mega_import import from_mega
-from lagwise.runs import import_run, predict_run
+from lagwise.runs import predict_run
+from lagwise_papers.imports import import_run
+from lagwise_papers.imports.mega import from_mega
 
 SAVED = Path(__file__).parent / "mega"
 LANGUAGE = ("masked", "masked-laplace", "masked-one-sided", "causal", "causal-chunks")

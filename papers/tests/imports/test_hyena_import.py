@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lagwise.models import load_model
-from lagwise.models.hyena_import import from_hyena_dna
-from lagwise.runs import import_run, predict_run
+from lagwise.runs import predict_run
+from lagwise_papers.imports import import_run
+from lagwise_papers.imports.hyena import from_hyena_dna
 
 WIDTH, INNER, LAYERS, LENGTH, HIDDEN, FEATURES, DEPTH = 6, 10, 2, 40, 8, 5, 2
 VALUES: dict[str, Any] = {
