@@ -3,8 +3,9 @@
 
    A signal is cut into frames of 2 n tokens on a circle (transform.h): index j of frame f is token f hop - start + j.
    Outputs of a frame are valid from index `start` on, `hop` of them. The kernel may be cut into parts of hop lags, of
-   which part p of frame f - p acts on frame f. A task treats one group of channels: it transforms their kernel once,
-   and keeps the frames that meet (one, or all of a row if the kernel has several parts) in the caches. */
+   which part p of frame f - p acts on frame f. A task transforms the kernels of as many groups of channels as fill lines
+   of memory, and then treats row by row: group by group, so that the second finds the first's lines in the caches, and
+   within it all frames that meet, which is one, or all of a row if the kernel has several parts. */
 
 #include <math.h>
 #include <omp.h>
@@ -27,11 +28,6 @@ typedef struct {
     void *data;
     long row, token;
 } signal;
-
-/* A group of channels: the first, and how many. */
-typedef struct {
-    long first, width;
-} group;
 
 /* What happens to the blocks of a transform between its passes. */
 enum { NOTHING, PRODUCT, GRADIENT };
@@ -239,9 +235,12 @@ static void write_kernel(point *z, const sizes *s, float *taps, long channel) {
 /* Frames of a row that meet. */
 static long resident(const sizes *s) { return s->parts > 1 ? s->frames : 1; }
 
+/* Groups of channels of a task. */
+static long span(const sizes *s) { return s->bfloat16 ? 2 : 1; }
+
 /* Vectors of scratch memory that one thread needs. */
 long convolution_scratch(const sizes *s) {
-    return 4 * s->n * (s->parts + resident(s)) + most(0, 2 * s->n - s->hop);
+    return 4 * s->n * (span(s) * s->parts + resident(s)) + most(0, 2 * s->n - s->hop);
 }
 
 static void fill_roots(float *roots, long m, double turns) {
@@ -258,78 +257,86 @@ static void fill_roots(float *roots, long m, double turns) {
 /* The n - 1 complex roots that transforms of 2 n real values take. */
 void convolution_roots(float *roots, long n) { fill_roots(roots, n, 0.25); }
 
-/* Memory of a thread. */
+/* Spectra of the kernel and of its gradient, frames of two signals, and what `add_frame` carries, of a thread. */
 typedef struct {
     point *kernel, *sums, *z, *h;
     vector *carried;
 } memory;
 
-static memory memory_of(const sizes *s, float *scratch) {
+/* That for group q of a task. */
+static memory memory_of(const sizes *s, float *scratch, long q) {
     const long of_kernel = s->parts * s->n, of_signal = resident(s) * s->n;
     point *own = (point *)(scratch + omp_get_thread_num() * convolution_scratch(s) * LANES);
-    point *z = own + 2 * of_kernel, *h = z + of_signal;
-    return (memory){own, own + of_kernel, z, h, (vector *)(h + of_signal)};
+    point *sums = own + span(s) * of_kernel, *z = sums + span(s) * of_kernel, *h = z + of_signal;
+    return (memory){own + q * of_kernel, sums + q * of_kernel, z, h, (vector *)(h + of_signal)};
 }
 
 typedef struct {
     signal value, gate, y, grad, value_grad, gate_grad; /* data NULL: there is none */
 } signals;
 
-static inline __attribute__((always_inline)) void convolve_rows(const sizes *s, const signals *x, const memory *m,
-                                                                const float *roots, long channel, long width,
-                                                                const vector *biases, int bfloat16) {
+/* A group of channels: the first, how many are left from it on, and the biases of its gate and value. */
+typedef struct {
+    long channel, rest;
+    vector biases[2];
+} group;
+
+static group group_of(const sizes *s, const float *biases, long g) {
+    const long groups = (s->channels + LANES - 1) / LANES;
+    const vector *all = (const vector *)biases;
+    return (group){g * LANES, s->channels - g * LANES, {all[g], all[groups + g]}};
+}
+
+static inline __attribute__((always_inline)) void convolve_row(const sizes *s, const signals *x, const memory *m,
+                                                               const float *roots, long row, const group *g,
+                                                               long width, int bfloat16) {
     const int gated = x->gate.data != NULL;
     const long together = resident(s);
     const course product = {s->n, together, s->parts, PRODUCT, m->z, m->z, m->z, m->kernel, NULL};
-    for (long row = 0; row < s->batch; row++) {
-        for (long first = 0; first < s->frames; first += together) {
-            for (long f = 0; f < together; f++)
-                read_frame(m->z + f * s->n, s, x->value, row, first + f, 0, 2 * s->n, channel, width,
-                           gated ? &biases[1] : NULL, bfloat16);
-            run(&product, 0, s->n, roots);
-            for (long f = 0; f < together; f++)
-                write_frame(m->z + f * s->n, s, x->y, x->gate, row, first + f, channel, width, biases[0], gated,
-                            bfloat16);
-        }
+    for (long first = 0; first < s->frames; first += together) {
+        for (long f = 0; f < together; f++)
+            read_frame(m->z + f * s->n, s, x->value, row, first + f, 0, 2 * s->n, g->channel, width,
+                       gated ? &g->biases[1] : NULL, bfloat16);
+        run(&product, 0, s->n, roots);
+        for (long f = 0; f < together; f++)
+            write_frame(m->z + f * s->n, s, x->y, x->gate, row, first + f, g->channel, width, g->biases[0], gated,
+                        bfloat16);
     }
 }
 
-static inline __attribute__((always_inline)) void gradient_rows(const sizes *s, const signals *x, const memory *m,
-                                                                const float *roots, long channel, long width,
-                                                                const vector *biases, vector *bias_sums, int summed,
-                                                                int bfloat16) {
+/* bias_sums: of gate and value. */
+static inline __attribute__((always_inline)) void gradient_row(const sizes *s, const signals *x, const memory *m,
+                                                               const float *roots, long row, const group *g,
+                                                               vector *bias_sums, int summed, long width,
+                                                               int bfloat16) {
     const int gated = x->gate.data != NULL, back = x->value_grad.data != NULL;
-    const long together = resident(s);
+    const long together = resident(s), channel = g->channel;
     const course spectra = {s->n, together, 0, NOTHING, m->z, NULL, NULL, NULL, NULL};
     const course product = {s->n, together, s->parts, PRODUCT, m->z, m->h, m->z, m->kernel, NULL};
-    const course gradient = {s->n,  together,  s->parts,           GRADIENT, m->h, back ? m->h : NULL,
+    const course gradient = {s->n, together,  s->parts,        GRADIENT, m->h, back ? m->h : NULL,
                              m->z, m->kernel, summed ? m->sums : NULL};
-    const vector *value_bias = gated ? &biases[1] : NULL;
-    for (long row = 0; row < s->batch; row++) {
-        for (long first = 0; first < s->frames; first += together) {
-            for (long f = 0; f < together && (gated || summed); f++)
-                read_frame(m->z + f * s->n, s, x->value, row, first + f, 0, 2 * s->n, channel, width, value_bias,
-                           bfloat16);
-            if (gated) run(&product, 0, s->n, roots);
-            else if (summed) run(&spectra, 0, s->n, roots);
-            for (long f = 0; f < together; f++) {
-                point *h = m->h + f * s->n;
-                if (gated)
-                    gate_frame(h, s, x->grad, x->gate, x->gate_grad, row, first + f, channel, width, biases[0],
-                               &bias_sums[0], bfloat16);
-                else
-                    read_frame(h, s, x->grad, row, first + f, s->start, s->start + s->hop, channel, width, NULL,
-                               bfloat16);
-            }
-            run(&gradient, 0, s->n, roots);
-            for (long f = 0; f < together && back; f++)
-                add_frame(m->h + f * s->n, m->carried, s, x->value_grad, x->value, row, first + f, channel, width,
-                          value_bias, &bias_sums[1], bfloat16);
+    const vector *value_bias = gated ? &g->biases[1] : NULL;
+    for (long first = 0; first < s->frames; first += together) {
+        for (long f = 0; f < together && (gated || summed); f++)
+            read_frame(m->z + f * s->n, s, x->value, row, first + f, 0, 2 * s->n, channel, width, value_bias, bfloat16);
+        if (gated) run(&product, 0, s->n, roots);
+        else if (summed) run(&spectra, 0, s->n, roots);
+        for (long f = 0; f < together; f++) {
+            point *h = m->h + f * s->n;
+            if (gated)
+                gate_frame(h, s, x->grad, x->gate, x->gate_grad, row, first + f, channel, width, g->biases[0],
+                           &bias_sums[0], bfloat16);
+            else
+                read_frame(h, s, x->grad, row, first + f, s->start, s->start + s->hop, channel, width, NULL, bfloat16);
         }
-        if (back)
-            add_frame(m->h, m->carried, s, x->value_grad, x->value, row, s->frames, channel, width, value_bias,
-                      &bias_sums[1], bfloat16);
+        run(&gradient, 0, s->n, roots);
+        for (long f = 0; f < together && back; f++)
+            add_frame(m->h + f * s->n, m->carried, s, x->value_grad, x->value, row, first + f, channel, width,
+                      value_bias, &bias_sums[1], bfloat16);
     }
+    if (back)
+        add_frame(m->h, m->carried, s, x->value_grad, x->value, row, s->frames, channel, width, value_bias,
+                  &bias_sums[1], bfloat16);
 }
 
 static void transform_kernel(const sizes *s, const memory *m, const float *taps, const float *roots, long channel) {
@@ -345,14 +352,20 @@ void convolve(const sizes *s, const signals *x, const float *taps, const float *
               float *scratch) {
     const long groups = (s->channels + LANES - 1) / LANES;
 #pragma omp parallel for schedule(dynamic) num_threads(s->threads)
-    for (long g = 0; g < groups; g++) {
-        const memory m = memory_of(s, scratch);
-        const long channel = g * LANES, width = s->channels - channel;
-        const vector own[2] = {((vector *)biases)[g], ((vector *)biases)[groups + g]};
-        transform_kernel(s, &m, taps, roots, channel);
-        if (width < LANES) convolve_rows(s, x, &m, roots, channel, width, own, s->bfloat16);
-        else if (s->bfloat16) convolve_rows(s, x, &m, roots, channel, LANES, own, 1);
-        else convolve_rows(s, x, &m, roots, channel, LANES, own, 0);
+    for (long from = 0; from < groups; from += span(s)) {
+        const long count = least(span(s), groups - from);
+        for (long q = 0; q < count; q++) {
+            const memory m = memory_of(s, scratch, q);
+            transform_kernel(s, &m, taps, roots, (from + q) * LANES);
+        }
+        for (long work = 0; work < s->batch * count; work++) {
+            const long row = work / count, q = work % count;
+            const memory m = memory_of(s, scratch, q);
+            const group g = group_of(s, biases, from + q);
+            if (g.rest < LANES) convolve_row(s, x, &m, roots, row, &g, g.rest, s->bfloat16);
+            else if (s->bfloat16) convolve_row(s, x, &m, roots, row, &g, LANES, 1);
+            else convolve_row(s, x, &m, roots, row, &g, LANES, 0);
+        }
     }
 }
 
@@ -361,24 +374,31 @@ void convolve(const sizes *s, const signals *x, const float *taps, const float *
 void convolve_gradients(const sizes *s, const signals *x, const float *taps, const float *biases, float *taps_grad,
                         float *bias_grads, const float *roots, float *scratch) {
     const long groups = (s->channels + LANES - 1) / LANES;
+    const int summed = taps_grad != NULL;
 #pragma omp parallel for schedule(dynamic) num_threads(s->threads)
-    for (long g = 0; g < groups; g++) {
-        const memory m = memory_of(s, scratch);
-        const long channel = g * LANES, width = s->channels - channel;
-        const vector own[2] = {((vector *)biases)[g], ((vector *)biases)[groups + g]};
-        const int summed = taps_grad != NULL;
-        vector sums[2] = {0};
-        transform_kernel(s, &m, taps, roots, channel);
-        if (summed) memset(m.sums, 0, s->parts * s->n * sizeof(point));
-        if (width < LANES) gradient_rows(s, x, &m, roots, channel, width, own, sums, summed, s->bfloat16);
-        else if (s->bfloat16) gradient_rows(s, x, &m, roots, channel, LANES, own, sums, summed, 1);
-        else gradient_rows(s, x, &m, roots, channel, LANES, own, sums, summed, 0);
-        if (summed) {
-            const course back = {s->n, s->parts, 0, NOTHING, NULL, m.sums, NULL, NULL, NULL};
-            run(&back, 0, s->n, roots);
-            write_kernel(m.sums, s, taps_grad, channel);
+    for (long from = 0; from < groups; from += span(s)) {
+        const long count = least(span(s), groups - from);
+        vector sums[2][2] = {0}; /* by group, those of gate and value */
+        for (long q = 0; q < count; q++) {
+            const memory m = memory_of(s, scratch, q);
+            transform_kernel(s, &m, taps, roots, (from + q) * LANES);
+            if (summed) memset(m.sums, 0, s->parts * s->n * sizeof(point));
         }
-        if (bias_grads) memcpy((vector *)bias_grads + g, &sums[0], sizeof(vector));
-        if (bias_grads) memcpy((vector *)bias_grads + groups + g, &sums[1], sizeof(vector));
+        for (long work = 0; work < s->batch * count; work++) {
+            const long row = work / count, q = work % count;
+            const memory m = memory_of(s, scratch, q);
+            const group g = group_of(s, biases, from + q);
+            if (g.rest < LANES) gradient_row(s, x, &m, roots, row, &g, sums[q], summed, g.rest, s->bfloat16);
+            else if (s->bfloat16) gradient_row(s, x, &m, roots, row, &g, sums[q], summed, LANES, 1);
+            else gradient_row(s, x, &m, roots, row, &g, sums[q], summed, LANES, 0);
+        }
+        for (long q = 0; q < count; q++) {
+            const memory m = memory_of(s, scratch, q);
+            const course back = {s->n, s->parts, 0, NOTHING, NULL, m.sums, NULL, NULL, NULL};
+            if (summed) run(&back, 0, s->n, roots);
+            if (summed) write_kernel(m.sums, s, taps_grad, (from + q) * LANES);
+            for (int i = 0; i < 2 && bias_grads; i++)
+                memcpy((vector *)bias_grads + i * groups + from + q, &sums[q][i], sizeof(vector));
+        }
     }
 }
