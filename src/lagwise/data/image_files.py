@@ -185,7 +185,7 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
     """
     if name == DIGITS:
         return ImageSource(name, image, label)
-    if is_dataset(name):
+    if not isinstance(name, str) or is_dataset(name):
         return _of_rows(name, image, label)
     path = generated_source(name) or expanded(name)
     if inner_suffix(path) == ".npz" and path.is_file():
