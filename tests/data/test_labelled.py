@@ -244,18 +244,18 @@ class TestErrors:
             (
                 reviews(),
                 {"label": "lable"},
-                r"no column 'lable'; did you mean task.label=label\? \(columns: text, label",
+                r"no column 'lable'; did you mean `label=label`\? \(columns: text, label",
             ),
-            (reviews(), {"text": "review"}, r"no column 'review'; name .* task.text=COLUMN \(columns: text, label\)"),
+            (reviews(), {"text": "review"}, r"no column 'review'; name .* `text=COLUMN` \(columns: text, label\)"),
             (
                 [{"a": "x", "b": "y", "label": "z"}],
                 {},
-                r"no column 'text'; .*task.text=COLUMN \(columns: a, b, label\)",
+                r"no column 'text'; .*`text=COLUMN` \(columns: a, b, label\)",
             ),
             (
                 [{"a": "x", "b": "y", "labl": "z"}],
                 {},
-                r"no column 'text' and no column 'label'; .*task.text=COLUMN, did you mean task.label=labl\? \(columns",
+                r"no column 'text' and no column 'label'; .*`text=COLUMN`, did you mean `label=labl`\? \(columns",
             ),
             ([*reviews(), {"text": "", "label": "bad"}], {}, "1 of 31 rows have an empty 'text', the first is row 31"),
             (reviews(1), {}, "all 1 labels are 'good'; classification needs two"),
@@ -268,7 +268,7 @@ class TestErrors:
             (
                 [{"text": str(i), "label": i // 2} for i in range(20)],
                 {},
-                r"too few .*: 2 of '0', .*; if the labels are amounts, task.kind=regression learns them as such$",
+                r"too few .*: 2 of '0', .*; if the labels are amounts, `kind=regression` learns them as such$",
             ),
             (
                 [{"text": str(i), "label": 1.5} for i in range(20)],
@@ -276,11 +276,11 @@ class TestErrors:
                 r"all 20 labels are 1\.5; regression needs",
             ),
             ([{"text": "x", "label": "a"}, {"text": "y", "label": 1}], {}, r"'label' has mixed types: str .*int"),
-            (reviews(), {"text": ["text", "text"]}, "task.text must name one column"),
+            (reviews(), {"text": ["text", "text"]}, "`text` must name one column"),
             (reviews(), {"text": "label"}, "other than the label's, got 'label'"),
-            (reviews(), {"text": ["a", "b"], "inputs": "values"}, "task.text must name one column"),
-            (reviews(), {"inputs": "token"}, "unknown task.inputs: 'token'; did you mean 'tokens'"),
-            (reviews(), {"length": 0}, "data.length must be an integer of at least 1"),
+            (reviews(), {"text": ["a", "b"], "inputs": "values"}, "`text` must name one column"),
+            (reviews(), {"inputs": "token"}, "unknown `inputs`: 'token'; did you mean 'tokens'"),
+            (reviews(), {"length": 0}, "`length` must be an integer of at least 1"),
             (reviews(), {"tokenizer": "word"}, "'words', 'characters', 'dna', a folder or"),
         ],
     )

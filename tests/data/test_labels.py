@@ -47,7 +47,7 @@ class TestLabels:
         ("values", "kind", "message"),
         [
             (["a", None, ""], "auto", r"2 of 3 rows have no label, the first is row 2 \(None\)"),
-            (["a", "b", "b|a", ""], "auto", r"'\); .*; task.kind=multi_label reads 'b\|a' as several labels"),
+            (["a", "b", "b|a", ""], "auto", r"'\); .*; `kind=multi_label` reads 'b\|a' as several labels"),
             ([0.5, float("nan")], "auto", r"1 of 2 rows have no label, the first is row 2 \(nan\)"),
             (["1.5", "NA", "2"], "auto", r"1 of 3 rows have no label, the first is row 2 \('NA'\)"),
             (["a", "NaN"], "auto", r"no label, the first is row 2 \('NaN'\)"),
@@ -62,7 +62,7 @@ class TestLabels:
             ([[1], [2]], "auto", "the label of row 1 is list, not text or a number"),
             (["a", "a"], "auto", "all 2 labels are 'a'; classification needs two classes"),
             (["1", "a"], "regression", "label 'a' of row 2 is not a number"),
-            (["1"], "regresion", "unknown task.kind: 'regresion'; did you mean 'regression'"),
+            (["1"], "regresion", "unknown `kind`: 'regresion'; did you mean 'regression'"),
         ],
     )
     def test_faulty_labels_are_named(self, values: list, kind: str, message: str) -> None:
@@ -72,7 +72,7 @@ class TestLabels:
 
 def test_classes_that_look_like_several_labels_are_noted() -> None:
     found = read_labels({"train": ["sun", "rain; sun", "rain"]}, "auto", str)
-    assert found.reason.endswith("; task.kind=multi_label reads 'rain; sun' as several labels")
+    assert found.reason.endswith("; `kind=multi_label` reads 'rain; sun' as several labels")
     assert read_labels({"train": ["sun", "Paris, France"]}, "auto", str).reason == "the labels are text"
     assert "multi_label" not in several_hint(["1,5", "1", "5"])
 

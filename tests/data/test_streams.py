@@ -152,7 +152,7 @@ def test_workers_take_turns(tmp_path: Path) -> None:
     assert set(whole[:2].flat) != set(whole[2:4].flat)
     with pytest.raises(ValueError, match=r"1 process\(es\) of 2 worker\(s\), not 1 of 1"):
         StreamLoader(stream(source), 0).load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match=r"training\.workers 3 are more than the 2 file\(s\)"):
+    with pytest.raises(ValueError, match=r"`workers` 3 are more than the 2 file\(s\)"):
         StreamLoader(stream(source), 3)
 
 

@@ -179,7 +179,7 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
     """
     if name == DIGITS:
         return ImageSource(name, image, label)
-    if is_dataset(name):
+    if not isinstance(name, str) or is_dataset(name):
         return _of_rows(name, image, label)
     for layout in IMAGE_LAYOUTS.values():
         if (source := layout(name, image=image, label=label)) is not None:

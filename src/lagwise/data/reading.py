@@ -68,7 +68,7 @@ def _open_zip(path: Path, mode: str) -> IO[bytes]:
     return archive.open(names[0])
 
 
-def _open_gz(path: Path, mode: str) -> IO[bytes]:
+def _open_gz(path: Path, mode: str) -> Any:
     """The content of a .gz file, also of one that was compressed twice."""
     file: Any = gzip.GzipFile(path, mode)
     while file.peek(2)[:2] == b"\x1f\x8b":

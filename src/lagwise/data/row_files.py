@@ -85,11 +85,11 @@ def _text_table(data: bytes, path: Path, columns: Sequence[str] | None, written:
 def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The JSON objects in the lines that are not empty, and the numbers of these; of a JSON array its objects, and
     their numbers. ValueError names a faulty line."""
-    rest = iter(lines)
+    rest, found = iter(lines), False
     for number, line in enumerate(rest, 1):
         if not line.strip():
             continue
-        if line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        if not found and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             yield from _array_records(b"\n".join([line, *rest]), path)
             return
         try:
@@ -98,6 +98,7 @@ def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict
             raise ValueError(f"{path}, line {number}: not a JSON object ({one_line(error)})") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
+        found = True
         yield number, record
 
 

@@ -229,7 +229,7 @@ def open_rows(name: Data) -> RowSource:
     ...     open_rows(f"{folder}/rows.csv").columns
     ('text', 'label')
     """
-    if is_dataset(name):
+    if not isinstance(name, str) or is_dataset(name):
         return RowSource(source_name(name), dataset=hub_splits(name))
     path = without_pipe(expanded(name), ".csv")
     suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"

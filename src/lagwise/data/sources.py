@@ -125,7 +125,7 @@ def open_source(name: Data) -> Source:
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
-    if is_dataset(name):
+    if not isinstance(name, str) or is_dataset(name):
         return _of_dataset(name)
     if name == "stdlib":
         return _by_file(name, _stdlib_files())

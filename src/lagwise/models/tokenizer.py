@@ -26,8 +26,8 @@ class ByteLevelTokenizer(PreTrainedTokenizerFast):
             split.add_prefix_space = self.add_prefix_space
         if not is_split_into_words:
             return super()._encode_plus(text, text_pair, *args, **options)
-        spaced = [None if each is None else _spaced(each) for each in (text, text_pair)]
-        encoded = super()._encode_plus(*spaced, *args, is_split_into_words=True, **options)
+        words, more = _spaced(text), None if text_pair is None else _spaced(text_pair)
+        encoded = super()._encode_plus(words, more, *args, is_split_into_words=True, **options)
         if "offset_mapping" in encoded:
             batched = bool(text) and not isinstance(text[0], str)
             rows = encoded["offset_mapping"] if batched else [encoded["offset_mapping"]]
