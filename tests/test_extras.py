@@ -51,7 +51,7 @@ def test_every_optional_package_that_lagwise_imports_is_in_an_extra() -> None:
     ours = {module for modules in EXTRAS.values() for module in modules}
     benched = set().union(*map(listed, ("peers", "bench")))
     # needed by transformers, fastapi, pydantic, and PyTorch's builds for GPUs
-    parts = {"tokenizers", "huggingface_hub", "starlette", "pydantic_core", "triton"}
+    parts = {"packaging", "tokenizers", "huggingface_hub", "starlette", "pydantic_core", "triton"}
     known = {owner.lower() for owner in always | benched} | parts
     unknown = {
         name
