@@ -53,7 +53,7 @@ def test_every_optional_package_that_lagwise_imports_is_in_an_extra() -> None:
     names = {name for text in texts for name in imports.findall(text)} - {"lagwise"} - sys.stdlib_module_names
     ours = {module for modules in EXTRAS.values() for module in modules}
     # needed by transformers, fastapi, pydantic, and PyTorch's builds for GPUs
-    parts = {"tokenizers", "huggingface_hub", "starlette", "pydantic_core", "triton"}
+    parts = {"packaging", "tokenizers", "huggingface_hub", "starlette", "pydantic_core", "triton"}
     known = {owner.lower() for owner in always} | parts
     unknown = {
         name

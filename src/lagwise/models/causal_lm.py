@@ -139,7 +139,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             )
         if (given := either(cache, past_key_values)) is not None:
             kwargs[CACHE] = given
-        return super().generate(inputs, generation_config, *args, **kwargs)
+        parent: Any = super()
+        return parent.generate(inputs, generation_config, *args, **kwargs)
 
     def _validate_generated_length(self, generation_config: Any, input_ids_length: int, *args: Any) -> None:
         check_prompt_length(self.length_limit, input_ids_length, generation_config.max_length - input_ids_length)
@@ -260,7 +261,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         loss, logits = self.loss_and_logits(
             hidden, labels, num_items_in_batch, skip_logits=skip_logits, shift_labels=targets
         )
-        return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states, **{CACHE: out.cache})
+        return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states, **{CACHE: getattr(out, CACHE)})
 
 
 class _Steps(dict[Any, Any]):

@@ -320,12 +320,13 @@ class LagwiseModel(LagwisePreTrainedModel):
         h = self._with_context(h, input_ids, layout, cache)
         h = self.dropout(self._with_types(h, token_type_ids))
         states = self._through_layers(h, layout, cache, every=bool(output_hidden_states))
+        named: dict[str, Any] = {CACHE: cache}
         return LagwiseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if output_hidden_states else None,
             seq_idx=seq_idx,
             shard=shard,
-            **{CACHE: cache},
+            **named,
         )
 
     def _cache(
