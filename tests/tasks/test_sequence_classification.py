@@ -145,7 +145,7 @@ def test_scores_equal_their_definitions() -> None:
     ("override", "message"),
     [
         ("data.source=null", "classification needs rows to learn from"),
-        ("data.lengths=[16, 32]", "`data.lengths` does not apply"),
+        ("data.lengths=[16, 32]", "`lengths` does not apply"),
         ("task.label_smoothing=1.0", r"label_smoothing must be less than 1"),
         ("task.packing=yes please", "packing must be true or false"),
         ("task.labels=stars", "did you mean 'label'"),

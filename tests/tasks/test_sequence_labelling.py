@@ -128,7 +128,7 @@ def test_predicted_events_are_positions_in_the_series(tmp_path: Path) -> None:
         ("task.class_weights={beat: 0}", "must be greater than 0"),
         ("task.events=null", "belong together"),
         ("task.values=series", "no column 'series'"),
-        ("data.lengths=[16, 32]", "`data.lengths` does not apply"),
+        ("data.lengths=[16, 32]", "`lengths` does not apply"),
     ],
 )
 def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) -> None:

@@ -216,7 +216,7 @@ def test_gaps_are_filled(tmp_path: Path) -> None:
         ("task.window=2", r"task\.window must be 0 or at least task\.stride \+ task\.delay = 4, got 2"),
         ("task.noise=nowhere", "nowhere"),
         ("task.hide=1", r"task\.hide must be less than 1"),
-        ("data.lengths=[16, 64]", "`data.lengths` does not apply"),
+        ("data.lengths=[16, 64]", "`lengths` does not apply"),
     ],
 )
 def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) -> None:

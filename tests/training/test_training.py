@@ -170,8 +170,8 @@ class TestRefusals:
         [
             ({"hidden": 8}, "did you mean 'hidden_size'"),
             ({"vocab_size": 10}, "less than the tokenizer's 258"),
-            ({"max_position_embeddings": 16}, r"data\.length 32 is over"),
-            ({"max_position_embeddings": 40}, r"data\.evaluate_length 50 is over"),
+            ({"max_position_embeddings": 16}, r"`length` 32 is over"),
+            ({"max_position_embeddings": 40}, r"`evaluate_length` 50 is over"),
             ({"block": {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rp"}}}}, "mean 'rpe'"),
             (
                 {
@@ -180,7 +180,7 @@ class TestRefusals:
                         "token_mixer": {"name": "toeplitz", "kernel": {"name": "free", "max_length": 9}},
                     }
                 },
-                r"data\.length 32 is over the kernel's max_length 9",
+                r"`length` 32 is over the kernel's max_length 9",
             ),
         ],
     )
