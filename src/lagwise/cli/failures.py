@@ -22,7 +22,6 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # torch's words, in a RuntimeError
 _PEER_ENDED = ("Connection closed by peer", "Connection reset by peer")  # gloo's, in a RuntimeError
 _LONGEST = 600  # characters
-_WITH_RECIPES = ("train", "demo")  # commands whose arguments change a recipe
 #: The command that does what a message asks for.
 _COMMANDS = {
     "has not finished; resume it first": "lagwise train --resume RUN",
@@ -84,8 +83,8 @@ def _message(error: BaseException) -> str:
 
 
 def _with_options(message: str, app: typer.Typer) -> str:
-    """A message whose arguments in backticks, such as `out` or `kind=auto`, are written as options of the command that
-    ran, or of a command with a recipe as keys of the recipe."""
+    """Write the arguments in backticks of a message, such as `out` or `kind=auto`, as options of the command that ran,
+    or of a command with a recipe as keys of the recipe."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
@@ -93,14 +92,13 @@ def _with_options(message: str, app: typer.Typer) -> str:
     takes_settings = any(each.name == "overrides" for each in command.params)
 
     def written(found: re.Match[str]) -> str:
+        from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
+
         name, value = found[1], found[2] or ""
         if name in options:
             return f"{options[name]}{value.replace('=', ' ', 1)}"
-        if not takes_settings:
-            return found[0]
-        from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
-
-        return f"{key}{value}" if (key := setting(name)) else found[0]
+        key = setting(name) if takes_settings else None
+        return found[0] if key is None else f"{key}{value}"
 
     return re.sub(r"`(?:data\.)?(\w+)(=[^`]*)?`", written, message)
 
@@ -124,7 +122,7 @@ def _meant(option: str, context: Any) -> str:
         return "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
     if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
         return f"; did you mean --{near}?"
-    if context.command.name in _WITH_RECIPES:
+    if context.command.name in ("train", "demo"):
         from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
 
         if key := setting(name.replace("-", "_")):
