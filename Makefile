@@ -126,6 +126,13 @@ wheel-check:  ## build sdist and wheel, install each alone and the wheel with ea
 	  echo "== $$extra" && build/wheel-$$extra/bin/python tests/with_extra.py build/wheel-inputs $$extra || exit 1; \
 	done
 	build/wheel/bin/python tests/with_extra.py build/wheel-inputs ""
+	rm -rf build/papers && build/wheel/bin/python -m build --outdir build/papers papers
+	build/wheel/bin/python -m twine check --strict build/papers/*
+	build/wheel/bin/python scripts/check_wheel.py build/papers/*.whl papers/src
+	$(PYTHON) -m venv build/wheel-papers
+	realpath build/wheel/lib/python*/site-packages > $$(echo build/wheel-papers/lib/python*/site-packages)/base.pth
+	build/wheel-papers/bin/python -m pip install $(QUIETLY) --no-deps build/papers/*.whl
+	cd build && wheel-papers/bin/lagwise recipes --all && wheel-papers/bin/lagwise recipes lra-text-small
 
 release-check: lint test test-device test-slow wheel-check  ## all that a release must pass
 	$(BIN)/python scripts/release.py tested

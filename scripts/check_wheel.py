@@ -1,6 +1,6 @@
-"""Print a wheel's size and files, and fail unless they are those of src/lagwise.
+"""Print a wheel's size and files, and fail unless they are those of a folder, by default src.
 
-python scripts/check_wheel.py dist/*.whl
+python scripts/check_wheel.py dist/*.whl [FOLDER]
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def problems(wheel: Path, source: Path) -> list[str]:
     return found + ([f"the wheel has {size:,} bytes, more than {MOST:,}"] if size > MOST else [])
 
 
-def main(wheel: Path) -> int:
+def main(wheel: Path, source: Path = SOURCE) -> int:
     with zipfile.ZipFile(wheel) as archive:
         files = archive.infolist()
     print(f"{wheel.name}: {wheel.stat().st_size:,} bytes, {len(files)} files")
     for folder, number in sorted(Counter(str(PurePosixPath(file.filename).parent) for file in files).items()):
         size = sum(file.file_size for file in files if str(PurePosixPath(file.filename).parent) == folder)
         print(f"{size:>9,}  {number:>3} files  {folder}")
-    wrong = problems(wheel, SOURCE)
+    wrong = problems(wheel, source)
     for line in wrong:
         print(f"WRONG {line}")
     return len(wrong)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(*map(Path, sys.argv[1:])))

@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 #: what holds the version, and how: the group is replaced
 PLACES = {
     "src/lagwise/_version.py": r'^__version__ = "([^"]+)"$',
+    "papers/src/lagwise_papers/_version.py": r'^__version__ = "([^"]+)"$',
     "CITATION.cff": r"^version: (\S+)$",
     "README.md": r"\bdist/lagwise-([^-\s]+)-py3-none-any\.whl",
 }

@@ -107,7 +107,7 @@ def _usage_message(error: Any) -> str:
     message, context = error.format_message(), getattr(error, "ctx", None)
     if not message or context is None:  # without any arguments, the help has been printed
         return message
-    if place := elsewhere(next(iter(re.findall("^No such command '(.*)'", message)), None)):
+    if place := elsewhere(next(iter(re.findall("^No such command '([^']*)'", message)), None)):
         return f"command {place}"
     if option := getattr(error, "option_name", None):
         message = f"No such option: {option}{_meant(option, context)}"

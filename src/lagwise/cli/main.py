@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from lagwise.cli import failures
 from lagwise.cli.export import export
@@ -33,7 +34,26 @@ from lagwise.extras import require
 from lagwise.outside import Parts
 from lagwise.process import group_size, is_first, keep_freed_memory, leave_group, quick_imports, share_cores
 
+_OTHERS = Parts("command", None, "lagwise.commands", {})
+
+
+class _Commands(TyperGroup):
+    """The commands below, and those of other packages, which import this module: functions, or groups of commands."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        for name, part in _OTHERS.items():
+            others = part
+            if not isinstance(part, typer.Typer):
+                others = typer.Typer(add_completion=False)
+                others.command(name)(part)
+            command: Any = typer.main.get_command(others)
+            command.name, command.rich_help_panel = name, "Papers"
+            self.commands[name] = command
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Long-sequence models whose token mixing depends on lag: train, evaluate, stream, measure.",
     no_args_is_help=True,
     add_completion=False,
@@ -362,12 +382,6 @@ for _panel, _commands in {
 }.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
-# Functions and groups of commands of other packages.
-for _name, _command in Parts("command", None, "lagwise.commands", {}).items():
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name, rich_help_panel="Papers")
-    else:
-        app.command(_name, rich_help_panel="Papers")(_command)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ The same state space is written in two forms. The diagonal one has the poles the
 and cancel, so that it needs float64. The orthogonal one has the orthonormal basis Q of the poles' responses as its
 outputs, ``Q_{l+1} = Q_l A``; it needs a dense matrix A and works in float32.
 
-    python papers/benchmarks/spectral_filters.py --out benchmarks/results/spectral-filters.json
+    python benchmarks/spectral_filters.py --out benchmarks/results/spectral-filters.json
 """
 
 from __future__ import annotations
