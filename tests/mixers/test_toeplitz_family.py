@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,8 +88,9 @@ def test_chunks_of_a_stream_share_the_blocks_of_a_state_space(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("engine", ["block", "subquadratic"])
-def test_saved_configurations_with_former_engines_load(engine: str, tmp_path: Path) -> None:
-    spec = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rpe"}, "engine": "auto"}}
+@pytest.mark.parametrize("mixer", [{"name": "gtu", "kernel": {"name": "rpe"}}, {"name": "ema", "dimension": 2}])
+def test_saved_configurations_with_former_engines_load(mixer: dict[str, Any], engine: str, tmp_path: Path) -> None:
+    spec = {"name": "prenorm", "token_mixer": {**mixer, "engine": "auto"}}
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=5, hidden_size=4, num_hidden_layers=1, block=spec)).eval()
     model.save_pretrained(tmp_path)
     config = (tmp_path / "config.json").read_text()

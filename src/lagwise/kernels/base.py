@@ -108,8 +108,9 @@ class LagKernel(KeepsFloat32):
         )
 
     def spectrum(self, points: int) -> Tensor | None:
-        """The spectrum of the kernel wrapped around a circle of this many points, as `spectral_product` takes it; None
-        if the kernel is not made as such a spectrum. A product of at most half as many tokens then needs no taps."""
+        """The spectrum of the kernel wrapped around a circle of this many points, as `spectral_product` takes it, or
+        None if the kernel is not parameterised in the frequency domain. Signals of at most ``points / 2`` tokens can
+        then skip the inverse FFT."""
         return None
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lagwise.kernels.base import LagKernel
 from lagwise.tables import check_integer
 
-_LONGEST = 8192
+_MAX_SPAN = 8192
 _STEP = 0.125  # spacing of the sum that replaces the integral, and equals it to 1e-30
 _MIN_SINGULAR_VALUE = 1e-12  # least singular value, relative to the largest
 
@@ -39,8 +39,8 @@ class SpectralKernel(LagKernel):
         self, channels: int, *, causal: bool = True, filters: int = 24, span: int = 1024, alternating: bool = True
     ):
         super().__init__(channels, causal)
-        if not 1 <= check_integer("filters", filters) <= check_integer("span", span) <= _LONGEST:
-            raise ValueError(f"filters must be at most span, and span at most {_LONGEST}, got {filters} and {span}")
+        if not 1 <= check_integer("filters", filters) <= check_integer("span", span) <= _MAX_SPAN:
+            raise ValueError(f"filters must be at most span, and span at most {_MAX_SPAN}, got {filters} and {span}")
         self.span, self.alternating = span, alternating
         # Not a buffer: models are loaded via the meta device, where its values would be lost.
         self._filters = hankel_filters(span, filters)

@@ -128,7 +128,7 @@ class CausalSKI:
     def mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         """`Mixer.mix` with this kernel."""
         check_extent(kernel, x, layout)
-        graph = torch.compiler.is_compiling()  # which cannot branch on padding
+        graph = torch.compiler.is_compiling()  # no data-dependent branch in a graph
         if layout.mask is None or (not graph and not layout.padded_before):
             return self._mix(kernel, x)
         # Nodes count from a row's first token, so rows are moved to the start, and back.

@@ -14,6 +14,7 @@ from lagwise.mixers.derived import Derived
 from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.average import moving_average
+from lagwise.ops.product import saved_engine
 from lagwise.ops.recurrence import ema_graph_prefill, ema_last, ema_prefill, ema_taps, zoh_sums, zoh_tokens
 from lagwise.ops.shards import Shard, documents
 from lagwise.ops.symbolic import symbolic
@@ -77,7 +78,7 @@ class EMAMixer(Derived, Mixer):
         self.any_rate = True
         self.kernel = EMAKernel(channels, causal=causal, dimension=dimension, truncation=truncation)
         self.needs_float64 = truncation is not None
-        self.engine: str = known(engine, EMA_ENGINES, "engine")
+        self.engine: str = known(saved_engine(engine), EMA_ENGINES, "engine")
         self.omega = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 

@@ -119,7 +119,7 @@ def eager_state(fixed: Any, like: Any, followers: Iterator[OnlineFollower]) -> A
     Args:
         fixed: A state of fixed shapes.
         like: A state of the same mixer before the first token.
-        followers: Of its exact kernels, in order.
+        followers: Followers of its exact kernels, in order.
     """
     return _eager(fixed, like, followers, None)
 
@@ -170,7 +170,7 @@ def _map_rows(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def _fix(state: Any, like: Any, followers: list[OnlineFollower], seen: Tensor | None) -> Any:
     if isinstance(like, DueState):
-        state = online_block(state)  # once for the fixed state and its follower
+        state = online_block(state)  # shared by the fixed state and its follower
         fixed = due_state(state)
         followers.append(OnlineFollower(state, fixed))
         return fixed

@@ -19,7 +19,7 @@ from lagwise.mixers.derived import Derived
 from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
-from lagwise.ops.product import reachable_taps
+from lagwise.ops.product import reachable_taps, saved_engine
 from lagwise.ops.recurrence import (
     MIN_RADIUS,
     ModalBlocks,
@@ -41,9 +41,6 @@ from lagwise.ops.streaming import (
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz import fast_length, gated_product, spectral_product
 from lagwise.tables import build, known
-
-# Engines that configurations of saved models may name. All exact engines compute the same.
-_FORMER_ENGINES = ("block", "subquadratic")
 
 
 class ModalState(NamedTuple):
@@ -121,8 +118,7 @@ class ToeplitzMixer(Derived, Mixer):
             )
         elif len(spec) > 1:
             raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
-        name = "auto" if spec.get("name") in _FORMER_ENGINES else spec.get("name")
-        self.engine: str = known(name, ENGINES, "engine")
+        self.engine: str = known(saved_engine(spec.get("name")), ENGINES, "engine")
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:
         if self._frozen is Poles:

@@ -45,14 +45,14 @@ class TwoSidedSKI:
             raise ValueError(f"degree must be at most {_MAX_DEGREE}, got {degree}: polynomials explode at the ends")
         self.spacing = None if spacing is None else check_integer("spacing", spacing, 1)
         if not kernel.continuous:
-            kernel.smooth_at(torch.zeros(0))  # raises, and says why
+            kernel.smooth_at(torch.zeros(0))  # raises an explanatory error
 
     def mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         """`Mixer.mix` with this kernel."""
         check_extent(kernel, x, layout)
         if symbolic(x.shape[1]):
             return self._mix_rows(kernel, x, layout)
-        graph = torch.compiler.is_compiling()  # which cannot branch on padding
+        graph = torch.compiler.is_compiling()  # no data-dependent branch in a graph
         if layout.mask is None or (not graph and not layout.padded_before and not layout.padded_after):
             return self._mix(kernel, x)
         return self._mix_rows(kernel, x, layout)

@@ -75,8 +75,8 @@ class CompiledStep(InPlaceStep):
         super().use(model, step)
         given = _constants(InPlace(step, []))
         # User-managed constants: the code reads the model's own tensors, and this object keeps the others alive.
-        self._held = {name: given[name] for name in self._loader.get_constant_fqns()}
-        self._loader.load_constants(self._held, False, True, True)
+        self._constants = {name: given[name] for name in self._loader.get_constant_fqns()}
+        self._loader.load_constants(self._constants, False, True, True)
 
 
 def compiled_step(

@@ -16,7 +16,7 @@ from lagwise.models.inputs import check_vocabulary, surplus_argument
 from lagwise.models.step import StreamingStep, tensor_versions
 from lagwise.ops.streaming import OnlineFollower
 
-#: from the last tokens ``(batch,)`` to logits ``(batch, vocab_size)``, with the state in tensors of its own
+#: maps the last tokens ``(batch,)`` to logits ``(batch, vocab_size)``, and updates its own state tensors
 Run = Callable[[Tensor], Tensor]
 
 
@@ -69,7 +69,7 @@ class InPlaceStep:
         if cache.model != model.model.number or cache.seen == model.model.length_limit or cache.past is not None:
             return None
         stream = cache.stream
-        if stream is None or stream.held is not self:
+        if stream is None or stream.owner is not self:
             cache.require_no_right_padding()
             if not self._current(model):
                 return None
@@ -93,15 +93,15 @@ class InPlaceStep:
 class InPlaceStream:
     """The state of a cache while an `InPlaceStep` updates it. The cache's own states are stale until `stop`."""
 
-    def __init__(self, held: InPlaceStep, cache: StreamingCache):
-        self.held, self.cache, self.maker = held, cache, held.step
+    def __init__(self, owner: InPlaceStep, cache: StreamingCache):
+        self.owner, self.cache, self.maker = owner, cache, owner.step
         state, self.followers = self._take(cache)
         self.names = list(state)
         self._use(list(state.values()))
         cache.carry_on(self)
 
     def _use(self, state: list[Tensor]) -> None:
-        self.state, self.run = state, self.held.runner(state)
+        self.state, self.run = state, self.owner.runner(state)
 
     def step(self, token: Tensor) -> Tensor:
         """Return the logits after one more token per row."""
@@ -114,7 +114,7 @@ class InPlaceStream:
 
     def select_rows(self, rows: Tensor) -> bool:
         """Keep these rows. Returns False if that needs `stop` and the cache's own states."""
-        if self.followers or self.held.batch_size is not None:
+        if self.followers or self.owner.batch_size is not None:
             return False
         with torch.inference_mode(False), torch.no_grad():
             self._use([select_rows(tensor, rows).contiguous() for tensor in self.state])
@@ -125,7 +125,7 @@ class InPlaceStream:
 
         The old caches stay valid. Returns False if the join needs the caches' own states.
         """
-        if self.followers or self.held.batch_size is not None:
+        if self.followers or self.owner.batch_size is not None:
             return False
         states = [[*self._take(each)[0].values()] for each in (*before, *after)]
         states.insert(len(before), self.state)

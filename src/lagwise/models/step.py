@@ -98,10 +98,10 @@ class StreamingStep(nn.Module):
 
     def _fill(self, cache: StreamingCache, states: Sequence[Any]) -> None:
         layers = len(cache.layers)
-        for layer, held in zip(cache.layers, states[:layers], strict=True):
-            layer.state = held  # type: ignore[attr-defined]
-        for name, (held,) in zip(self.token_attributes, states[layers:], strict=True):
-            setattr(cache, name, held)
+        for layer, state in zip(cache.layers, states[:layers], strict=True):
+            layer.state = state  # type: ignore[attr-defined]
+        for name, (state,) in zip(self.token_attributes, states[layers:], strict=True):
+            setattr(cache, name, state)
 
     def _cached_states(self, cache: StreamingCache) -> tuple[Any, ...]:
         states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]

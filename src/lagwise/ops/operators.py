@@ -114,8 +114,8 @@ def _separate(results: Iterable[Tensor], inputs: Iterable[Any]) -> tuple[Tensor,
 def _autograd_gradients(
     compute: Callable[..., Any], results: int, inputs: int, wanted: int, *arguments: Any
 ) -> list[Tensor | None]:
-    """The gradients of the first wanted inputs, from those of the results. An operator is called where autograd does
-    not look, so the thread's own dispatch keys are put back."""
+    """The gradients of the first wanted inputs, from those of the results. Custom operators run below autograd, so the
+    thread's dispatch keys are restored for autograd to record."""
     grads, given, numbers = arguments[:results], arguments[results : results + inputs], arguments[results + inputs :]
     with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), torch.enable_grad():
         sources = [None if x is None else x.detach().requires_grad_() for x in given[:wanted]]
@@ -172,7 +172,7 @@ def loop_operator(
 
     Args:
         like: Returns new tensors like the results, for the same arguments.
-        namespace: Of the operator.
+        namespace: Namespace of the operator.
         writes: Names of the arguments that it writes to.
     """
 

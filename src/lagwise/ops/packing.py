@@ -103,7 +103,7 @@ class Layout:
         return mix(x, self) if self.shard is None else self.shard.near(mix, x, before, after)
 
     def require_grid(self, who: str) -> tuple[int, int]:
-        """The grid. If there is none, a ValueError names ``who`` needs it."""
+        """Return the grid. ValueError, naming ``who`` requires it, if there is none."""
         if self.grid is None:
             raise ValueError(
                 f"{who} needs a grid, and these tokens have none: give images (inputs 'patches'), one in each "
@@ -194,7 +194,7 @@ class Layout:
         for each in groups:
             begin, count = first[each], lengths[each]
             longest = max(count.tolist(), default=0)
-            if graph:  # documents of nothing, which go where `per_document` cuts them off
+            if graph:  # empty documents sort to the end, where `per_document` drops them
                 longest, missing = max(longest, _FILLED), max(2 - len(each), 0)
                 begin, count = F.pad(begin, (0, missing)), F.pad(count, (0, missing), value=_FILLED)
             offset = torch.arange(longest, device=first.device)
@@ -270,7 +270,7 @@ class Layout:
 
     @_once
     def rows_by_time(self) -> list[tuple[float, Tensor, Layout]]:
-        """Group rows with one time each: yield every time, the indices of its rows, and their layout without times."""
+        """Group rows with one time each: return every time, the indices of its rows, and their layout without times."""
         assert self.token_time is not None
         times, found = self.token_time[:, 0], []
         for time in times.unique().tolist():

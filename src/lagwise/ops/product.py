@@ -8,6 +8,7 @@ tested against.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from lagwise.ops.toeplitz.spectral import fft_gradients, fft_product, fft_values
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
+_FORMER_ENGINES = ("block", "subquadratic")  # configurations of saved models may name them
 
 
 def toeplitz_product(
@@ -114,6 +116,11 @@ _auto_operator = graph_operator(
     tensors="x taps",
     numbers="SymInt origin",
 )
+
+
+def saved_engine(name: Any) -> Any:
+    """Engine of a saved configuration: ``auto``, which computes the same, in place of one that has been removed."""
+    return "auto" if name in _FORMER_ENGINES else name
 
 
 def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tensor:

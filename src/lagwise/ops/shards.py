@@ -88,7 +88,7 @@ class Shard:
             mix: Called with tokens ``(batch, n, channels)`` of one document per row, zero at padding, and their layout.
             x: ``(batch, length, channels)``, zero at padding.
             before: Tokens that an output depends on, before its own.
-            after: Likewise.
+            after: Tokens that an output depends on, after its own.
         """
         spans = [(max(0, start - before), min(self.length, end + after)) for start, end in self.spans]
         return self.within(mix, x, spans, self.layout(*spans[self.rank]))

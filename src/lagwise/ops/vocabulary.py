@@ -26,7 +26,7 @@ def chunked_cross_entropy(
         bias: b ``(classes,)``, or None.
         labels: ``(n,)``; -100 for a row without one.
         dtype: In which matrices are multiplied, as under autocast. Sums over classes and rows are in float32.
-        rows: Of a chunk.
+        rows: Rows of a chunk.
 
     Returns:
         A number in float32. Gradients are computed in the forward pass, so that logits are computed once; the weight's

@@ -62,7 +62,7 @@ class Columns(DenseFeatures):
         self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())
 
     def without_levels(self) -> int:
-        """Number of the features that are not levels, which are last."""
+        """Number of features before the levels (levels come last)."""
         return self.channels
 
     def drop_levels(self) -> None:

@@ -24,7 +24,7 @@ _MAX_DILATIONS = 32
 LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
 _SAMPLED = 4096  # samples whose quantiles are thresholds of levels
 _FEW = 1 << 10  # samples of which all kernels' values are small
-_COMPARISONS = 1 << 17  # at once
+_COMPARISONS = 1 << 17  # upper bound per chunk
 _GOLDEN = (5**0.5 + 1) / 2
 
 
@@ -143,7 +143,7 @@ class Convolutions(DenseFeatures):
         return numbers
 
     def without_levels(self) -> int:
-        """Number of the features that are not levels, which are last."""
+        """Number of features before the levels (levels come last)."""
         return KERNELS * sum(self.thresholds)
 
     def drop_levels(self) -> None:

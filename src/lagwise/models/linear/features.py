@@ -21,8 +21,14 @@ FEATURES: dict[str, Any] = {
 
 
 def made_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
-    """Features of a model's inputs, which are of this name and have these options. options: the features' name and
-    options."""
+    """Build the feature extractor of a model's inputs.
+
+    Args:
+        name: Name of the inputs.
+        inputs: Options of the inputs.
+        vocab_size: Number of token ids.
+        options: Name and options of the features.
+    """
     sizes = {"tokens": vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
     context: dict[str, Any] = {each: inputs.get(each) for each in ("mean", "std")}
     return build(FEATURES, options, sizes[name], what="features", **context)

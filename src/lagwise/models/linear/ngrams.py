@@ -22,7 +22,7 @@ _COSINE = 4.0  # weight of the cosine of a pair, a single feature that says more
 
 
 class Sparse(NamedTuple):
-    """Features of rows, of which most are 0: numbers of features ``(batch, n)`` and their values, 0 at padding."""
+    """Features of rows, of which most are 0: feature indices ``(batch, n)`` and values, 0 at padding."""
 
     numbers: Tensor
     values: Tensor
@@ -81,7 +81,7 @@ class Ngrams(nn.Module):
             raise ValueError(f"kept must be the numbers of n-grams of words and of characters, got {kept}")
         if min(self.characters, default=1) < 1:
             raise ValueError(f"characters must be numbers of at least 1, got {characters}")
-        self.count = sum(kept) + 1  # the last is for all others
+        self.count = sum(kept) + 1  # + 1: the out-of-vocabulary bucket
         self.size = (3 + differences) * self.count + 2 if pairs else self.count
         self.register_buffer("spellings", torch.zeros(vocab_size, check_integer("longest", longest), dtype=torch.uint8))
         self.register_buffer("spelled", torch.zeros(vocab_size, dtype=torch.uint8))

@@ -1,4 +1,4 @@
-"""What features with a number each share: standardised samples, and the map to logits."""
+"""Base of dense feature extractors: standardisation, and the linear head."""
 
 from __future__ import annotations
 

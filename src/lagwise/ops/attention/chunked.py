@@ -17,8 +17,8 @@ from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.tables import known
 
 ATTENTION_FUNCTIONS = ("softmax", "laplace", "relu2")
-_BASE = 10000.0
-_ROWS = 512  # queries at a time where scores are computed in full, so that memory is linear in the window
+_ROTARY_BASE = 10000.0
+_QUERIES_AT_ONCE = 512  # queries at a time where scores are computed in full, so that memory is linear in the window
 _LAPLACE_MEAN = math.sqrt(0.5)
 _LAPLACE_WIDTH = math.sqrt(1 / (4 * math.pi))
 
@@ -228,7 +228,7 @@ def rotary_factors(
     if size % 2:
         raise ValueError(f"rotary positions need an even number of channels, got {size}")
     dtype = torch.promote_types(dtype, torch.float32)
-    rates = _BASE ** (-torch.arange(0, size, 2, dtype=dtype, device=positions.device) / size)
+    rates = _ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=dtype, device=positions.device) / size)
     count = positions.numel()
     table = limit is not None and (not has_static_value(count) or limit < count)
     places = torch.arange(limit, device=positions.device) if table else positions
@@ -396,8 +396,8 @@ def _attend(
     before = n - query.shape[2]
     if function == "softmax" and bias is None and real is None and not before:
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
-    for start in range(before, n, _ROWS):
-        end = min(start + _ROWS, n)
+    for start in range(before, n, _QUERIES_AT_ONCE):
+        end = min(start + _QUERIES_AT_ONCE, n)
         seen, allowed = end if causal else n, real
         index = torch.arange(seen, device=query.device)
         lags = index[start:end, None] - index

@@ -13,7 +13,7 @@ from lagwise.ops.constants import table_device
 from lagwise.ops.operators import in_graph
 from lagwise.ops.symbolic import symbolic
 
-_QUERY_CHUNK = 512
+_QUERIES_AT_ONCE = 512
 _FEATURES = 4  # parts of a position: 32 bits in bfloat16
 
 
@@ -60,9 +60,8 @@ def attention(
     Raises:
         ValueError: If there are more queries than keys.
 
-    Beyond ``_QUERY_CHUNK`` queries the bias is computed in chunks. In training it needs O(length * total) memory, but
-    on a CPU, for slopes, O(total). On a GPU, causal attention with slopes to a whole text is one fused kernel without a
-    bias.
+    Beyond 512 queries the bias is computed in chunks. In training it needs O(length * total) memory, but on a CPU, for
+    slopes, O(total). On a GPU, causal attention with slopes to a whole text is one fused kernel without a bias.
 
     Source: TNN eq. 1 and 6 (ALiBi); computed by torch's scaled_dot_product_attention.
     """
@@ -87,7 +86,7 @@ def attention(
     if toeplitz and mask is not None:
         query, key, value = _without_padding(query, key, value, mask)
     whole = symbolic(length) or in_graph()  # a loop would be compiled anew for every length
-    step = length if whole else _QUERY_CHUNK
+    step = length if whole else _QUERIES_AT_ONCE
     for start in [0] if whole else range(0, length, step):
         part = query[:, :, start : start + step]
         first = total - length + start

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lagwise.ops.symbolic import symbolic
 
-_CHUNK = 64
+_CHUNK_TOKENS = 64
 
 
 def linear_attention(
@@ -48,7 +48,7 @@ def linear_attention(
             return query @ state, state
         if symbolic(length):  # a graph has no loops: all pairs
             return (query @ key.mT).tril() @ value + query @ state, state + key.mT @ value
-        size = min(_CHUNK, length)
+        size = min(_CHUNK_TOKENS, length)
         chunks = -(-length // size)
         query, key, value = (
             F.pad(t, (0, 0, 0, chunks * size - length)).unflatten(2, (chunks, size)) for t in (query, key, value)

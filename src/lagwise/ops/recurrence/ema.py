@@ -18,9 +18,9 @@ from lagwise.ops.recurrence.scan import block_scan
 from lagwise.ops.symbolic import FINE, chunk_count, symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 
-_BLOCK = 32
-_LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
-_LONG = 32768
+_BLOCK_TOKENS = 32
+_LONG_BLOCK = 64  # tokens, for long signals: their states, one per block, cost more than the work inside blocks
+_LONG_SIGNAL_TOKENS = 32768
 _FASTEST = -1e3  # least ln q: nothing is left after one token, and powers are not NaN as they would be for ln 0
 
 
@@ -140,7 +140,7 @@ def _averages(
 ) -> _Averages:
     """`ema_scan` without truncation, or `ema_prefill` up to the last block."""
     dtype = compute_dtype(x, weight)
-    size = _LONG_BLOCK if x.shape[1] >= _LONG else _BLOCK
+    size = _LONG_BLOCK if x.shape[1] >= _LONG_SIGNAL_TOKENS else _BLOCK_TOKENS
     if not in_graph():  # which would have the smaller of two symbols in every size
         size = min(size, x.shape[1])
     tables = _tables_operator if kept_apart(x) else _block_tables

@@ -12,9 +12,9 @@ from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import FINE, chunk_count, symbolic_product
 from lagwise.ops.toeplitz.block import toeplitz_blocks
 
-_BLOCK = 32
-_LONG_BLOCK = 64  # from this length on, the states, one per block, cost more than the work inside blocks
-_LONG = 8192
+_BLOCK_TOKENS = 32
+_LONG_BLOCK = 64  # tokens, for long signals: their states, one per block, cost more than the work inside blocks
+_LONG_SIGNAL_TOKENS = 8192
 _NEAR, _TERMS = 0.5, 14  # the series is exact to float64's last digit up to this radius
 MIN_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
 _SIGNAL_ELEMENTS = 1 << 20  # elements of the tokens processed at a time
@@ -253,7 +253,7 @@ def modal_graph_prefill(
 
 def modal_block(length: int) -> int:
     """Tokens of a block of a signal of this length."""
-    return min(length, _LONG_BLOCK if length >= _LONG else _BLOCK)
+    return min(length, _LONG_BLOCK if length >= _LONG_SIGNAL_TOKENS else _BLOCK_TOKENS)
 
 
 class ModalBlocks(NamedTuple):

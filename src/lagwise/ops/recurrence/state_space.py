@@ -12,11 +12,11 @@ from lagwise.ops.recurrence.transfer import frequencies, largest_difference
 from lagwise.ops.toeplitz.spectral import fast_length
 
 _FIRST_SUBSPACE = 64  # doubled where the singular values outside could matter
-_ROUNDS = 2
+_SUBSPACE_ROUNDS = 2
 _BASIS_ELEMENTS = 1 << 22  # elements of one basis of the channels reduced together; four exist at a time: 128 MB
 _FFT_ELEMENTS = 1 << 21  # and of one of the transforms that multiply them by H
 _MARGIN = 0.25  # share of the tolerance that a subspace may leave outside before it is doubled
-_FURTHER = 4  # orders to try beyond the expected one
+_EXTRA_ORDERS = 4  # orders to try beyond the expected one
 # No pole is closer to 0: its weight is residue / pole, and at this distance its rounding equals the change from moving
 # it away from 0.
 _SMALLEST_POLE = 2.0**-12
@@ -168,7 +168,7 @@ def _hankel_spectrum(h: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tens
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(size, n, dtype=h.dtype, generator=generator, device="cpu").to(h.device)
         basis = start.expand(channels, -1, -1).mT
-        for _ in range(_ROUNDS):
+        for _ in range(_SUBSPACE_ROUNDS):
             basis = torch.linalg.qr(_hankel_product(spectrum, basis, points))[0]
         inside = basis.mT @ _hankel_product(spectrum, basis, points)
     values, vectors = torch.linalg.eigh((inside + inside.mT) / 2)
@@ -203,7 +203,7 @@ def _smallest(
 ) -> _Fit:
     """The modes of the smallest order within the tolerance. ValueError if there is none."""
     best, nearest = None, (float("inf"), 0)
-    last = min(most + _FURTHER, max_order, len(system[1]))
+    last = min(most + _EXTRA_ORDERS, max_order, len(system[1]))
     for s in range(most, max(most, last) + 1):
         fit = _fit(system, s, gain, tolerance * gain)
         if fit.error <= tolerance * gain:

@@ -35,7 +35,7 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
 
     Args:
         taps: ``(n,)`` in float64, zero from lag n on.
-        modes: Of one channel, with all ``|p| < 1``.
+        modes: Modes of one channel, with all ``|p| < 1``.
         enough: If a value above this is met, the first result is the largest value met and not a bound.
 
     Returns:

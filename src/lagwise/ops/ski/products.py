@@ -53,7 +53,7 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
         x: ``(batch, length, channels)``.
         coefficients: ``(channels, 2 r - 1)``, the kernel at lags ``(1 - r) s`` to ``(r - 1) s`` with ``s = (length - 1)
             / (r - 1)`` and r = min(rank, length) nodes.
-        degree: Of the interpolation.
+        degree: Degree of the interpolation.
         local: Taps of T_sparse ``(channels, m)`` and the index of lag 0 among them.
 
     Returns:
@@ -361,8 +361,7 @@ def _forward(
 
 
 def _smoothed(z: Tensor, coarse: Tensor, form: _Form) -> Tensor:
-    """``A z``. By FFT at any rank: a product of one block is slower even at rank 64 (docs/log.md, "SKI coarse
-    product")."""
+    """``A z``, always by FFT: a dense product is slower even at rank 64 (docs/log.md, "SKI coarse product")."""
     return _as_rows(fft_product(*_as_channels(z, coarse), form.coarse_origin, "auto"), z)
 
 
