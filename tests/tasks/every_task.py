@@ -227,13 +227,13 @@ CASES = {
         "sequence_classification", _classes, [{"text": "good", "id": 7}, {"text": ""}], ("task.label=stars", "'stars'")
     ),
     "numbers of pairs": Case(
-        "sequence_classification", _pairs, [{"one": "bad", "two": "film"}], ("task.kind=rank", "unknown task.kind")
+        "sequence_classification", _pairs, [{"one": "bad", "two": "film"}], ("task.kind=rank", "unknown `kind`")
     ),
     "a task of GLUE": Case(
         "sequence_classification",
         _acceptable,
         [{"text": "good film"}],
-        ("task.metric=f2", "unknown task.metric"),
+        ("task.metric=f2", "unknown `metric`"),
     ),
     "forecasts": Case(
         "forecasting",
@@ -251,7 +251,7 @@ CASES = {
         "sequence_classification",
         _series,
         [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
-        ("task.class_weights=even", "unknown task.class_weights"),
+        ("task.class_weights=even", "unknown `class_weights`"),
     ),
     "several labels of text": Case(
         "sequence_classification", _several, [{"text": "good film", "id": 7}], ("task.kind=regression", "is list")
