@@ -134,7 +134,7 @@ def test_labels_of_samples_with_times(tmp_path: Path) -> None:
         ("series", ["task.time=falls"], r"sample 3 has the time 0\.5, which is not after"),
         ("series", ["task.time=some"], "sample 2 has no time"),
         ("series", ["task.time=t", "model.block={name: prenorm, token_mixer: {name: tcn}}"], "TCNMixer counts tokens"),
-        ("denoise", ["task.time=t"], "task.stride=1, task.delay=0, task.window=0"),
+        ("denoise", ["task.time=t"], "`stride=1`, `delay=0`, `window=0`"),
         ("signal-steps", ["task.time=t", "task.stride=1", "task.augment={noise: 0.1}"], "no `augment`"),
     ],
 )
