@@ -245,7 +245,7 @@ CASES = {
         "image_classification",
         _images,
         [{"image": encode_array(np.zeros((8, 4, 3), dtype=np.uint8)), "id": 7}],
-        ("task.channels=2", "task.channels"),
+        ("task.channels=2", "`channels`"),
     ),
     "classes of series": Case(
         "sequence_classification",
@@ -272,7 +272,7 @@ CASES = {
         "sequence_labelling",
         _steps,
         [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
-        ("task.label=state", "task.label='state'"),
+        ("task.label=state", "all but that of the labels, 'state'"),
     ),
     "another signal": Case(
         "signal_to_signal",
