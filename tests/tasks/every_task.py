@@ -215,13 +215,13 @@ CASES = {
         "sequence_classification", _classes, [{"text": "good", "id": 7}, {"text": ""}], ("task.label=stars", "'stars'")
     ),
     "numbers of pairs": Case(
-        "sequence_classification", _pairs, [{"one": "bad", "two": "film"}], ("task.kind=rank", "unknown task.kind")
+        "sequence_classification", _pairs, [{"one": "bad", "two": "film"}], ("task.kind=rank", "unknown `kind`")
     ),
     "a task of GLUE": Case(
         "sequence_classification",
         _acceptable,
         [{"text": "good film"}],
-        ("task.metric=f2", "unknown task.metric"),
+        ("task.metric=f2", "unknown `metric`"),
     ),
     "forecasts": Case(
         "forecasting",
@@ -233,13 +233,13 @@ CASES = {
         "image_classification",
         _images,
         [{"image": encode_array(np.zeros((8, 4, 3), dtype=np.uint8)), "id": 7}],
-        ("task.channels=2", "task.channels"),
+        ("task.channels=2", "`channels`"),
     ),
     "classes of series": Case(
         "sequence_classification",
         _series,
         [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
-        ("task.class_weights=even", "unknown task.class_weights"),
+        ("task.class_weights=even", "unknown `class_weights`"),
     ),
     "several labels of text": Case(
         "sequence_classification", _several, [{"text": "good film", "id": 7}], ("task.kind=regression", "is list")
@@ -254,7 +254,7 @@ CASES = {
         "sequence_labelling",
         _steps,
         [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
-        ("task.label=state", "task.label='state'"),
+        ("task.label=state", "all but that of the labels, 'state'"),
     ),
     "another signal": Case(
         "signal_to_signal",

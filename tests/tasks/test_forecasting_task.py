@@ -50,9 +50,7 @@ def test_every_epoch_has_every_window_in_another_order() -> None:
 
 
 def test_tables_that_do_not_fit(tmp_path: Path) -> None:
-    needs = (
-        r"data.length 10 and task.horizon 40 need 50 rows; the valid part .* has 20; make task.horizon smaller by 30"
-    )
+    needs = r"`length` 10 and `horizon` 40 need 50 rows; the valid part .* has 20; make `horizon` smaller by 30"
     with pytest.raises(ValueError, match=needs):
         opened(tmp_path, horizon=40)
     with pytest.raises(ValueError, match=r"unknown column: 'c' .*known: t, a, b"):

@@ -129,9 +129,9 @@ def test_a_run_crops_new_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 8, "crop": 0.0}, r"task\.crop must be greater than 0 and at most 1, got 0\.0"),
-        ({"size": 8, "crop": 1.5}, r"task\.crop must be .* at most 1, got 1\.5"),
-        ({"crop": 0.9}, r"task\.crop needs a task\.size, the side of a square, got None"),
+        ({"size": 8, "crop": 0.0}, r"`crop` must be greater than 0 and at most 1, got 0\.0"),
+        ({"size": 8, "crop": 1.5}, r"`crop` must be .* at most 1, got 1\.5"),
+        ({"crop": 0.9}, r"`crop` needs a `size`, the side of a square, got None"),
         ({"size": [8, 4], "crop": 0.9}, r"the side of a square, got \[8, 4\]"),
     ],
 )

@@ -124,7 +124,7 @@ def test_labels_of_samples_with_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "options", "message"),
     [
-        ("series", ["task.time=t", "task.stride=2"], "needs task.stride=1, got 2"),
+        ("series", ["task.time=t", "task.stride=2"], "needs `stride=1`, got 2"),
         ("series", ["task.time=x"], "'x' is 'a', not a number"),
         ("series", ["task.time=label"], "must be a column of its own"),
         ("series", ["task.time=t", "task.features=[t]"], "must be a column of its own"),
@@ -133,8 +133,8 @@ def test_labels_of_samples_with_times(tmp_path: Path) -> None:
         ("series", ["task.time=falls"], r"sample 3 has the time 0\.5, which is not after"),
         ("series", ["task.time=some"], "sample 2 has no time"),
         ("series", ["task.time=t", "model.block={name: prenorm, token_mixer: {name: tcn}}"], "TCNMixer counts tokens"),
-        ("denoise", ["task.time=t"], "task.stride=1, task.delay=0, task.window=0"),
-        ("signal-steps", ["task.time=t", "task.stride=1", "task.augment={noise: 0.1}"], "no task.augment"),
+        ("denoise", ["task.time=t"], "`stride=1`, `delay=0`, `window=0`"),
+        ("signal-steps", ["task.time=t", "task.stride=1", "task.augment={noise: 0.1}"], "no `augment`"),
     ],
 )
 def test_what_is_wrong_with_times_is_named(tmp_path: Path, recipe: str, options: list[str], message: str) -> None:

@@ -276,7 +276,7 @@ def test_a_run_of_series_in_lines_predicts_lines_without_labels(tmp_path: Path) 
         (
             (3, 200),
             16,
-            r"3 samples of 200 features, less than 16 samples, .*transpose them .*signal-steps.*stride=1 \(to 3",
+            r"3 samples of 200 features, less than 16 samples, .*transpose them .*signal-steps.*stride=1` \(to 3",
         ),
         ((3, 200), None, r"3 samples of 200 features, less than 16 samples, .*beside the features; .*transpose them "),
         ((1, 200), None, "1 sample of 200 features, less than 2 samples, which a series has at least; .*transpose"),
