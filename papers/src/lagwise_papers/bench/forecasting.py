@@ -128,13 +128,15 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
     """
     train, valid, test = benchmark.split(len(x))
     began = time.perf_counter()
-    forecaster = LagForecaster(horizon, validation=valid - train, **{"refit": False, **options}).fit(x[:valid])
+    settings: dict[str, Any] = {"refit": False, **options}
+    forecaster = LagForecaster(horizon, validation=valid - train, **settings).fit(x[:valid])
     seconds = time.perf_counter() - began
     look_back = forecaster.maps_.shape[1]
     tested = x[valid - look_back : test]
     scores = forecaster.evaluate(tested)
     if forecaster.logs:  # its scores are those of logarithms
-        scores = scores._replace(crps=None, **_restored(forecaster, tested, x[:train].std(0)))
+        restored: dict[str, Any] = _restored(forecaster, tested, x[:train].std(0))
+        scores = scores._replace(crps=None, **restored)
     return {
         "mse": scores.mse,
         "mae": scores.mae,
