@@ -73,7 +73,7 @@ Language models of about 2.5 million parameters without embeddings, each after 2
 perplexity at 512 tokens, the trained length; how many times as large it is at {_LONGEST:,}; tokens a second of
 training. *Better and faster*: the best model that has a lower perplexity and trains faster; where there is none, the
 model is a choice. Where there are steps, they are those of two blocks of 256 channels, as times as fast as TNN's.
-[The family](family.md) has the classes and papers.
+[The family](../papers/docs/family.md) has the classes and papers.
 """
 
 _DOUBTS = """

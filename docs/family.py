@@ -1,4 +1,4 @@
-"""Generate docs/family.md: the mixers and kernels, their sources, and what each can do, as their classes say.
+"""Generate papers/docs/family.md: the mixers and kernels, their sources, and what each can do, as their classes say.
 
 Run it (`make docs`) after adding one; a test compares the file with what it would write.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tables import has_results, made_by, paragraph, results, table
+from tables import has_results, linked_from, made_by, paragraph, results, table, wrapped
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.base import LagKernel
@@ -23,7 +23,7 @@ from lagwise.models.conversion import KERNEL_MIXERS
 from lagwise_papers.family.recurrence import RecurrentMixer
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "family.md"
+PAGE = ROOT / "papers" / "docs" / "family.md"
 SPEED = {"family-cpu.json": "", "family-table-5-cpu.json": ", as in TNN's table 5"}
 CONVERSION = "kernel-conversion-cpu.json"
 CONTRACT = "contract-cpu.json"
@@ -93,7 +93,8 @@ _PACKAGES = """
 |---|---|---|
 | `attention` | `x-transformers` | equal, with ALiBi |
 | `chunked_attention` | `local-attention` | equal, without its look at the windows around |
-| `ema` | `mega-pytorch` | equal by other parameters: decay (1 - α) δ, in MEGA 1 - α δ ([its layer](migrating.md)) |
+| `ema` | `mega-pytorch` | equal by other parameters: decay (1 - α) δ, in MEGA 1 - α δ \
+([its layer](../papers/docs/migrating.md)) |
 | `s5` | `s5-pytorch` | equal in both directions |
 | `lru` | `lru-pytorch` | equal; its D is a matrix |
 | `dss` | `gated-state-spaces-pytorch` | equal with a step of 1 and poles shared by all channels |
@@ -169,7 +170,7 @@ def page() -> str:
     parts = [_HEAD, _MIXERS, table(columns, mixers), "", _KERNELS]
     parts.append(table(("name", "class", "source", "streams as", "between tokens", "test"), kernels))
     sections = [_MATRICES, _contract(), *(_speed(name) for name in SPEED if has_results(name)), _conversion()]
-    return "\n".join(parts) + "\n" + "".join(sections) + _PACKAGES + _LEFT_OUT
+    return wrapped(linked_from(PAGE, "\n".join(parts) + "\n" + "".join(sections) + _PACKAGES + _LEFT_OUT))
 
 
 def _mixer_row(name: str, mixer: type[Mixer]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import textwrap
 from itertools import zip_longest
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -181,16 +182,16 @@ def draw_arena() -> None:
         axes.legend(frameon=False, fontsize=7)
     for row in grid:
         row[0].set_ylabel("validation accuracy, %")
-    _save(figure, "arena.png")
+    _save(figure, "arena.png", ROOT / "papers" / "docs" / "figures")
 
 
 def _thousands(n: float, _: int) -> str:
     return f"{n / 1024:.0f}k" if n >= 1024 else f"{n:.0f}"
 
 
-def _save(figure: Figure, name: str) -> None:
-    FIGURES.mkdir(exist_ok=True)
-    figure.savefig(FIGURES / name, dpi=130, metadata={"Software": None})
+def _save(figure: Figure, name: str, folder: Path = FIGURES) -> None:
+    folder.mkdir(exist_ok=True)
+    figure.savefig(folder / name, dpi=130, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -55,6 +57,14 @@ def wrapped(text: str) -> str:
     """A page with its paragraphs wrapped, and tables, headings, images and lists as they are."""
     parts = text.strip().split("\n\n")
     return "\n\n".join(part if part.startswith(("|", "#", "!", "- ")) else paragraph(part) for part in parts) + "\n"
+
+
+def linked_from(page: Path, text: str) -> str:
+    """Rewrite links that are relative to docs/ for a page elsewhere."""
+    here = posixpath.relpath(ROOT / "docs", page.parent)
+    return re.sub(
+        r"\]\((?!https?:|#)([^)\s]+)\)", lambda found: f"]({posixpath.normpath(posixpath.join(here, found[1]))})", text
+    )
 
 
 def paragraph(text: str) -> str:

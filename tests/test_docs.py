@@ -129,7 +129,9 @@ def test_citations_are_read(equations: ModuleType, text: str, places: set) -> No
     assert equations.cited_places(text) == places
 
 
-PAGES = sorted(p for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if p.name != "log.md")
+FOLDERS = (ROOT / "docs", ROOT / "papers")
+PAGES = [page for folder in FOLDERS for page in folder.rglob("*.md") if page.name != "log.md"]
+PAGES = sorted([*ROOT.glob("*.md"), *PAGES])
 
 
 def blocks(path: Path, *languages: str) -> list[str]:
@@ -183,6 +185,9 @@ def test_the_targets_of_make_exist(name: str) -> None:
 def test_generated_page_is_current(name: str) -> None:
     generator = script(name)
     assert generator.PAGE.read_text() == generator.page(), "run `make docs`"
+    if name == "benchmarks":
+        assert generator.page().count("\n|---") <= 12
+        assert generator.PAPERS_PAGE.read_text() == generator.papers_page(), "run `make docs`"
 
 
 def test_prose_is_wrapped() -> None:

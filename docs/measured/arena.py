@@ -49,12 +49,13 @@ work on the machine. Validation is the accuracy after a third and two thirds of 
 half and at its end; the test accuracy is that of the best validation checkpoint, in per cent.
 
 The published models were trained longer, TNN for 40 passes over the rows of ListOps, 32 of Text, 20 of Retrieval, and
-200 of Image and of Pathfinder, and most are wider or deeper ([sizes](arena.md#published-accuracy)). Our models of text
+200 of Image and of Pathfinder, and most are wider or deeper
+([sizes](../papers/docs/arena.md#published-accuracy)). Our models of text
 and of retrieval have embeddings of three to six bytes together (`model.ngram_sizes`), which are nearly all of their
 parameters and which the published ones have not. Our retrieval asks whether two passages are of the same book; the
 published one, whether two papers cite each other."""
 
-_FIGURE = "![Validation accuracy over time](figures/arena.png)"
+_FIGURE = "![Validation accuracy over time](../papers/docs/figures/arena.png)"
 
 
 def _row(name: str, run: dict[str, Any], published: dict[str, dict[str, str]]) -> list[str]:
@@ -102,13 +103,13 @@ def arguments() -> str:
 
 Test accuracy, in per cent, of a network with one hidden layer that is given the outermost operator and counts of some
 of its arguments' values, trained on {trained:,} rows and tested on {tested:,}. From the third row on it is also given
-the operators of the other lists ([what this means](arena.md#what-these-tasks-measure))."""
+the operators of the other lists ([what this means](../papers/docs/arena.md#what-these-tasks-measure))."""
     return f"{text}\n\n{tables.measured_table(_ARGUMENTS, ['known arguments', 'test'], rows)}"
 
 
 def _published() -> dict[str, dict[str, str]]:
     """The figures of the page on Long Range Arena, by model and task."""
-    text = (tables.ROOT / "docs" / "arena.md").read_text().partition("## Published accuracy")[2]
+    text = (tables.ROOT / "papers" / "docs" / "arena.md").read_text().partition("## Published accuracy")[2]
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     head, _, *rows = lines
     tasks = [task.lower() for task in head]

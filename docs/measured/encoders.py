@@ -66,7 +66,8 @@ def glue() -> str:
     found = results(name)["results"]
     return f"""## Encoders: GLUE
 
-The models pretrained above, fine-tuned by the recipes glue-TASK with three seeds ([GLUE](glue.md)): mean and standard
+The models pretrained above, fine-tuned by the recipes glue-TASK with three seeds
+([GLUE](../papers/docs/glue.md)): mean and standard
 deviation on the dev sets, in percent. The last row trains TNN without its pretraining. TF-IDF is a linear model of
 words and pairs of words.
 

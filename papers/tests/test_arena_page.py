@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_speeds_are_relative_to_the_transformer_and_to_the_papers_baselines(aren
 
 
 def test_every_run_has_a_published_figure(arena: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(DOCS.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(DOCS.parent / "papers" / "benchmarks"))
     monkeypatch.delitem(sys.modules, "arena", raising=False)
     plan = importlib.import_module("arena").PLAN
     monkeypatch.delitem(sys.modules, "arena")

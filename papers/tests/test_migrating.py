@@ -1,4 +1,4 @@
-"""Layers of mega-pytorch, tnn-pytorch and safari against ours with the same weights, as docs/migrating.md tells."""
+"""Layers of mega-pytorch, tnn-pytorch and safari against ours with the same weights (papers/docs/migrating.md)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_speeds_of_other_code(family: ModuleType, tmp_path: Path) -> None:
 
 
 def test_figures_of_the_paper_have_models(family: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "papers" / "benchmarks"))
     plans = importlib.import_module("language").PLANS
     assert set(family.PUBLISHED) <= set(plans["family"])
     assert set(family.ABLATED) <= set(plans["ablations"])
