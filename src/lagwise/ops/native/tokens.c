@@ -55,52 +55,108 @@ static inline float sum_of(vector x) {
 
 /* x in the first `width` lanes, and zeros. */
 static inline vector inside(vector x, long width) {
-    for (int i = 0; i < LANES; i++) x[i] = i < width ? x[i] : 0;
+    for (int i = 0; i < LANES && width < LANES; i++) x[i] = i < width ? x[i] : 0;
     return x;
 }
+
+/* Sizes of rows; and which tensors are bfloat16 rather than float32. */
+typedef struct {
+    long rows, channels, parts, centred, x16, branch16, total16, y16, threads;
+} norm_sizes;
 
 /* The mean of a row, 0 unless centred, and 1 / sqrt(mean((x - mean)^2) + epsilon). */
 typedef struct {
     float mean, scale;
 } spread;
 
-static spread spread_of(const void *x, long first, long channels, float epsilon, int centred, int bfloat16) {
+/* Channels from c on: a constant where rows consist of whole vectors. */
+static inline __attribute__((always_inline)) long left(const norm_sizes *s, long c, int whole) {
+    return whole ? LANES : s->channels - c;
+}
+
+static inline __attribute__((always_inline)) spread spread_of(const norm_sizes *s, const void *x, long first,
+                                                              float epsilon, int whole, int bfloat16) {
+    const long channels = s->channels;
     vector sum = every(0), squares = every(0);
-    for (long c = 0; centred && c < channels; c += LANES) sum += get(x, first + c, channels - c, bfloat16);
+    if (s->centred)
+        for (long c = 0; c < channels; c += LANES) sum += get(x, first + c, left(s, c, whole), bfloat16);
     const float mean = sum_of(sum) / channels;
     for (long c = 0; c < channels; c += LANES) {
-        const vector centre = get(x, first + c, channels - c, bfloat16) - mean;
-        const vector kept = c + LANES > channels ? inside(centre, channels - c) : centre;
-        squares += kept * kept;
+        const long width = left(s, c, whole);
+        const vector centre = inside(get(x, first + c, width, bfloat16) - mean, width);
+        squares += centre * centre;
     }
     return (spread){mean, 1.0f / sqrtf(sum_of(squares) / channels + epsilon)};
 }
 
-/* Sizes of rows, and which tensors are bfloat16 rather than float32. */
-typedef struct {
-    long rows, channels, parts, centred, x16, branch16, total16, y16, threads;
-} norm_sizes;
+static inline __attribute__((always_inline)) void norm_row(const norm_sizes *s, const void *x, const void *branch,
+                                                           const float *weight, const float *bias, void *total, void *y,
+                                                           float epsilon, long first, int whole, int x16, int branch16,
+                                                           int total16, int y16) {
+    const long channels = s->channels;
+    if (branch)
+        for (long c = 0; c < channels; c += LANES) {
+            const long at = first + c, width = left(s, c, whole);
+            put(total, at, get(x, at, width, x16) + get(branch, at, width, branch16), width, total16);
+        }
+    const spread own = spread_of(s, total, first, epsilon, whole, total16);
+    for (long c = 0; c < channels; c += LANES) {
+        const long at = first + c, width = left(s, c, whole);
+        vector value = (get(total, at, width, total16) - own.mean) * own.scale;
+        if (weight) value *= get(weight, c, width, 0);
+        if (bias) value += get(bias, c, width, 0);
+        put(y, at, value, width, y16);
+    }
+}
 
 /* total = x + branch, and y = (total - mean) * scale * weight + bias of every row. Without a branch, total is x. Branch,
    weight and bias may be NULL. */
 void residual_norm(const norm_sizes *s, const void *x, const void *branch, const float *weight, const float *bias,
                    void *total, void *y, float epsilon) {
-    const long channels = s->channels;
+    const int single = !s->x16 && !s->total16 && s->channels % LANES == 0;
+    const int half = single && s->y16 && (!branch || s->branch16), none = single && !s->y16 && !s->branch16;
 #pragma omp parallel for num_threads(s->threads)
     for (long row = 0; row < s->rows; row++) {
-        const long first = row * channels;
-        for (long c = 0; branch && c < channels; c += LANES) {
-            const long at = first + c, width = channels - c;
-            put(total, at, get(x, at, width, s->x16) + get(branch, at, width, s->branch16), width, s->total16);
-        }
-        const spread own = spread_of(total, first, channels, epsilon, s->centred, s->total16);
-        for (long c = 0; c < channels; c += LANES) {
-            const long at = first + c, width = channels - c;
-            vector value = (get(total, at, width, s->total16) - own.mean) * own.scale;
-            if (weight) value *= get(weight, c, width, 0);
-            if (bias) value += get(bias, c, width, 0);
-            put(y, at, value, width, s->y16);
-        }
+        const long at = row * s->channels;
+        if (half) norm_row(s, x, branch, weight, bias, total, y, epsilon, at, 1, 0, 1, 0, 1);
+        else if (none) norm_row(s, x, branch, weight, bias, total, y, epsilon, at, 1, 0, 0, 0, 0);
+        else norm_row(s, x, branch, weight, bias, total, y, epsilon, at, 0, s->x16, s->branch16, s->total16, s->y16);
+    }
+}
+
+typedef struct {
+    const void *grad, *total_grad, *total; /* of y, of the total, and the total itself */
+    const float *weight;
+    void *x_grad, *branch_grad;
+    float *weight_sum, *bias_sum;
+} norm_gradients;
+
+static inline __attribute__((always_inline)) void norm_gradient_row(const norm_sizes *s, const norm_gradients *g,
+                                                                    float epsilon, long first, int whole, int x16,
+                                                                    int branch16, int total16, int y16) {
+    const long channels = s->channels;
+    const spread own = spread_of(s, g->total, first, epsilon, whole, total16);
+    vector products = every(0), sum = every(0);
+    for (long c = 0; c < channels; c += LANES) {
+        const long width = left(s, c, whole);
+        const vector value = (get(g->total, first + c, width, total16) - own.mean) * own.scale;
+        vector y_grad = get(g->grad, first + c, width, y16);
+        if (g->weight_sum) put(g->weight_sum, c, get(g->weight_sum, c, width, 0) + y_grad * value, width, 0);
+        if (g->bias_sum) put(g->bias_sum, c, get(g->bias_sum, c, width, 0) + y_grad, width, 0);
+        if (g->weight) y_grad *= get(g->weight, c, width, 0);
+        products += y_grad * value;
+        sum += y_grad;
+    }
+    const float share = sum_of(products) / channels, mean = s->centred ? sum_of(sum) / channels : 0;
+    for (long c = 0; c < channels; c += LANES) {
+        const long at = first + c, width = left(s, c, whole);
+        const vector value = (get(g->total, at, width, total16) - own.mean) * own.scale;
+        vector y_grad = get(g->grad, at, width, y16);
+        if (g->weight) y_grad *= get(g->weight, c, width, 0);
+        vector result = (y_grad - value * share - mean) * own.scale;
+        if (g->total_grad) result += get(g->total_grad, at, width, total16);
+        put(g->x_grad, at, result, width, x16);
+        if (g->branch_grad) put(g->branch_grad, at, result, width, branch16);
     }
 }
 
@@ -109,39 +165,18 @@ void residual_norm(const norm_sizes *s, const void *x, const void *branch, const
 void residual_norm_gradients(const norm_sizes *s, const void *grad, const void *total_grad, const void *total,
                              const float *weight, void *x_grad, void *branch_grad, float *weight_sums,
                              float *bias_sums, long distance, float epsilon) {
-    const long channels = s->channels;
+    const int single = !s->x16 && !s->total16 && s->channels % LANES == 0;
+    const int half = single && s->y16 && (!branch_grad || s->branch16), none = single && !s->y16 && !s->branch16;
 #pragma omp parallel for num_threads(s->threads)
     for (long part = 0; part < s->parts; part++) {
-        float *of_weight = weight_sums + part * distance, *of_bias = bias_sums + part * distance;
-        for (long c = 0; c < channels; c++) {
-            if (weight_sums) of_weight[c] = 0;
-            if (bias_sums) of_bias[c] = 0;
-        }
+        norm_gradients g = {grad, total_grad, total, weight, x_grad, branch_grad, NULL, NULL};
+        if (weight_sums) g.weight_sum = memset(weight_sums + part * distance, 0, s->channels * sizeof(float));
+        if (bias_sums) g.bias_sum = memset(bias_sums + part * distance, 0, s->channels * sizeof(float));
         for (long row = s->rows * part / s->parts; row < s->rows * (part + 1) / s->parts; row++) {
-            const long first = row * channels;
-            const spread own = spread_of(total, first, channels, epsilon, s->centred, s->total16);
-            vector products = every(0), sum = every(0);
-            for (long c = 0; c < channels; c += LANES) {
-                const long width = channels - c;
-                const vector value = (get(total, first + c, width, s->total16) - own.mean) * own.scale;
-                vector y_grad = get(grad, first + c, width, s->y16);
-                if (weight_sums) put(of_weight, c, get(of_weight, c, width, 0) + y_grad * value, width, 0);
-                if (bias_sums) put(of_bias, c, get(of_bias, c, width, 0) + y_grad, width, 0);
-                if (weight) y_grad *= get(weight, c, width, 0);
-                products += y_grad * value;
-                sum += y_grad;
-            }
-            const float share = sum_of(products) / channels, mean = s->centred ? sum_of(sum) / channels : 0;
-            for (long c = 0; c < channels; c += LANES) {
-                const long at = first + c, width = channels - c;
-                const vector value = (get(total, at, width, s->total16) - own.mean) * own.scale;
-                vector y_grad = get(grad, at, width, s->y16);
-                if (weight) y_grad *= get(weight, c, width, 0);
-                vector result = (y_grad - value * share - mean) * own.scale;
-                if (total_grad) result += get(total_grad, at, width, s->total16);
-                put(x_grad, at, result, width, s->x16);
-                if (branch_grad) put(branch_grad, at, result, width, s->branch16);
-            }
+            const long at = row * s->channels;
+            if (half) norm_gradient_row(s, &g, epsilon, at, 1, 0, 1, 0, 1);
+            else if (none) norm_gradient_row(s, &g, epsilon, at, 1, 0, 0, 0, 0);
+            else norm_gradient_row(s, &g, epsilon, at, 0, s->x16, s->branch16, s->total16, s->y16);
         }
     }
 }
