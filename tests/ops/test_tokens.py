@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
+from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
 from lagwise.ops import native, tokens
 from lagwise.ops.tokens import apply_linear, rms_norm, silu_product
 
@@ -34,7 +36,7 @@ def _small_tensors_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the loops that were called."""
     made: list[str] = []
-    for name in ("silu_product", "silu_product_gradients", "rms_norm", "rms_norm_gradient"):
+    for name in ("silu_product", "silu_product_gradients", "residual_norm", "residual_norm_gradients"):
 
         def recorded(*arguments: Tensor, name: str = name, loop: Callable = getattr(native, name)) -> Tensor:
             made.append(name)
@@ -177,7 +179,41 @@ def test_weights_that_are_swapped_in_are_used() -> None:
 def test_rms_norm(shape: tuple[int, ...], calls: list[str]) -> None:
     scales = torch.logspace(-4, 4, shape[0])[(..., *(None,) * (len(shape) - 1))]  # small rows feel the epsilon
     check(norm, plain_norm, [(scales * torch.randn(shape)).requires_grad_()], 1e-5 if len(shape) > 1 else 1e-3)
-    assert calls == ["rms_norm", "rms_norm_gradient"]
+    assert calls == ["residual_norm", "residual_norm_gradients"]
+
+
+@pytest.mark.parametrize("channels", [5, 16, 70])
+@pytest.mark.parametrize("branch", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", [RMSNorm, partial(RMSNorm, affine=True), LayerNorm, partial(LayerNorm, affine=False)])
+def test_residual_norms(
+    kind: Callable[..., nn.Module], channels: int, branch: torch.dtype | None, half: bool, calls: list[str]
+) -> None:
+    module, x = kind(channels), torch.randn(2, 9, channels, requires_grad=True)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    added = None if branch is None else torch.randn(2, 9, channels).to(branch).requires_grad_()
+    inputs = [t for t in (x, added, *module.parameters()) if t is not None]
+    weights = torch.randn(2, 2, 9, channels)
+
+    def gradients(total: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad((total * weights[0] + y.float() * weights[1]).sum(), inputs)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        total, y = residual_normed(module, x, None, added)
+    assert y.dtype == (torch.bfloat16 if half else torch.float32)
+    plain = x if added is None else x + added
+    if isinstance(module, LayerNorm):
+        expected = F.layer_norm(plain, (channels,), module.weight, module.bias, module.eps)
+    else:
+        expected = F.rms_norm(plain, (channels,), module.weight, module.eps)
+    torch.testing.assert_close(total, plain)
+    torch.testing.assert_close(y.float(), expected, rtol=1e-2 if half else 1e-5, atol=1e-2 if half else 1e-5)
+    tolerance = 3e-2 if half or branch == torch.bfloat16 else 1e-4
+    for ours, exact in zip(gradients(total, y), gradients(plain, expected), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=tolerance, atol=tolerance)
+    assert calls[0] == "residual_norm"
+    assert "residual_norm_gradients" in calls
 
 
 def test_views_and_expanded_gradients() -> None:
@@ -254,8 +290,11 @@ def test_metadata_for_compilers_is_correct() -> None:
     for biases in (None, torch.randn(2, 20)):
         torch.library.opcheck(torch.ops.lagwise.silu_product_loop, (x, x, biases))
         torch.library.opcheck(torch.ops.lagwise.silu_product_gradients, (x, x, x, biases))
-    torch.library.opcheck(torch.ops.lagwise.rms_norm_loop, (x, EPSILON))
-    torch.library.opcheck(torch.ops.lagwise.rms_norm_gradient, (x, x, x[:, 0].contiguous()))
+    half = torch.bfloat16
+    torch.library.opcheck(torch.ops.lagwise_triton.norm, (x, x[0], None, EPSILON, True, half))
+    torch.library.opcheck(torch.ops.lagwise_triton.sum_and_norm, (x, x.to(half), None, None, EPSILON, False, half))
+    given = (x.to(half), x, x, x[0], True, EPSILON, True, torch.float32, half)
+    torch.library.opcheck(torch.ops.lagwise_triton.norm_gradients, given)
 
 
 def test_compiled_graphs_call_the_loops() -> None:
@@ -273,8 +312,9 @@ def test_compiled_graphs_call_the_loops() -> None:
         grads = [torch.autograd.grad(y.pow(3).sum(), given) for y in (found, expected)]
         torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
     assert len(code) == 4  # for the first number of rows, and for all others
-    for name in ("silu_product_loop", "silu_product_gradients", "rms_norm_loop", "rms_norm_gradient"):
-        assert f"lagwise.{name}." in "".join(code)
+    names = ("lagwise.silu_product_loop", "lagwise.silu_product_gradients")
+    for name in (*names, "lagwise_triton.norm", "lagwise_triton.norm_gradients"):
+        assert f"{name}." in "".join(code)
 
 
 @pytest.mark.parametrize("value", [-1e30, -200.0, -1.0, 0.0, 50.0, 1e30])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.norm import residual_norm
-from lagwise.ops.tokens import rms_norm
+from lagwise.ops.tokens import loops_serve, rms_norm
 from lagwise.tables import build
 
 
@@ -120,10 +120,11 @@ def normed(norm: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
 def residual_normed(
     norm: nn.Module, x: Tensor, mask: Tensor | None, branch: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``x + branch``, or x without one, and the norm of it (`normed`). On a GPU in one pass, and the norm is in the
-    dtype of autocast."""
+    """``x + branch``, or x without one, and the norm of it (`normed`). By a kernel on a GPU or a loop in C in one pass,
+    and the norm is in the dtype of autocast."""
     plain = isinstance(norm, RMSNorm | LayerNorm) and type(norm) in (RMSNorm, LayerNorm)
-    if plain and fused(x if branch is None else branch, x):
+    given = (x,) if branch is None else (x, branch)
+    if plain and (fused(*given) or all(map(loops_serve, given))):
         bias = norm.bias if isinstance(norm, LayerNorm) else None
         return residual_norm(x, branch, norm.weight, bias, cast(float, norm.eps), centred=isinstance(norm, LayerNorm))
     x = x if branch is None else x + branch

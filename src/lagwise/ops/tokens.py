@@ -16,6 +16,7 @@ from lagwise.ops.bilinear import differentiable, differentiable_gradients, trans
 from lagwise.ops.fused import fused
 from lagwise.ops.fused import gate as gate_kernels
 from lagwise.ops.fused.linear import joint_linear
+from lagwise.ops.fused.norm import residual_norm
 from lagwise.ops.operators import exporting, in_graph, loop_operator
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -34,7 +35,7 @@ def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
         return linears(x, *layers), None
     if fused(x):
         outputs = joint_linear(x, [layer.weight for layer in layers], [None] * len(layers))
-    elif x.dtype in _DTYPES and _fast(x):
+    elif loops_serve(x):
         outputs = [F.linear(x, layer.weight) for layer in layers]
     else:
         return linears(x, *layers), None
@@ -67,7 +68,7 @@ def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> T
     same = gate.shape == value.shape and gate.dtype == value.dtype
     if same and fused(gate, value):
         return gate_kernels.silu_product(gate, value, biases)
-    if same and gate.dtype in _DTYPES and value.device.type == "cpu" and _fast(gate):
+    if same and loops_serve(gate) and value.device.type == "cpu":
         return _SiluProduct.apply(gate, value, biases)
     return _plain_silu_product(gate, value, biases)
 
@@ -90,18 +91,14 @@ def with_biases(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Ten
 
 def rms_norm(x: Tensor, epsilon: float) -> Tensor:
     """``x / sqrt(mean(x²) + epsilon)`` over the last axis."""
-    if x.dtype == torch.float32 and _fast(x):
-        return _RMSNorm.apply(x, epsilon)
-    return _plain_rms_norm(x, epsilon)
+    if x.dtype == torch.float32 and loops_serve(x):
+        return residual_norm(x, None, None, None, epsilon, centred=False, dtype=x.dtype)[1]
+    return F.rms_norm(x, x.shape[-1:], eps=epsilon)
 
 
 def _plain_silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
     gate, value = with_biases(gate, value, biases)
     return F.silu(gate) * value
-
-
-def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=epsilon)
 
 
 def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
@@ -128,9 +125,9 @@ def _plain_linear(layer: Any, device: torch.device, biased: bool) -> bool:
     return True
 
 
-def _fast(x: Tensor) -> bool:
+def loops_serve(x: Tensor) -> bool:
     """Whether loops in C serve x. In a graph they are operators, of which a compiler has less to compile."""
-    if x.device.type != "cpu" or exporting() or torch.jit.is_tracing():
+    if x.device.type != "cpu" or x.dtype not in _DTYPES or exporting() or torch.jit.is_tracing():
         return False
     return (in_graph() or (x.numel() >= _MIN_ELEMENTS and not transformed())) and native.available()
 
@@ -146,31 +143,8 @@ class _SiluProduct(torch.autograd.Function):
         inputs = ctx.saved_tensors
         if differentiable():
             return tuple(differentiable_gradients(_plain_silu_product, inputs, ctx.needs_input_grad, [grad]))
-        grads = silu_product_gradients(grad, *inputs)
-        return *grads, _sum_of_rows(grads) if ctx.needs_input_grad[2] else None
-
-
-def _sum_of_rows(grads: tuple[Tensor, Tensor]) -> Tensor:
-    """The gradient of biases ``(2, channels)`` from those of gate and value."""
-    return torch.stack([torch.atleast_2d(grad).flatten(0, -2).sum(0, dtype=torch.float32) for grad in grads])
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, epsilon: float) -> Tensor:
-        y, factors = rms_norm_loop(x, epsilon)
-        ctx.save_for_backward(x, factors)
-        ctx.epsilon = epsilon
-        return y
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        x, factors = ctx.saved_tensors
-        if differentiable():
-            (dx,) = differentiable_gradients(lambda x: _plain_rms_norm(x, ctx.epsilon), (x,), (True,), [grad])
-        else:
-            dx = rms_norm_gradient(grad, x, factors)
-        return dx, None
+        dgate, dvalue, dbiases = silu_product_gradients(grad, *inputs)
+        return dgate, dvalue, dbiases if ctx.needs_input_grad[2] else None
 
 
 @loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))
@@ -178,16 +152,14 @@ def silu_product_loop(gate: Tensor, value: Tensor, biases: Tensor | None) -> Ten
     return native.silu_product(gate.contiguous(), value.contiguous(), biases)
 
 
-@loop_operator(lambda grad, gate, value, biases: (gate.new_empty(gate.shape), value.new_empty(value.shape)))
-def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
-    return native.silu_product_gradients(grad.contiguous(), gate.contiguous(), value.contiguous(), biases)
+def _gradients_like(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (2, 0) if biases is None else biases.shape
+    return gate.new_empty(gate.shape), value.new_empty(value.shape), gate.new_empty(shape, dtype=torch.float32)
 
 
-@loop_operator(lambda x, epsilon: (x.new_empty(x.shape), x.new_empty(x.shape[:-1])))
-def rms_norm_loop(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    return native.rms_norm(x.contiguous(), epsilon)
-
-
-@loop_operator(lambda grad, x, factors: x.new_empty(x.shape))
-def rms_norm_gradient(grad: Tensor, x: Tensor, factors: Tensor) -> Tensor:
-    return native.rms_norm_gradient(grad.contiguous(), x.contiguous(), factors)
+@loop_operator(_gradients_like)
+def silu_product_gradients(
+    grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads = native.silu_product_gradients(grad.contiguous(), gate.contiguous(), value.contiguous(), biases)
+    return *grads[:2], grads[2].contiguous()

@@ -1,4 +1,4 @@
-"""A residual sum and its norm in one pass."""
+"""A residual sum and its norm in one pass, by a kernel on a GPU or a loop in C."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops import native
 from lagwise.ops.bilinear import differentiable, differentiable_gradients
-from lagwise.ops.fused import autocast_dtype, kernel
+from lagwise.ops.fused import autocast_dtype, fused, kernel
 
-_PROGRAMS = 1024  # at most; each sums the parameters' gradients over some rows
+_PROGRAMS, _CPU_PROGRAMS = 1024, 16  # at most; each sums the parameters' gradients over some rows
 
 
 def residual_norm(
-    x: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float, *, centred: bool
+    x: Tensor,
+    branch: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+    *,
+    centred: bool,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``s = x + branch``, and ``(s - mean(s)) / sqrt(variance + epsilon) * weight + bias`` over the last axis.
 
     Shapes: x and branch ``(..., channels)``; weight and bias ``(channels,)``. Without a branch s is x; if not centred,
-    the norm is by the root mean square. The norm has the dtype of autocast, for the products that follow. Gradients
-    through s and through the norm are added in the same pass.
+    the norm is by the root mean square. The norm has this dtype, by default that of autocast, for the products that
+    follow. Gradients through s and through the norm are added in the same pass.
     """
-    return _ResidualNorm.apply(x, branch, weight, bias, epsilon, centred, autocast_dtype(x))
+    return _ResidualNorm.apply(x, branch, weight, bias, epsilon, centred, dtype or autocast_dtype(x))
 
 
 def _plain(
@@ -112,6 +120,9 @@ def sum_and_norm(
 
 
 def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool) -> None:
+    if not fused(x):
+        native.residual_norm(x, branch, weight, bias, epsilon, centred, x if total is None else total, y)
+        return
     from lagwise.ops.fused import norm_kernels as kernels
 
     channels = x.shape[-1]
@@ -127,7 +138,7 @@ def _block(channels: int) -> int:
 
 
 def _parts(x: Tensor) -> int:
-    return min(_PROGRAMS, x.numel() // x.shape[-1])
+    return min(_CPU_PROGRAMS if x.device.type == "cpu" else _PROGRAMS, x.numel() // x.shape[-1])
 
 
 def _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch):
@@ -152,11 +163,17 @@ def norm_gradients(
     branch: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the branch (empty for the same dtype), and of weight and bias, in parts."""
-    from lagwise.ops.fused import norm_kernels as kernels
-
     x, grad = x.contiguous(), grad.contiguous()
     grad_total = None if grad_total is None else grad_total.contiguous()
-    results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch)
+    dx, dbranch, parts = results = _gradients_like(grad, grad_total, x, weight, biased, epsilon, centred, dtype, branch)
+    if not fused(x):
+        of_branch = dbranch if dbranch.numel() else None
+        native.residual_norm_gradients(
+            grad, grad_total, x, weight, epsilon, centred, dx, of_branch, parts, weight is not None, biased
+        )
+        return results
+    from lagwise.ops.fused import norm_kernels as kernels
+
     channels = x.shape[-1]
     kernels.norm_gradients[(_parts(x),)](
         grad, *(x if t is None else t for t in (grad_total, x, weight)), *results, x.numel() // channels, channels,

@@ -9,7 +9,7 @@ from lagwise.ops.native.convolution import convolve, convolve_gradients
 from lagwise.ops.native.grids import gated_grid, gated_grid_gradients
 from lagwise.ops.native.lags import lag_products
 from lagwise.ops.native.library import available, lanes, serves
-from lagwise.ops.native.tokens import rms_norm, rms_norm_gradient, silu_product, silu_product_gradients
+from lagwise.ops.native.tokens import residual_norm, residual_norm_gradients, silu_product, silu_product_gradients
 
 __all__ = [
     "available",
@@ -19,8 +19,8 @@ __all__ = [
     "gated_grid_gradients",
     "lag_products",
     "lanes",
-    "rms_norm",
-    "rms_norm_gradient",
+    "residual_norm",
+    "residual_norm_gradients",
     "serves",
     "silu_product",
     "silu_product_gradients",
