@@ -9,7 +9,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
-    AutoModelForSequenceClassification,
     DataCollatorWithPadding,
     PreTrainedTokenizerFast,
     Trainer,
@@ -19,7 +18,6 @@ from transformers import (
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForSequenceClassification
 from lagwise.models.configuration import PAIRS, SINGLE
-from lagwise.training import load_recipe
 
 TCN = {"name": "tcn", "kernel_size": 3, "dilation": 3, "depth": 3}
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -60,15 +58,6 @@ def test_logits_are_computed_from_the_mean_of_the_tokens(block: dict) -> None:
 
 
 @every_block
-def test_save_and_load(block: dict, tmp_path: Path) -> None:
-    model, ids = make(block), torch.randint(0, 256, (2, 30))
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert type(loaded) is LagwiseForSequenceClassification
-    assert torch.equal(loaded(ids).logits, model(ids).logits)
-
-
-@every_block
 @pytest.mark.parametrize("pooling", SINGLE)
 def test_packed_documents_are_classified_as_if_alone(block: dict, pooling: str) -> None:
     model = make(block, pooling=pooling)
@@ -91,19 +80,6 @@ def test_pooling_ignores_padding(pooling: str) -> None:
     padded = torch.cat([torch.full((2, 4), 257), ids, torch.full((2, 3), 257)], dim=1)
     mask = torch.tensor([[0] * 4 + [1] * 30 + [0] * 3] * 2)
     torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
-
-
-def test_arguments_of_tokenizers_and_pipelines_are_accepted() -> None:
-    model = make(BLOCKS["tnn"], type_vocab_size=2)
-    ids, types = torch.randint(0, 256, (2, 9)), torch.tensor([[0] * 4 + [1] * 5] * 2)
-    plain = model(ids, use_cache=True).logits
-    assert not torch.allclose(model(ids, token_type_ids=types).logits, plain)
-    torch.testing.assert_close(make(BLOCKS["tnn"])(ids, token_type_ids=types).logits.shape, plain.shape)
-    logits, loss = model(ids, return_dict=False)[0], model(ids, labels=torch.tensor([0, 1]), return_dict=False)[0]
-    assert torch.equal(logits, plain)
-    assert loss.shape == ()
-    with pytest.raises(ValueError, match="output_attentions=True is not supported"):
-        model(ids, output_attentions=True)
 
 
 @pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -133,8 +109,6 @@ def test_invalid_configurations_are_refused() -> None:
     model = make(BLOCKS["mega"])
     with pytest.raises(ValueError, match=r"attention_mask must be \(batch, length\) = \(2, 4\), got \(2, 5\)"):
         model(torch.ones(2, 4, dtype=torch.long), attention_mask=torch.ones(2, 5))
-    with pytest.raises(ValueError, match="unknown argument of forward: 'seq_ids'"):
-        model(torch.ones(2, 4, dtype=torch.long), seq_ids=torch.zeros(2, 4))
     with pytest.raises(ValueError, match="a language model reads tokens"):
         LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, inputs="values"))
     with pytest.raises(ValueError, match="a row without any token"):
@@ -230,18 +204,6 @@ def test_a_classifier_has_the_layers_of_long_range_arena(pooling: str, sizes: li
     assert not [name for name in plain.state_dict() if name.startswith("hidden")]  # saved runs keep their weights
     with pytest.raises(ValueError, match="classifier_hidden_size must be"):
         LagwiseConfig(classifier_hidden_size=-1)
-
-
-def test_equal_texts_have_equal_means() -> None:
-    recipe = load_recipe("lra-retrieval-small", ["model.hidden_size=8", "data.source=pairs"])
-    model = LagwiseForSequenceClassification(LagwiseConfig(causal=False, **recipe.model)).double().eval()
-    features = []
-    model.hidden.register_forward_hook(lambda module, inputs, output: features.append(inputs[0]))
-    ids = torch.randint(256, (2, 10)).repeat(1, 2)
-    model(ids, token_type_ids=torch.arange(2).repeat_interleave(10).expand(2, -1))
-    u, v, _, difference = features[0].chunk(4, dim=1)
-    torch.testing.assert_close(u, v)
-    assert difference.abs().max() < 1e-12
 
 
 def test_inputs_that_are_not_pairs_are_refused() -> None:

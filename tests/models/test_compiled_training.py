@@ -151,6 +151,11 @@ def test_whole_models_have_few_graphs_of_packed_rows(recipe: str) -> None:
     assert check(recipe, "packed", fullgraph=False) <= 8
 
 
+def test_one_graph_of_a_whole_model_is_refused_for_packed_rows() -> None:
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="depend on the values of seq_idx: leave out fullgraph"):
+        check("tnn-lm", "packed", fullgraph=True)
+
+
 def test_gradients_have_the_precision_of_their_operations() -> None:
     """Kernels leave autocast, and so does their part of a compiled backward pass."""
     dtypes = []

@@ -101,6 +101,16 @@ def test_prompts_of_embeddings(recipe: str) -> None:
     assert torch.equal(model.generate(inputs_embeds=embedded, **GREEDY), model.generate(ids, **GREEDY)[:, 40:])
 
 
+@torch.no_grad()
+def test_a_compiled_forward_generates_the_same_text() -> None:
+    """In inference mode, PyTorch refuses operators whose results share memory with their inputs."""
+    model, ids = tiny("mega-lm", sharp=True), prompt()
+    expected = model.generate(ids, **GREEDY)
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, backend="aot_eager")
+    assert torch.equal(model.generate(ids, **GREEDY), expected)
+
+
 class TestStopping:
     """Each row ends independently."""
 

@@ -1,23 +1,13 @@
-"""Megalodon's sizes, and its final norm, which has a state."""
+"""Megalodon's final norm, which has a state."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from tiny_models import tiny
 
 from lagwise.blocks.norm import RMSNorm
 from lagwise.mixers import TimestepNorm
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
-from lagwise.training.recipe import load_recipe
-
-
-@pytest.mark.parametrize(("size", "count"), [("200m", 220.6), ("1.3b", 1342.8), ("7b", 7385.8)])
-def test_the_released_sizes_have_their_parameters(size: str, count: float) -> None:
-    """In millions: with a vocabulary of 32,000 as input and as output."""
-    with torch.device("meta"):
-        model = LagwiseForCausalLM(LagwiseConfig(**load_recipe(f"megalodon-{size}").model))
-    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(count, abs=0.1)
+from lagwise.models import LagwiseForCausalLM, StreamingCache
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import LIMIT, RECIPES, tiny
+from tiny_models import LIMIT, RECIPES, VARIANTS, tiny
 from torch import Tensor
 from transformers import DataCollatorWithFlattening
 
@@ -16,7 +16,7 @@ from lagwise.data import PackingCollator
 from lagwise.models import LagwiseForCausalLM
 
 SIZES = (1, 2, 5, 30, 17)
-every_recipe = pytest.mark.parametrize("recipe", RECIPES)
+every_recipe = pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS])
 
 
 def loss_in_double(logits: Tensor, labels: Tensor, vocab_size: int, **kwargs: Any) -> Tensor:

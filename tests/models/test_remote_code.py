@@ -99,6 +99,7 @@ def save(name: str, folder: Path) -> PreTrainedModel:
 
 
 def test_every_head_of_the_table_is_registered() -> None:
+    assert set(HEADS) <= set(lagwise.models.__all__)
     for config, classes in ((LagwiseConfig, CLASSES), (LagwiseLinearConfig, LINEAR_CLASSES)):
         for name, each in classes.items():
             if each.auto != "AutoConfig":

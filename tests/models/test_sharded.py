@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from processes import run_together
 from tiny_models import MASKED, SHARED, tiny_head
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -76,9 +77,19 @@ def convert() -> None:
     torch.testing.assert_close(found(ids).logits, expected(ids).logits, rtol=0, atol=1e-12)
 
 
+def refuse_parts() -> None:
+    """A forward pass names a part of a layer that was sharded on its own."""
+    for name in ("block", "block.token_mixer", "block.token_mixer.toeplitz.kernel"):
+        model = tiny_head("tnn-lm", block=SHORT).eval()
+        fully_shard(model.model.layers[1].get_submodule(name))
+        with pytest.raises(ValueError, match=rf"fully_shard cannot shard layers\.1\.{name} \(FSDP.*shard whole layers"):
+            model(torch.arange(20)[None])
+
+
 def check(names: list[str]) -> None:
     dist.init_process_group("gloo")
     convert()
+    refuse_parts()
     wrong = []
     for name in names:
         for what, difference in compare(name).items():

@@ -36,6 +36,7 @@ from lagwise.models.offload import OffloadProbe
 from lagwise.models.pieces import require_shards
 from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
+from lagwise.models.sharded import require_whole_layers
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.operators import in_graph
@@ -272,6 +273,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             known(name, IGNORED, "argument of forward")
         if not traced():
             check_whole()
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                require_whole_layers(self)
         if output_attentions or (output_attentions is None and self.config.output_attentions):
             raise ValueError("output_attentions=True is not supported: lagwise models keep no attention weights")
         if output_hidden_states is None:

@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+
+from lagwise.blocks import Block
+from lagwise.kernels import LagKernel
+from lagwise.mixers import Mixer
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -29,3 +34,11 @@ def whole_model(model: Any) -> Any:
     copy.load_state_dict(whole_state(model), assign=True)
     copy.tie_weights()
     return copy.train(model.training)
+
+
+def require_whole_layers(model: nn.Module) -> None:
+    """ValueError if `fully_shard` was given a part of a layer that is used without its `forward`, by steps of a stream
+    or for its taps: the weights would not be gathered."""
+    for name, part in model.named_modules():
+        if isinstance(part, FSDPModule) and isinstance(part, Block | Mixer | LagKernel):
+            raise ValueError(f"fully_shard cannot shard {name} ({type(part).__name__}) on its own; shard whole layers")
