@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from lagwise.files import RECIPE_FILE, beside
+from lagwise.files import RECIPE_FILE, TOKENIZER, beside
 from lagwise.training import Recipe
-from lagwise.training.folder import TOKENIZER
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:

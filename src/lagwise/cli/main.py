@@ -30,6 +30,7 @@ from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, use_utf8, write
 from lagwise.extras import require
+from lagwise.files import check_unused
 from lagwise.outside import Parts
 from lagwise.process import group_size, is_first, keep_freed_memory, leave_group, quick_imports, share_cores
 
@@ -121,7 +122,7 @@ def train(
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
     folder = out or Path("runs") / Path(recipe).stem
     if resume is None and is_first():
-        training.check_unused(folder)
+        check_unused(folder)
     with quick_imports():
         from lagwise.training import train as train_recipe
 
@@ -137,7 +138,7 @@ def train(
         done = automatic and (folder / "config.json").is_file()
         begun = automatic and (folder / "recipe.yaml").is_file()
         if split is not None and is_first() and not begun:
-            training.check_unused(folder)
+            check_unused(folder)
             training.check_recipe(settings).write_split(split)
             typer.echo(f"The split: {plain(str(split))}")
         with _resumable(folder):

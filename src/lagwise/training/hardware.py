@@ -40,16 +40,6 @@ def check_precision(precision: str) -> None:
         raise ValueError("`precision=float16` needs an NVIDIA GPU, and none was found; leave it out, or take bfloat16")
 
 
-def of_first_process(choice: bool) -> bool:
-    """Return the choice of the first process in all processes, which must call this together. Their processors may
-    differ, but processes that choose differently do not keep the same weights."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return choice
-    choices = [choice]
-    torch.distributed.broadcast_object_list(choices, src=0)
-    return choices[0]
-
-
 def _product_seconds(dtype: torch.dtype) -> float:
     """Time a matrix product, in seconds: the minimum of ten runs."""
     matrix = torch.ones(512, 512, dtype=dtype)

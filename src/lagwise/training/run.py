@@ -18,6 +18,8 @@ from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import (
     RECIPE_FILE,
     RUN_FILE,
+    TOKENIZER,
+    check_unused,
     is_unused,
     locked,
     read_json,
@@ -41,22 +43,25 @@ from lagwise.training.first_answer import (
 )
 from lagwise.training.folder import (
     METRICS_FILE,
-    TOKENIZER,
     data_unchanged,
     load_run,
     logged_lines,
     make_task,
 )
-from lagwise.training.hardware import check_precision, check_tf32, describe, of_first_process
+from lagwise.training.hardware import check_precision, check_tf32, describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import keep_first_answer, needs_no_training
-from lagwise.training.launchers import check_restarts, check_sharing
 from lagwise.training.model import check_model, with_start, without_start
-from lagwise.training.new_folder import check_unused
-from lagwise.training.pieces import check_shared
+from lagwise.training.processes import (
+    check_restarts,
+    check_shared,
+    check_sharing,
+    micro_batch_size,
+    of_first_process,
+    processes,
+)
 from lagwise.training.recipe import MAX_STEPS, Recipe, rooted
-from lagwise.training.reports import check_reports
-from lagwise.training.setup import make_trainer, micro_batch_size, processes, training_arguments
+from lagwise.training.setup import check_reports, make_trainer, training_arguments
 from lagwise.training.sharding import check_shards, load_weights
 from lagwise.training.streaming import check_streaming
 

@@ -29,7 +29,7 @@ from lagwise.training.best import BestModel
 from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
-from lagwise.training.pieces import Sharing
+from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
 from lagwise.training.streaming import SavedStream
