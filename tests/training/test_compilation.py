@@ -248,12 +248,6 @@ def test_a_gpu_that_waits_for_python(
     assert ("takes 9.5 of the 10.0 ms of a step" in capsys.readouterr().err) == said
 
 
-def test_an_unknown_mode() -> None:
-    with pytest.raises(ValueError, match="'reduce_overhead'; did you mean 'reduce-overhead'"):
-        load_recipe("tnn-lm", ["training.compile=reduce_overhead"])
-    assert load_recipe("tnn-lm", ["training.compile=reduce-overhead"]).training.compile == "reduce-overhead"
-
-
 def train_eagerly_compiled(recipe: Recipe, out: Path) -> None:
     """One of several processes, which all go through graphs."""
     found = Graphs()

@@ -95,6 +95,8 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
         ("training.steps=0", "training.steps must be at least 1, got 0"),
         ("training.schedule=cosin", "did you mean 'cosine'"),
         ("training.precision=half", "unknown precision"),
+        ("training.optimizer=muonn", "unknown optimizer: 'muonn'; did you mean 'muon'"),
+        ("training.compile=reduce_overhead", "'reduce_overhead'; did you mean 'reduce-overhead'"),
         ("data.length=1", "at least 2"),
         ("data.evaluate_length=1", r"data\.evaluate_length must be at least 2"),
         ("data.lengths=[]", r"data\.lengths must be integers"),
