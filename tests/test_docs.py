@@ -115,10 +115,7 @@ def test_markers_of_tests_are_read(equations: ModuleType, tmp_path: Path) -> Non
         ("(TNN §3.3 and eq. 5)", {("TNN", "§", "3.3"), ("TNN", "eq", "5")}),
         ("TNN tables 8 to 10", {("TNN", "table", n) for n in ("8", "9", "10")}),
         ("TNN eq. 1, 6 and 9", {("TNN", "eq", n) for n in ("1", "6", "9")}),
-        (
-            "TNN §3.1 and fig. 2; SKI-TNN app. A",
-            {("TNN", "§", "3.1"), ("TNN", "fig", "2"), ("SKI-TNN", "app", "A")},
-        ),
+        ("TNN §3.1 and fig. 2; SKI-TNN app. A", {("TNN", "§", "3.1"), ("TNN", "fig", "2"), ("SKI-TNN", "app", "A")}),
         ("MEGA (Ma et al. 2023), §3.2 and 3.3.", {("MEGA", "§", "3.2"), ("MEGA", "§", "3.3")}),
         ("MEGA, Ma et al. 2023, §3.1 and app. A", {("MEGA", "§", "3.1"), ("MEGA", "app", "A")}),
         ("SKI-TNN app. E.3", {("SKI-TNN", "app", "E.3")}),

@@ -108,10 +108,7 @@ UNEXPECTED = "(LAGWISE_DEBUG=1 shows the traceback)"
         (RecursionError(), f"unexpected RecursionError {UNEXPECTED}"),
         (KeyError("config"), f"unexpected KeyError: 'config' {UNEXPECTED}"),
         (decoding_error(), f"unexpected UnicodeDecodeError: {decoding_error()} {UNEXPECTED}"),
-        (
-            json.JSONDecodeError("Expecting value", "", 0),
-            "unexpected JSONDecodeError: Expecting value: line 1",
-        ),
+        (json.JSONDecodeError("Expecting value", "", 0), "unexpected JSONDecodeError: Expecting value: line 1"),
         (Panic("capacity overflow"), f"unexpected Panic: capacity overflow {UNEXPECTED}"),
     ],
     ids=lambda value: type(value).__name__,

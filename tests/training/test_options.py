@@ -174,10 +174,7 @@ def test_an_image_model_by_preset(word: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["task.size=30"],
-            "images of 30 x 30 cannot be cut into patches of 4: give a `size` of multiples of 4",
-        ),
+        (["task.size=30"], "images of 30 x 30 cannot be cut into patches of 4: give a `size` of multiples of 4"),
         (["task.channels=1"], "`channels` 1 and the model's `inputs.channels` 3 must be the same"),
         (["model.inputs={name: patches, size: 5}"], "images of 8 x 8 cannot be cut into patches of 5"),
     ],

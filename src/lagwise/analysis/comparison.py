@@ -43,7 +43,7 @@ def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
 
 
 def _by_name(runs: Sequence[Path]) -> dict[str, Path]:
-    """The runs by the names of their folders, or if two are the same, by their paths below a common folder."""
+    """Name the runs by their folders, or if two names are the same, by their paths below a common folder."""
     folders = [run.resolve() for run in runs]
     for run, folder in zip(runs, folders, strict=True):
         if folders.count(folder) > 1:
@@ -90,7 +90,7 @@ def _sections(runs: Mapping[str, RecordedRun]) -> list[Section]:
 
 
 def _learning(runs: Mapping[str, RecordedRun]) -> Section:
-    """The headline metric and the training loss over steps, and over seconds if all runs have logged them."""
+    """Draw the headline metric and the training loss over steps, and over seconds if all runs have logged them."""
     untimed = ", ".join(name for name, run in runs.items() if not run.curve("seconds"))
     metric, label, _ = next(iter(runs.values())).headline
     plots = {}
@@ -106,7 +106,7 @@ def _learning(runs: Mapping[str, RecordedRun]) -> Section:
 
 
 def _merged(tables: Mapping[str, Sequence[Table]]) -> list[Table]:
-    """Tables of results with the same columns as one: with a column for each run if the tables have one value per row,
+    """Merge tables of results with the same columns: with a column for each run if the tables have one value per row,
     and otherwise with the rows of the same name one below the other."""
     groups: dict[tuple[int, tuple[str, ...]], dict[str, Table]] = {}
     for name, each in tables.items():

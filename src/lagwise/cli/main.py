@@ -211,8 +211,7 @@ def recipes(
 def evaluate(
     run: Run,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the model that its weights allow."),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the model that its weights allow.")
     ] = None,
     lengths: Annotated[
         str | None,

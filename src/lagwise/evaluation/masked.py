@@ -19,7 +19,7 @@ from lagwise.evaluation.perplexity import finite, windows
 
 @dataclass(frozen=True)
 class MaskedScore:
-    """How well a model predicts hidden tokens.
+    """Score of a model on hidden tokens.
 
     Attributes:
         length: largest number of tokens in a window.

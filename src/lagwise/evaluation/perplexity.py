@@ -30,7 +30,7 @@ _LOGITS_AT_ONCE = 4096  # a window of 14336 logits over 50,000 tokens would need
 
 @dataclass(frozen=True)
 class Score:
-    """How well a model predicts a text.
+    """Score of a language model on a text.
 
     Attributes:
         length: largest number of tokens of context.

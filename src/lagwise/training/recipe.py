@@ -39,7 +39,7 @@ _PACKAGES = Parts("package of recipes", None, "lagwise.recipes", {"lagwise": "la
 
 @options
 class TrainingOptions:
-    """How to train."""
+    """Options of training."""
 
     steps: Annotated[Count, Field(le=MAX_STEPS)] = 1000
     """Optimiser steps."""
@@ -120,7 +120,7 @@ class TrainingOptions:
 
 @options
 class Recipe:
-    """What to train, on what and how."""
+    """Task, model, data and training of a run."""
 
     description: str = ""
     """One line."""

@@ -35,19 +35,8 @@ from lagwise.training.carrying import check_carried
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.compilation import check_compiled
 from lagwise.training.finishing import finish, finish_with_first
-from lagwise.training.first_answer import (
-    fit_first_answer,
-    needs_first_answer,
-    read_first_answer,
-    require_linear,
-)
-from lagwise.training.folder import (
-    METRICS_FILE,
-    data_unchanged,
-    load_run,
-    logged_lines,
-    make_task,
-)
+from lagwise.training.first_answer import fit_first_answer, needs_first_answer, read_first_answer, require_linear
+from lagwise.training.folder import METRICS_FILE, data_unchanged, load_run, logged_lines, make_task
 from lagwise.training.hardware import check_precision, check_tf32, describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import keep_first_answer, needs_no_training

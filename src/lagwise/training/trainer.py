@@ -53,11 +53,7 @@ class LagwiseTrainer(Trainer):
         compiled: bool | str = False,
         **kwargs: Any,
     ):
-        kwargs |= {
-            "data_collator": data.collate,
-            "compute_metrics": self._metrics,
-            "compute_loss_func": data.loss,
-        }
+        kwargs |= {"data_collator": data.collate, "compute_metrics": self._metrics, "compute_loss_func": data.loss}
         super().__init__(*args, **kwargs)
         self.data, self.best, self.average, self.carried = data, best, average, carried
         self.sharing, self.sharded, self.compiled = sharing, sharded, compiled

@@ -51,7 +51,7 @@ class Columns(DenseFeatures):
 
     @staticmethod
     def plan(channels: int) -> dict[str, Any]:
-        """Thresholds of a table with so many columns, fewer of each where there are many."""
+        """Choose the number of thresholds per column: fewer where there are many columns."""
         return {"levels": min(_LEVELS, _MAX_LEVELS // channels)}
 
     @torch.no_grad()
@@ -62,11 +62,11 @@ class Columns(DenseFeatures):
         self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())
 
     def without_levels(self) -> int:
-        """Number of the features that are not levels, which are last."""
+        """Return the number of features that are not levels; levels are last."""
         return self.channels
 
     def drop_levels(self) -> None:
-        """Leave the levels out."""
+        """Remove the levels."""
         self.levels, self.size = 0, self.channels
         self.biases = self.biases[:, :0].clone()
 
@@ -77,18 +77,18 @@ class Columns(DenseFeatures):
         return (found * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
     def start(self, batch: int) -> ColumnsState:
-        """The state before a stream's first sample."""
+        """Return the state before a stream's first sample."""
         total = self.biases.new_zeros(batch, self.size, dtype=torch.float64)
         return ColumnsState(total, torch.zeros(batch, dtype=torch.long, device=total.device))
 
     def step(self, x: Tensor, state: ColumnsState) -> tuple[Tensor, ColumnsState]:
-        """The features after each of the next samples ``(batch, n, channels)``: ``(batch, n, size)``; and the state
-        after them."""
+        """Process the next samples ``(batch, n, channels)``. Returns the features after each of them, ``(batch, n,
+        size)``, and the next state."""
         totals = state.total[:, None] + self._each(x).double().cumsum(1)
         seen = state.seen[:, None] + torch.arange(1, x.shape[1] + 1, device=x.device)
         return (totals / seen[..., None]).to(self.biases.dtype), ColumnsState(totals[:, -1], seen[:, -1])
 
     def _each(self, x: Tensor) -> Tensor:
-        """The features of each sample, ``(batch, length, size)``."""
+        """Compute the features of each sample, ``(batch, length, size)``."""
         z = self._scaled(x)
         return torch.cat([z, (z[..., None] > self.biases).flatten(-2).to(z.dtype)], -1)

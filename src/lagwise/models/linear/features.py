@@ -12,17 +12,12 @@ from lagwise.models.linear.patches import Patches
 from lagwise.tables import build
 
 #: Each is constructed with the number of channels, or of token ids, and its options.
-FEATURES: dict[str, Any] = {
-    "columns": Columns,
-    "convolutions": Convolutions,
-    "ngrams": Ngrams,
-    "patches": Patches,
-}
+FEATURES: dict[str, Any] = {"columns": Columns, "convolutions": Convolutions, "ngrams": Ngrams, "patches": Patches}
 
 
 def made_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
-    """Features of a model's inputs, which are of this name and have these options. options: the features' name and
-    options."""
+    """Build the features of a model's inputs. name: Of the inputs, which are described by ``inputs``. options: The
+    features' name and options."""
     sizes = {"tokens": vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
     context: dict[str, Any] = {each: inputs.get(each) for each in ("mean", "std")}
     return build(FEATURES, options, sizes[name], what="features", **context)
