@@ -43,7 +43,9 @@ class LinearRows(NamedTuple):
 
 
 def fit_linear_model(linear_class: Any, features: str, rows: LinearRows, seed: int) -> tuple[Any, Fit]:
-    """Fit a linear model of a class of heads. Returns it in evaluation mode, with its fit. features: A name in `FITTED`.
+    """Fit a linear model of a class of heads, and return it in evaluation mode, with its fit.
+
+    features: A name in `FITTED`.
 
     What dense features take from rows without their labels, such as thresholds, is taken from the held-out rows too:
     the map is fitted to all rows in the end.
@@ -139,11 +141,6 @@ def _dense_rows(features: Any, data: LinearRows, seed: int) -> list[tuple[np.nda
 FITTED: dict[str, Any] = {"columns": _table, "convolutions": _series, "ngrams": _texts, "patches": _images}
 
 
-def rows_of(batches: Batches) -> int:
-    """Count the rows of batches."""
-    return sum(len(batch["labels"]) for batch in batches)
-
-
 def labels_of(batches: Batches) -> np.ndarray:
     """Concatenate the labels of all rows; several labels per row become integers 0 and 1."""
     if not batches:
@@ -154,7 +151,8 @@ def labels_of(batches: Batches) -> np.ndarray:
 
 def _thinned(batches: Batches, size: int, seed: int) -> Iterator[Mapping[str, Tensor]]:
     """Subsample the rows of batches when the dense feature matrix would have more than `_MAX_VALUES` values."""
-    limit, total, random = _MAX_VALUES // size, rows_of(batches), np.random.default_rng(seed)
+    limit, random = _MAX_VALUES // size, np.random.default_rng(seed)
+    total = sum(len(batch["labels"]) for batch in batches)
     for batch in batches:
         if total <= limit:
             yield batch
