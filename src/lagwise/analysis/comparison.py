@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lagwise.analysis.page import Section, write_page
 from lagwise.analysis.plots import learning_curves
-from lagwise.analysis.recorded import RecordedRun, facts_table, recorded_run
-from lagwise.analysis.settings import different_settings, training_command
+from lagwise.analysis.recorded import RecordedRun, different_settings, facts_table, recorded_run, training_command
 from lagwise.files import RECIPE_FILE, beside
 from lagwise.tasks import Table
 from lagwise.training import load_recipe

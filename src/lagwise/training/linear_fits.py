@@ -100,7 +100,7 @@ def _with_levels_if_better(
     """Fit with and without the level features (the last columns), and keep them only if they clearly reduce the
     error."""
     (x, y), valid = _dense_rows(features, data, seed)
-    (other, true), plain = valid, features.without_levels()
+    (other, true), plain = valid, features.plain
     simple = fit_linear(x[:, :plain], y, (other[:, :plain], true), data.weights, columns=columns)
     if options["levels"]:
         fit = fit_linear(x, y, valid, data.weights, columns=columns)

@@ -23,7 +23,7 @@ from lagwise.training.hardware import bfloat16_is_fast
 from lagwise.training.model import build_model, config_for_data
 from lagwise.training.optimizer import make_optimizer
 from lagwise.training.processes import SharedRows, Sharing, micro_batch_size, of_first_process, processes
-from lagwise.training.recipe import Recipe, TrainingOptions
+from lagwise.training.recipe import Recipe
 from lagwise.training.sharding import shard
 from lagwise.training.streaming import streamed_text
 from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
@@ -102,7 +102,13 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
     tokens_per_step = options.batch_size * data.tokens_per_example()
     streamed = streamed_text(recipe, data, arguments)
-    training = _training_examples(data, options) if streamed is None else streamed.loader.stream
+    size = (options.steps, options.batch_size, options.seed)
+    if streamed is not None:
+        training: Any = streamed.loader.stream
+    elif options.carry_states > 1:
+        training = data.carried_examples(*size, options.carry_states)
+    else:
+        training = data.training_examples(*size)
     validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
@@ -130,20 +136,11 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
         data=data,
         sharing=sharing,
         streamed=streamed,
-        sharded=options.shard,
-        compiled=options.compile,
+        options=options,
         best=best,
         average=average,
         carried=CarriedStates(model, arguments.process_index) if options.carry_states > 1 else None,
-        keep_checkpoints=options.keep_checkpoints,
     )
-
-
-def _training_examples(data: TaskData, options: TrainingOptions) -> Any:
-    size = (options.steps, options.batch_size, options.seed)
-    if options.carry_states > 1:
-        return data.carried_examples(*size, options.carry_states)
-    return data.training_examples(*size)
 
 
 def check_reports(names: str) -> list[str]:

@@ -40,13 +40,15 @@ class Columns(DenseFeatures):
     Source: an additive model with steps (Hastie and Tibshirani 1986) at quantiles of the rows.
     """
 
+    of_levels = ("biases",)
+
     def __init__(
         self, channels: int, *, levels: int = 0, mean: list[float] | None = None, std: list[float] | None = None
     ):
         super().__init__()
         self.channels, self.levels = check_integer("channels", channels), check_integer("levels", levels, least=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
-        self.size = channels * (1 + levels)
+        self.plain, self.size = channels, channels * (1 + levels)
         self.register_buffer("biases", torch.zeros(channels, levels))
 
     @staticmethod
@@ -60,15 +62,6 @@ class Columns(DenseFeatures):
         ordered = self._scaled(x).sort(0).values
         shares = torch.arange(1, self.levels + 1, dtype=torch.float64, device=x.device) / (self.levels + 1)
         self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())
-
-    def without_levels(self) -> int:
-        """Return the number of features that are not levels; levels are last."""
-        return self.channels
-
-    def drop_levels(self) -> None:
-        """Remove the levels."""
-        self.levels, self.size = 0, self.channels
-        self.biases = self.biases[:, :0].clone()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         found = self._each(x)

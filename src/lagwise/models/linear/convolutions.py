@@ -65,6 +65,8 @@ class Convolutions(DenseFeatures):
     are centred. Levels are ours.
     """
 
+    of_levels = ("signs", "level_biases")
+
     def __init__(
         self,
         channels: int,
@@ -82,7 +84,8 @@ class Convolutions(DenseFeatures):
         self.dilations, self.thresholds, self.levels = dilations, thresholds, check_integer("levels", levels, least=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
         self.reach = (_TAPS - 1) * max(dilations)
-        self.size = KERNELS * (sum(thresholds) + levels)
+        self.plain = KERNELS * sum(thresholds)
+        self.size = self.plain + KERNELS * levels
         summed = min(channels, _MAX_CHANNELS)
         # Numbers of the channels that a kernel sums; the number ``channels`` is a channel of zeros.
         self.register_buffer("chosen", torch.zeros(len(dilations), KERNELS, summed, dtype=torch.long))
@@ -142,15 +145,6 @@ class Convolutions(DenseFeatures):
             count = int(2 ** random.uniform(0, np.log2(shape[2] + 1)))
             numbers[place][:count] = random.choice(self.channels, count, replace=False)
         return numbers
-
-    def without_levels(self) -> int:
-        """Return the number of features that are not levels; levels are last."""
-        return KERNELS * sum(self.thresholds)
-
-    def drop_levels(self) -> None:
-        """Remove the levels."""
-        self.levels, self.size = 0, self.without_levels()
-        self.signs, self.level_biases = self.signs[:, :0].clone(), self.level_biases[:, :0].clone()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         z = self._scaled(x)

@@ -13,6 +13,16 @@ class DenseFeatures(nn.Module):
     mean: list[float] | None
     std: list[float] | None
     biases: Tensor
+    levels: int
+    plain: int  #: number of features that are not levels; levels are last
+    size: int
+    of_levels: tuple[str, ...] = ()  #: buffers with a column for each level
+
+    def drop_levels(self) -> None:
+        """Remove the levels."""
+        self.levels, self.size = 0, self.plain
+        for name in self.of_levels:
+            setattr(self, name, getattr(self, name)[:, :0].clone())
 
     @staticmethod
     def logits(found: Tensor, classifier: nn.Linear) -> Tensor:
