@@ -160,7 +160,7 @@ PATHS = [
         (("generate", RUN, "--temperature", "-1"), "got -1.0"),
         (("generate", RUN, "--top-p", "nan"), "'--top-p': must be in (0, 1], got nan"),
         (("generate", RUN, "--top-p", "0"), "got 0.0"),
-        (("generate", RUN, "--tokens", "0"), "'--tokens': must be at least 1, got 0"),
+        (("generate", RUN, "--tokens", "0"), "'--tokens': must be in [1, 1000000000], got 0"),
         (("generate", RUN, "--tokens", "1e3"), "'--tokens'"),
         (("generate", RUN, "--seed", "-1"), "'--seed': must be in [0, 4294967295], got -1"),
         (("generate", RUN, "--seed", 10**30), "4294967295], got 1000"),
