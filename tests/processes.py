@@ -8,10 +8,14 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from lagwise.training import Recipe, resume, train
+from lagwise.training.trainer import LagwiseTrainer
 
 
 def run_together(work: Callable[..., None], *args: Any, count: int = 2) -> list[int | None]:
@@ -37,3 +41,26 @@ def _begin(rank: int, count: int, port: int, work: Callable[..., None], args: tu
     torch.set_num_threads(1)
     gc.freeze()  # as in conftest.py
     work(*args)
+
+
+def train_until(recipe: Recipe, out: Path, step: int | None = None) -> None:
+    """Train without progress; end the process before the step after this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, step, SystemExit(0))
+        train(recipe, out, progress=False)
+
+
+def stop_at(patch: pytest.MonkeyPatch, step: int | None, error: BaseException) -> None:
+    """Let trainings raise an error before the step after this one."""
+    train_step = LagwiseTrainer.training_step
+
+    def stopped(self: LagwiseTrainer, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == step:
+            raise error
+        return train_step(self, *args, **kwargs)
+
+    patch.setattr(LagwiseTrainer, "training_step", stopped)
+
+
+def resume_quietly(out: Path) -> None:
+    resume(out, progress=False)

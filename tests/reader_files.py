@@ -46,7 +46,6 @@ def write_tables(folder: Path) -> None:
     (folder / "genres.csv").write_text("text,label\n" + genres)
     flags = "".join(f"{'joke ' * a}{'gun ' * b}film {i},{a},{b:d}\n" for i, (a, b) in enumerate(kinds))
     (folder / "flags.csv").write_text("text,comedy,crime\n" + flags)
-    (folder / "more.csv").write_text("text,review\n" + "".join(f"new film {i},new film {i}\n" for i in range(20)))
     for i, review in enumerate(reviews):  # as in IMDb's archive
         text, label = review.split(",")
         each = folder / "aclImdb" / ("train" if i < 80 else "test") / ("pos" if label == "1" else "neg")

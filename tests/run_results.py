@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from lagwise.training import read_metrics
+from lagwise.training import read_metrics, resume
+from lagwise.training.checkpoints import checkpoints
 
 
 def losses(run: Path) -> dict[float, float]:
@@ -32,3 +34,18 @@ def assert_equal_runs(found: Path, expected: Path) -> None:
         assert line == pytest.approx(other, rel=1e-4)
     for name, weight in weights(expected).items():
         torch.testing.assert_close(weights(found)[name], weight, atol=1e-5, rtol=1e-4)
+
+
+def assert_same_weights(found: Path, expected: Path) -> None:
+    """The same weights, to the last bit."""
+    for name, weight in weights(expected).items():
+        assert torch.equal(weights(found)[name], weight), name
+
+
+def resume_from_first(run: Path) -> Path:
+    """Let a finished run go on from its first checkpoint, as if it had been killed before the second."""
+    for file in ("model.safetensors", "config.json"):
+        (run / file).unlink()
+    for checkpoint in checkpoints(run)[1:]:
+        shutil.rmtree(checkpoint)
+    return resume(run, progress=False)

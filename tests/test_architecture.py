@@ -17,127 +17,78 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
 PAPERS = PACKAGE.parents[1] / "papers" / "src" / "lagwise_papers"  # which may import all of lagwise
 # Each package may import itself, those before it, and the small modules at the top of the package.
-PACKAGES = (
-    *(
-        "ops",
-        "kernels",
-        "mixers",
-        "blocks",
-        "models",
-        "data",
-        "forecasting",
-        "evaluation",
-        "tasks",
-        "training",
-        "runs",
-    ),
-    *("serving", "analysis", "cli"),
-)
-TOP = {
-    "_lazy",
-    "_registration",
-    "_version",
-    "cache",
-    "compiler",
-    "extras",
-    "figures",
-    "files",
-    "outside",
-    "process",
-    "progress",
-    "schema",
-    "tables",
-    "text",
+PACKAGES = ("ops", "kernels", "mixers", "blocks", "models", "data", "forecasting", "evaluation", "tasks", "training")
+PACKAGES += ("runs", "serving", "analysis", "cli")
+TOP = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "testing"}
+TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {
+    ".".join(("lagwise", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__") for path in TREES
 }
 
 
-def imported_packages(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {parts[1] for name in names if (parts := name.split("."))[0] == "lagwise" and len(parts) > 1}
+def imported(tree: ast.AST) -> set[str]:
+    """The modules and names that a file imports anywhere."""
+    nodes = [*ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert not any(node.level for node in froms), "a relative import"
+    return names | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
-def test_packages_depend_only_on_lower_packages(path: Path) -> None:
-    package = path.relative_to(PACKAGE).parts[0]
-    if package not in PACKAGES:
-        return
-    allowed = set(PACKAGES[: PACKAGES.index(package) + 1]) | TOP
-    assert imported_packages(path) <= allowed
-
-
-def test_lagwise_never_imports_the_package_of_papers() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        names = {n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)}
-        names |= {a.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import) for a in n.names}
+def test_packages_depend_only_on_lower_packages() -> None:
+    """Nor on the package of papers, nor on `lagwise/__init__.py`, which is below nothing."""
+    for path, tree in TREES.items():
+        package, names = path.relative_to(PACKAGE).parts[0], imported(tree)
+        allowed = {*PACKAGES[: PACKAGES.index(package) + 1], *TOP} if package in PACKAGES else {*PACKAGES, *TOP}
+        found = {name.split(".")[1] for name in names if name.startswith("lagwise.")}
+        assert found <= allowed or package == "__main__.py", path
         assert not [name for name in names if name.partition(".")[0] == PAPERS.name], path
 
 
-def imports_when_loaded(path: Path) -> set[str]:
+def test_there_are_no_circular_imports() -> None:
+    graph = {}
+    for path, tree in TREES.items():
+        name = ".".join(("lagwise", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        graph[name] = imports_when_loaded(tree, is_package=path.name == "__init__.py") - {name}
+    assert sum(map(len, graph.values())) > 500
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the modules
+
+
+def imports_when_loaded(tree: ast.Module, *, is_package: bool) -> set[str]:
     """Modules of lagwise that a module imports when it is loaded, or for annotations (a package's `__init__` lists its
     names so); not those in functions."""
-    is_package = path.name == "__init__.py"
 
     def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         for node in body:
-            later = isinstance(node, ast.FunctionDef | ast.ClassDef)
-            if not later and not (
-                is_package and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            ):
+            listed = is_package and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            if not listed and not isinstance(node, ast.FunctionDef | ast.ClassDef):
                 yield node
                 yield from statements([*getattr(node, "body", []), *getattr(node, "orelse", [])])
 
     found = set()
-    for node in statements(ast.parse(path.read_text()).body):
+    for node in statements(tree.body):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "lagwise":
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else str(node.module) for name in names}
-    return found & MODULES.keys()
-
-
-def test_no_module_imports_from_the_package_itself() -> None:
-    """The version has a module of its own, so that `lagwise/__init__.py` is below nothing."""
-    for path in PACKAGE.rglob("*.py"):
-        if path != PACKAGE / "__main__.py":
-            nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-            assert "lagwise" not in {node.module for node in nodes}, path
-
-
-MODULES = {
-    ".".join(("lagwise", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in PACKAGE.rglob("*.py")
-}
-
-
-def test_there_are_no_circular_imports() -> None:
-    graph = {name: imports_when_loaded(path) - {name} for name, path in MODULES.items()}
-    assert sum(map(len, graph.values())) > 500
-    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the modules
+    return found & MODULES
 
 
 def test_lower_packages_know_no_options_of_the_command_line() -> None:
     """Their messages name arguments in backticks, which the command line writes as its options."""
     of_others = "--index-url", "--nproc-per-node", "--parallelism_config_"  # options of pip, torchrun and accelerate
-    for package in PACKAGES[: PACKAGES.index("serving")]:
-        for path in (PACKAGE / package).rglob("*.py"):
-            strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
-            options = [o for s in strings if isinstance(s, str) for o in re.findall(r"(?<![\w-])--[a-z][\w-]*", s)]
+    for path, tree in TREES.items():
+        if path.relative_to(PACKAGE).parts[0] in PACKAGES[: PACKAGES.index("serving")]:
+            strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            options = [option for each in strings for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", each)]
             assert set(options) <= set(of_others), path
 
 
 def test_packages_use_no_private_names_of_each_other() -> None:
-    for path in (*PACKAGE.rglob("*.py"), *PAPERS.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lagwise."):
-                other = PACKAGE.parent.joinpath(*str(node.module).split("."))
-                shared = path.parent in (other.parent, other)
-                private = [alias.name for alias in node.names if alias.name.startswith("_")]
-                assert shared or not private or private == ["__version__"], f"{path}: {private}"
+    for path, tree in {**TREES, **{path: ast.parse(path.read_text()) for path in PAPERS.rglob("*.py")}}.items():
+        for module, _, name in (each.rpartition(".") for each in imported(tree) if each.startswith("lagwise.")):
+            other = PACKAGE.parent.joinpath(*module.split("."))
+            shared = path.parent in (other.parent, other)
+            assert shared or not name.startswith("_") or name == "__version__", f"{path}: {module}.{name}"
 
 
 def test_ops_has_a_small_public_interface() -> None:
@@ -151,13 +102,13 @@ def test_every_folder_is_a_package() -> None:
     assert folders == {*PACKAGES, "recipes"}
 
 
-@pytest.mark.parametrize("folder", ["src", "papers", "tests", "benchmarks", "docs", "examples"])
-def test_files_hold_one_concept(folder: str) -> None:
+def test_files_hold_one_concept() -> None:
     """Where a file is cut is decided by what it is about. One of over 500 lines says why it is not two."""
-    texts = {str(path): path.read_text() for path in (PACKAGE.parents[1] / folder).rglob("*.py")}
-    assert texts
-    long = {path for path, text in texts.items() if len(text.splitlines()) > 500}
-    assert not {path for path in long if "# One concept:" not in texts[path]}
+    for folder in ("src", "papers", "tests", "benchmarks", "docs", "examples"):
+        texts = {path: path.read_text() for path in (PACKAGE.parents[1] / folder).rglob("*.py")}
+        assert texts
+        long = [path for path, text in texts.items() if len(text.splitlines()) > 500]
+        assert not [path for path in long if "# One concept:" not in texts[path]]
 
 
 def loaded_after(modules: tuple[str, ...], *statements: str) -> list[set[str]]:

@@ -115,10 +115,7 @@ def test_markers_of_tests_are_read(equations: ModuleType, tmp_path: Path) -> Non
         ("(TNN §3.3 and eq. 5)", {("TNN", "§", "3.3"), ("TNN", "eq", "5")}),
         ("TNN tables 8 to 10", {("TNN", "table", n) for n in ("8", "9", "10")}),
         ("TNN eq. 1, 6 and 9", {("TNN", "eq", n) for n in ("1", "6", "9")}),
-        (
-            "TNN §3.1 and fig. 2; SKI-TNN app. A",
-            {("TNN", "§", "3.1"), ("TNN", "fig", "2"), ("SKI-TNN", "app", "A")},
-        ),
+        ("TNN §3.1 and fig. 2; SKI-TNN app. A", {("TNN", "§", "3.1"), ("TNN", "fig", "2"), ("SKI-TNN", "app", "A")}),
         ("MEGA (Ma et al. 2023), §3.2 and 3.3.", {("MEGA", "§", "3.2"), ("MEGA", "§", "3.3")}),
         ("MEGA, Ma et al. 2023, §3.1 and app. A", {("MEGA", "§", "3.1"), ("MEGA", "app", "A")}),
         ("SKI-TNN app. E.3", {("SKI-TNN", "app", "E.3")}),
@@ -132,6 +129,11 @@ def test_citations_are_read(equations: ModuleType, text: str, places: set) -> No
 FOLDERS = (ROOT / "docs", ROOT / "papers")
 PAGES = [page for folder in FOLDERS for page in folder.rglob("*.md") if page.name != "log.md"]
 PAGES = sorted([*ROOT.glob("*.md"), *PAGES])
+
+
+def results(name: str) -> Any:
+    """Read what a script of `benchmarks` has measured."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["results"]
 
 
 def blocks(path: Path, *languages: str) -> list[str]:
@@ -238,8 +240,8 @@ def test_the_kernel_of_the_tutorial_works(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_second_stage_in_signals_equals_the_results_file() -> None:
     page = (ROOT / "docs" / "signals.md").read_text()
-    prose, results = " ".join(page.split()), ROOT / "benchmarks" / "results"
-    found = json.loads((results / "ecg-beats-cpu.json").read_text())["results"]
+    prose = " ".join(page.split())
+    found = results("ecg-beats-cpu")
     for name, how, scores in (
         ("causal, then the second stage", "without", found["detected"]),
         ("second stage alone", "with", found["annotated"]),
@@ -261,8 +263,8 @@ def test_the_second_stage_in_signals_equals_the_results_file() -> None:
 
 
 def test_the_results_of_noise_in_signals_equal_the_results_files() -> None:
-    page, results = (ROOT / "docs" / "signals.md").read_text(), ROOT / "benchmarks" / "results"
-    found = json.loads((results / "denoise-cpu.json").read_text())["results"]
+    page = (ROOT / "docs" / "signals.md").read_text()
+    found = results("denoise-cpu")
     speech, other = found["speech"], found["noisereduce"]
     test, levels = speech["test"], ("-5", "0", "5", "10")
     by = " | ".join(f"{test['by_ratio'][level]['si_sdr']:.2f}" for level in levels)
@@ -285,14 +287,14 @@ def test_the_results_of_noise_in_signals_equal_the_results_files() -> None:
     assert f"Trained for {hearts['steps']:,} steps ({hearts['cpu_seconds']:.0f} s of one core)" in prose
     assert f"{speech['parameters']:,} parameters, at most {1e3 * speech['delay_seconds']:.1f} ms late" in prose
     assert f"the model's gain is {speech['valid']['si_sdr_gain']:.2f} dB" in prose
-    for speed in json.loads((results / "denoise-stream-cpu.json").read_text())["results"]:
+    for speed in results("denoise-stream-cpu"):
         times = f"{1e3 * speed['median']:.1f} | {1e3 * speed['late']:.0f} | {speed['one_core']:.1f}"
         assert f"| {speed['chunk']:,} | {1e3 * speed['chunk'] / 16000:.0f} | {times} |" in page
 
 
 def test_the_accuracies_at_other_rates_in_signals_equal_the_results_file() -> None:
     page = (ROOT / "docs" / "signals.md").read_text()
-    for row in json.loads((ROOT / "benchmarks" / "results" / "rates-cpu.json").read_text())["results"]:
+    for row in results("rates-cpu"):
         assert f"| {row['hertz']} | {row['rate']:.3g} | {row['accuracy']:.3f} | {row['unscaled']:.3f} |" in page
         assert f"{row['beats']:,} beats" in page
 
@@ -326,8 +328,7 @@ def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytes
 
 def test_the_results_in_signals_equal_the_results_files() -> None:
     page = (ROOT / "docs" / "signals.md").read_text()
-    results = ROOT / "benchmarks" / "results"
-    for name, run in json.loads((results / "ecg-cpu.json").read_text())["results"].items():
+    for name, run in results("ecg-cpu").items():
         assert f"{run['parameters']:,}" in page
         for how in ("without", "with"):
             scores = run[f"{how}_positions"]
@@ -336,7 +337,7 @@ def test_the_results_in_signals_equal_the_results_files() -> None:
             cells += [f"{scores['found']:.3f}", f"{scores['precision']:.3f}"] if how == "without" else []
             assert re.search(rf"\| {name}[^|]*\| {how} \| {re.escape(' | '.join(cells))} \|", page)
         assert not run["causal"] or f"at most {run['delay_seconds']:.3f} s late" in page
-    for speed in json.loads((results / "ecg-stream-cpu.json").read_text())["results"]:
+    for speed in results("ecg-stream-cpu"):
         digits = 3 if speed["chunk"] == 1 else 1
         times = f"{1e3 * speed['median']:.{digits}f} | {1e3 * speed['late']:.1f} | {speed['real_time']:.0f}"
         assert speed["chunk"] == 12 or re.search(rf"\| {speed['chunk']} \| [\d.]+ \| {re.escape(times)} \|", page)
@@ -348,15 +349,13 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
     from lagwise_papers.bench.forecasting import coverage_rows, table_rows
 
     page = (ROOT / "docs" / "forecasting.md").read_text()
-    results = ROOT / "benchmarks" / "results"
     old, averaged, folds = (
-        json.loads((results / f"{name}.json").read_text())["results"]["cells"]
-        for name in ("forecast-cpu", "forecast-averaged-cpu", "forecast-folds-cpu")
+        results(name)["cells"] for name in ("forecast-cpu", "forecast-averaged-cpu", "forecast-folds-cpu")
     )
     new = averaged + folds
     fitted_once = [cell for cell in new if "again" not in cell["model"]]
     kernels = [cell for cell in old if cell["model"] not in {each["model"] for each in new}]
-    quantiles = json.loads((results / "forecast-quantiles-cpu.json").read_text())["results"]["cells"]
+    quantiles = results("forecast-quantiles-cpu")["cells"]
     quantiles = [cell for cell in quantiles if cell["model"] != "ridge"]
     lines = table_rows(new + kernels)[1] + coverage_rows(fitted_once + kernels)[1]
     for line in [*lines, *coverage_rows(fitted_once, "crps")[1], *coverage_rows(quantiles, "crps")[1]]:
@@ -367,11 +366,9 @@ def test_the_results_in_forecasting_equal_the_results_files(monkeypatch: pytest.
     assert (
         f"squared error of {ridge[-2]}, and the average of maps of five look-backs {blocks[-2]} (the mean of" in prose
     )
-    for line in small_series.table_rows(json.loads((results / "small-series-cpu.json").read_text())["results"]["rows"])[
-        1
-    ]:
+    for line in small_series.table_rows(results("small-series-cpu")["rows"])[1]:
         assert f"| {' | '.join(line)} |" in page
-    for row in json.loads((results / "forecast-peers-cpu.json").read_text())["results"]["rows"]:
+    for row in results("forecast-peers-cpu")["rows"]:
         figures = f"{row['seconds']:.1f} | {row['bytes'] / 2**20:,.0f} | {row['mse']:.4f}"
         assert f"| {row['method']} | {row['data']} | {figures} |" in page
 

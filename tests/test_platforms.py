@@ -1,18 +1,15 @@
-"""What macOS and Windows lack: POSIX's modules and calls, /proc, owners of files, UTF-8 as the default, fork."""
+"""What macOS and Windows lack: POSIX's modules and calls, /proc, owners of files, UTF-8 as the default."""
 
 from __future__ import annotations
 
 import ast
 import io
-import multiprocessing
 import os
 import platform
 import signal
 import stat
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from lagwise.cache import default_cache, require_private
 from lagwise.cli import terminal
 from lagwise.ops.native import library
 from lagwise.training import hardware
-from lagwise_papers.data import generated
 
 SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
 POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
@@ -139,14 +135,3 @@ def test_pipes_are_utf8_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal.use_utf8()
     terminal.write("→ λ")
     assert stream.buffer.getvalue().decode() == "→ λ"  # type: ignore[attr-defined]
-
-
-@pytest.mark.slow
-def test_data_are_generated_by_processes_that_are_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spawned = partial(ProcessPoolExecutor, mp_context=multiprocessing.get_context("spawn"))
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    for name, make in (("one", ProcessPoolExecutor), ("two", spawned)):
-        monkeypatch.setattr(generated, "ProcessPoolExecutor", make)
-        generated.generate("lra-listops", tmp_path / name, rows=20, seed=0, texts=None, progress=False)
-    files = [sorted(path.read_text() for path in (tmp_path / name).glob("*.tsv")) for name in ("one", "two")]
-    assert files[0] == files[1]

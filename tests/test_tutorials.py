@@ -37,11 +37,7 @@ SHORT = {
     "bench serve": "--clients 2 --repeats 2 --no-batched",
     "data": "--rows 40",
 }
-INSTEAD = {
-    "100000": "100",
-    "FOLDER": "series",
-    "lra-pathfinder:20000": "lra-pathfinder:40",
-}
+INSTEAD = {"100000": "100", "FOLDER": "series", "lra-pathfinder:20000": "lra-pathfinder:40"}
 # What the Python of a page takes as given, and the packages of a page beyond those of the tests.
 LOADED = """
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -60,9 +60,7 @@ ENOUGH = {
     "serve": ("serve",),
 }
 #: tests of what an extra serves beside lagwise's own commands: programs, benchmarks and comparisons
-TESTS = {
-    "clients": ("tests/models/test_clients.py", "tests/models/test_replaced_layers.py"),
-}
+TESTS = {"clients": ("tests/models/test_clients.py", "tests/models/test_replaced_layers.py")}
 
 
 def packages_of(extra: str) -> set[str]:

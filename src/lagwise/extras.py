@@ -16,11 +16,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "serve": ("fastapi", "uvicorn", "jinja2", "openai", "prometheus_client"),
 }
-PACKAGES = {
-    "sklearn": "scikit-learn",
-    "PIL": "pillow",
-    "prometheus_client": "prometheus-client",
-}
+PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "prometheus_client": "prometheus-client"}
 _OPTIONAL = ("tensorboardX",)  # used if it is there
 
 

@@ -17,6 +17,7 @@ LOCK = ".lock"
 PARTIAL = ".saving"  # prefix of unfinished files and folders; the next process removes them
 RECIPE_FILE = "recipe.yaml"  # of a run
 RUN_FILE = "run.json"  # of a run: its data's key and the versions of packages
+TOKENIZER = "tokenizer"  # folder of a run, for its copy of the tokenizer
 _OF_RUNS = ({LOCK}, {RECIPE_FILE, RUN_FILE}, {"config.json", "model.safetensors"})
 
 
@@ -70,6 +71,22 @@ def is_unused(folder: Path, *ours: str) -> bool:
     if not folder.is_dir():
         return not folder.exists()
     return all(path.name in (LOCK, *ours) or path.name.startswith(PARTIAL) for path in folder.iterdir())
+
+
+def check_unused(out: Path) -> None:
+    """FileExistsError if a run's folder is in use, and ValueError if it cannot be created."""
+    check_writable(out, "out")
+    # A process that dies before writing the recipe leaves only these.
+    if not is_unused(out, RUN_FILE, TOKENIZER):
+        if (out / "config.json").is_file():
+            raise FileExistsError(
+                f"{str(out)!r} holds a finished run: choose another `out`; to go on from its weights, add "
+                f"`init_from={out}`"
+            )
+        raise FileExistsError(
+            f"{str(out)!r} is not empty: resume it with `resume`, or choose another `out`; `resume` auto begins or "
+            "resumes a run, as needed"
+        )
 
 
 def is_run(names: Collection[str]) -> bool:

@@ -28,7 +28,8 @@ IN_PAPERS = frozenset(
 
 
 def elsewhere(name: Any) -> str | None:
-    """How to get what has a name, if lagwise-papers has it and is not installed; for messages."""
+    """Say, for messages, how to install lagwise-papers if it has this name and is not installed; otherwise return
+    None."""
     if not isinstance(name, str) or name.partition(":")[0] not in IN_PAPERS or find_spec("lagwise_papers"):
         return None
     return f"{name!r} is in lagwise-papers, which is not installed: pip install ./papers, in a clone of lagwise"

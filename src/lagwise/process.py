@@ -17,15 +17,7 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES = 2**30  # larger blocks are still mapped
 _SPIN_COUNT = 5000  # rounds that GNU's OpenMP threads wait before they sleep
-_GROUP_NAMES = (
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "ROLE_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "ROLE_WORLD_SIZE",
-)
+_GROUP_NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
 
 
 def keep_freed_memory() -> bool:

@@ -19,15 +19,7 @@ from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.mixers.base import state_grows
 from lagwise.mixers.derived import frozen
-from lagwise.mixers.state import (
-    eager_state,
-    fixed_start,
-    fixed_state,
-    join_states,
-    named_tensors,
-    rebuilt,
-    select_rows,
-)
+from lagwise.mixers.state import eager_state, fixed_start, fixed_state, join_states, named_tensors, rebuilt, select_rows
 from lagwise.ops import Layout
 from lagwise.ops.shards import Shard
 
@@ -90,7 +82,7 @@ def check_mixer(
 
 
 def _any(factory: Factory, channels: int) -> Mixer:
-    """A causal mixer, or a two-sided one if there is none."""
+    """Make a causal mixer, or a two-sided one if there is none."""
     try:
         return factory(channels, True)
     except ValueError:
@@ -98,7 +90,7 @@ def _any(factory: Factory, channels: int) -> Mixer:
 
 
 def check_shapes(factory: Factory, channels: int, causal: bool, lengths: Sequence[int] = LENGTHS) -> None:
-    """Outputs are like inputs and finite, in float32."""
+    """Check that outputs are like inputs and finite, in float32."""
     mixer = factory(channels, causal).float()
     for length in lengths:
         y = mixer(_noise(2, length, channels, torch.float32))
@@ -121,7 +113,8 @@ def check_causality(factory: Factory, channels: int) -> None:
 
 
 def check_padding(factory: Factory, channels: int, causal: bool) -> None:
-    """Rows padded on either side, with large numbers or NaN, give the same as alone, and finite gradients."""
+    """Check that rows padded on either side, with large numbers or NaN, give the same as alone, and finite
+    gradients."""
     mixer = factory(channels, causal).double()
     x = _noise(1, 30, channels)
     alone = mixer(x)
@@ -143,7 +136,7 @@ def check_padding(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def check_packing(factory: Factory, channels: int, causal: bool) -> None:
-    """Documents packed into a row, separated by seq_idx, give the same as alone."""
+    """Check that documents packed into a row, separated by seq_idx, give the same as alone."""
     mixer = factory(channels, causal).double()
     documents = [_noise(1, n, channels) for n in (5, 1, 30, 29)]  # the last two share a batch
     row = torch.cat(documents, dim=1).requires_grad_()
@@ -191,7 +184,7 @@ def check_shards(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def _refusal(mixer: Mixer) -> str | None:
-    """What a mixer says that has no form for rows that are split."""
+    """Return the message with which a mixer refuses rows that are split; None if it does not."""
     try:
         mixer.require_shards()
     except ValueError as error:
@@ -200,7 +193,7 @@ def _refusal(mixer: Mixer) -> str | None:
 
 
 def split_layouts(length: int) -> dict[str, tuple[Tensor | None, Tensor | None]]:
-    """Masks and documents of three rows, for `shard_difference`; documents end at many places."""
+    """Make masks and documents of three rows, for `shard_difference`; documents end at many places."""
     place = torch.arange(length)
     mask = torch.stack([place >= length // 6, place < 2 * length // 3 + 1, place >= 0])
     ends = torch.tensor([[5, 20, 23, 50], [23, 24, 37, 60], [1, 2, 3, 4]])
@@ -250,7 +243,7 @@ def shard_difference(
 
 
 def check_gradients(factory: Factory, channels: int, causal: bool) -> None:
-    """Gradients with respect to the signal and some small parameters equal finite differences."""
+    """Check that gradients with respect to the signal and some small parameters equal finite differences."""
     mixer = factory(channels, causal).double()
     x = _noise(1, 6, channels).requires_grad_()
     some = [p for p in mixer.parameters() if p.numel() <= 64][:2]
@@ -290,8 +283,8 @@ def check_streaming(factory: Factory, channels: int, lengths: Sequence[int] = (1
 
 
 def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Outputs for x ``(batch, length, channels)``, prefilled in chunks of these sizes while tokens remain, and the rest
-    in one chunk."""
+    """Compute outputs for x ``(batch, length, channels)``, prefilled in chunks of these sizes while tokens remain, and
+    the rest in one chunk."""
     state, parts, rest = mixer.init_state(x.shape[0]), [], x
     for size in (*sizes, x.shape[1]):
         if rest.shape[1]:
@@ -337,7 +330,8 @@ def check_times(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def check_timed_stream(factory: Factory, channels: int) -> None:
-    """Tokens with times of their own give the same in chunks, one by one, and with padding anywhere in a stream."""
+    """Check that tokens with times of their own give the same in chunks, one by one, and with padding anywhere in a
+    stream."""
     mixer = factory(channels, True).double()
     x, time = _noise(2, 90, channels), _times(2, 90)
     whole, state, parts, at = mixer(x, layout=Layout(token_time=time)), mixer.init_state(2), [], 0

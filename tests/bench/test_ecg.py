@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,15 +17,9 @@ wfdb: Any = pytest.importorskip("wfdb")
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")  # pandas warns in wfdb
 
 
-@pytest.fixture(scope="module")
-def ecg() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "ecg.py"
-    spec = importlib.util.spec_from_file_location("ecg", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def ecg(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("ecg")
 
 
 def record(folder: Path, name: str, leads: list[str], rate: int = 360) -> np.ndarray:

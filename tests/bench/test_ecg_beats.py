@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture(scope="module")
-def beats() -> ModuleType:
-    sys.path.append(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("ecg_beats", BENCHMARKS / "ecg_beats.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def beats(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("ecg_beats")
 
 
 def record(seed: int, count: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from lagwise.cli import failures
+from lagwise.models.export import EXPORTS, FORMATS
 
 command_line = importlib.import_module("lagwise.cli.main")
 
@@ -47,9 +48,12 @@ def failing(error: BaseException) -> typer.Typer:
         ("give other data with `source`", "give other data with --data"),
         ("`init_from` and `tokenizer`", "model.init_from and data.tokenizer"),
         ("keep the copy (`copy`)", "keep the copy (`copy`)"),
+        ("`length` is less than `stride`", "data.length is less than task.stride"),
+        ("choose another `out`, or `folder=a`", "choose another --out, or `folder=a`"),
+        ("a two-sided model (`causal=false`)", "a two-sided model (model.causal=false)"),
     ],
 )
-def test_arguments_in_messages_are_written_as_train_takes_them(
+def test_arguments_in_messages_are_written_as_the_command_takes_them(
     message: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -58,6 +62,22 @@ def test_arguments_in_messages_are_written_as_train_takes_them(
     monkeypatch.setattr("lagwise.training.load_recipe", fail)
     assert outcome(command_line.app, "train") == 2
     assert capsys.readouterr().err == f"error: {line}\n"
+
+
+def test_arguments_of_a_command_without_settings_are_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def one(look_back: int = 1, texts: Annotated[str, typer.Option("--data")] = "") -> None:
+        raise ValueError("give `look_back`, `texts` or `other`")
+
+    @app.command()
+    def two() -> None:
+        raise ValueError("give `look_back`")
+
+    for command, message in (("one", "give --look-back, --data or `other`"), ("two", "give `look_back`")):
+        assert outcome(app, command) == 2
+        assert message in capsys.readouterr().err
 
 
 def decoding_error() -> UnicodeDecodeError:
@@ -88,10 +108,7 @@ UNEXPECTED = "(LAGWISE_DEBUG=1 shows the traceback)"
         (RecursionError(), f"unexpected RecursionError {UNEXPECTED}"),
         (KeyError("config"), f"unexpected KeyError: 'config' {UNEXPECTED}"),
         (decoding_error(), f"unexpected UnicodeDecodeError: {decoding_error()} {UNEXPECTED}"),
-        (
-            json.JSONDecodeError("Expecting value", "", 0),
-            "unexpected JSONDecodeError: Expecting value: line 1",
-        ),
+        (json.JSONDecodeError("Expecting value", "", 0), "unexpected JSONDecodeError: Expecting value: line 1"),
         (Panic("capacity overflow"), f"unexpected Panic: capacity overflow {UNEXPECTED}"),
     ],
     ids=lambda value: type(value).__name__,
@@ -101,22 +118,6 @@ def test_every_failure_is_one_line(capsys: pytest.CaptureFixture[str], error: Ba
     said = capsys.readouterr().err.strip("\n")
     assert said.startswith(f"error: {line}")
     assert len(said.splitlines()) == 1
-
-
-def test_arguments_in_messages_are_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def one(look_back: int = 1, texts: Annotated[str, typer.Option("--data")] = "") -> None:
-        raise ValueError("give `look_back`, `texts` or `other`")
-
-    @app.command()
-    def two() -> None:
-        raise ValueError("give `look_back`")
-
-    for command, message in (("one", "give --look-back, --data or `other`"), ("two", "give `look_back`")):
-        assert outcome(app, command) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_long_messages_are_shortened_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,10 +214,17 @@ def test_options_are_checked_before_anything_is_loaded(
         (("generate", "~/new"), "there is no folder '~/new'"),
         (("predict", ".", "--text", "-"), "leave out --data and --text to read lines of standard input"),
         (("export", "."), "an ONNX file needs onnx: install lagwise[export]"),
+        (("export", ".", "--format", "tflite"), f"--format': must be {' or '.join(FORMATS)}, got tflite"),
+        (("export", ".", "--what", "steps"), f"--what': must be {' or '.join(EXPORTS)}, got steps"),
+        (("train", "--data", "stdlib", "--out", "."), "is not empty"),
+        (("train", "--data", "stdlib", "--out", "finished"), "holds a finished run"),
+        (("train", "--data", "stdlib", "--out", "finished/config.json"), "not a folder"),
     ],
     ids=str,
 )
 def test_what_is_refused_at_once_loads_no_pytorch(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    (tmp_path / "finished").mkdir()
+    (tmp_path / "finished" / "config.json").write_text("{}")
     code = (
         "import sys; sys.modules['onnx'] = None; from lagwise.cli import main\n"
         "try: main()\nfinally: assert 'torch' not in sys.modules"
@@ -232,6 +240,7 @@ def test_what_is_refused_at_once_loads_no_pytorch(tmp_path: Path, arguments: tup
     ("arguments", "message"),
     [
         (("--recipe", "classify"), "give a file with --data, such as reviews.csv"),
+        (("--data", "a.txt", "data.source=b.txt"), "give --data or data.source, not both"),
         (("--recipe", "forecast-tnn"), "give a table with --data, such as sensors.csv"),
         (("--out", "."), "resume it with --resume, or choose another --out; --resume auto begins or resumes a run"),
     ],
@@ -252,25 +261,3 @@ def test_a_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str], argum
     said = capsys.readouterr()
     assert "Usage: " in said.out
     assert said.err == ""
-
-
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("name it with `label=COLUMN`", "name it with task.label=COLUMN"),
-        ("`length` is less than `stride`", "data.length is less than task.stride"),
-        ("choose another `out`, or `folder=a`", "choose another --out, or `folder=a`"),
-        ("a two-sided model (`causal=false`)", "a two-sided model (model.causal=false)"),
-    ],
-)
-def test_arguments_in_backticks_are_written_as_the_command_takes_them(
-    message: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def command(overrides: list[str] | None = None, out: Annotated[str, typer.Option("--out")] = "") -> None:
-        raise ValueError(message)
-
-    assert outcome(app) == 2
-    assert capsys.readouterr().err == f"error: {line}\n"

@@ -1,8 +1,7 @@
-"""``lagwise forecast`` and ``lagwise bench forecast`` on the command line."""
+"""``lagwise forecast`` on the command line."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise_papers.bench import forecasting as bench
 
 runner = CliRunner()
 
@@ -125,21 +123,6 @@ def test_known_future_columns(data: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert np.abs(made["sales"] - 50 - 40 * promo[200:]).max() < 5
     result = runner.invoke(app, ["forecast", *options[:2], "--horizon", "9", "--future", "promo"])
     assert "column 'promo' of the future has no value at 2024-07-26" in str(result.exception)
-
-
-def test_bench_writes_a_table_and_results(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = bench.Benchmark("my", (150, 60, 80), (12, 24), 24, (12, 24))
-    monkeypatch.setitem(bench.BENCHMARKS, "exchange", made)
-    monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 3)
-    pd.read_csv(data)[["date", "price"]].to_csv(data, index=False)
-    out = data.with_name("results.json")
-    result = runner.invoke(app, ["bench", "forecast", str(data.parent), "--data", "exchange", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "chosen by validation, at most 10,000 parameters" in result.output
-    cells = json.loads(out.read_text())["results"]["cells"]
-    assert {(each["horizon"], each["windows"]) for each in cells} == {(12, 69), (24, 57)}
-    assert len(cells) == 2 * len(bench.models(made, 12))
-    assert all(0 < each["crps"] < each["mae"] for each in cells)
 
 
 def test_series_named_as_ends_of_intervals_are_refused(data: Path) -> None:

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from family_options import family_options
+
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS
 from lagwise.ops import EXACT_ENGINES
@@ -25,10 +27,10 @@ def mixer_options(
 ) -> Options:
     """Options of a mixer. double: also options whose gradients may depend on rounding, such as activations with a kink
     and norms of vectors that may be zero."""
-    return _Draws(rng, channels, causal, length, double).mixers[name]()
+    return Draws(rng, channels, causal, length, double).mixers[name]()
 
 
-class _Draws:
+class Draws:
     """Random options of every entry of the tables, by name."""
 
     def __init__(self, rng: random.Random, channels: int, causal: bool, length: int, double: bool):
@@ -45,40 +47,8 @@ class _Draws:
             "chunked_attention": self.chunked_attention,
             "grid": lambda: {"rows": self.axis(), "columns": self.axis()},
             "gtu2d": lambda: {"expansion": rng.choice((1, 2)), **self.toeplitz()},
-            "hyena": lambda: {
-                "order": rng.randint(1, 3),
-                "short": self.centred(),
-                "first_gate": rng.random() < 0.5,
-                "short_bias": rng.random() < 0.5,
-                **self.toeplitz(),
-            },
             "short_conv": lambda: {"kernel_size": self.centred()},
-            "linear_attention": self.linear_attention,
-            "lru": lambda: {"states": rng.randint(1, 6), "most_angle": rng.choice((0.1, 6.0))},
-            "s5": lambda: {"modes": rng.randint(1, 4)},
-            "gss": lambda: {"expansion": rng.choice((1, 2)), "contraction": rng.choice((0.6, 1)), **self.toeplitz()},
-            "flash": lambda: {"chunk": self.skewed(300), "query_size": 2 * rng.randint(1, 3)},
-            "gmlp": lambda: {
-                **self.longest(),
-                "expansion": rng.choice((6, 8)),
-                "matrix": "toeplitz" if length > _QUADRATIC else rng.choice(("toeplitz", "dense")),
-            },
-            "synthesizer": lambda: {
-                **self.longest(),
-                "heads": 1 if length > _QUADRATIC else self.divisor(),
-                "form": rng.choice(("dense", "random")) if double and length <= _QUADRATIC else "random",
-            },
-            "long_short": lambda: {
-                "heads": self.divisor(),
-                "window": max(length // 50 + 1, self.skewed(300)),
-                "rank": rng.randint(1, 3),
-                "position": rng.choice(("alibi", "none")),
-            },
-            "relative_attention": lambda: {"heads": self.divisor(), "memory": self.skewed(300)},
-            "fnet": dict,
-            "gfnet": lambda: {"height": length + rng.randint(0, 3), "width": length + rng.randint(0, 3)},
-            "afno": self.afno,
-            "afno2d": self.afno,
+            **family_options(self),
         }
         self.kernels: dict[str, Callable[[], Options]] = {
             "rpe": self.rpe,
@@ -106,10 +76,6 @@ class _Draws:
             },
             "spectral": lambda: {"filters": 3, "span": 2 + self.skewed(300), "alternating": rng.random() < 0.5},
         }
-
-    def afno(self) -> Options:
-        threshold = self.rng.choice((0.0, 0.01)) if self.double else 0.0  # a kink
-        return {"heads": self.divisor(), "threshold": threshold, "activation": self.rng.choice(self.activations)}
 
     def diagonal(self) -> Options:
         return {"modes": self.rng.randint(1, 4), "start": self.rng.choice(("lin", "inv", "legs"))}
@@ -186,19 +152,6 @@ class _Draws:
             "position": self.rng.choice(("none", "simple", *(("rope", "rotary") if even else ()))),
             "sliding": self.causal and self.rng.random() < 0.5,
         }
-
-    def linear_attention(self) -> Options:
-        # In float32 it is rounding that decides the sign of what relu takes.
-        maps = ("elu", "favor", *(("cosformer",) if self.double else ()))
-        return {
-            "heads": self.divisor(),
-            "feature_map": self.rng.choice(maps),
-            "span": self.length + 9 + self.skewed(600),
-            "count": self.skewed(30),
-        }
-
-    def longest(self) -> Options:
-        return {"max_length": self.length + self.skewed(100)}
 
     def centred(self) -> int:
         """Taps of a short convolution."""

@@ -40,8 +40,7 @@ def trained(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case[0], marks=() if case[0] in SAMPLE else pytest.mark.slow) for case in CASES],
+    "case", [pytest.param(case, id=case[0], marks=() if case[0] in SAMPLE else pytest.mark.slow) for case in CASES]
 )
 def test_malformed_input_is_one_line(case: Case, trained: Path, tmp_path: Path) -> None:
     with pytest.raises((ValueError, OSError)) as caught:

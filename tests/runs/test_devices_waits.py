@@ -49,6 +49,16 @@ class Waits(TorchDispatchMode):
         return out
 
 
+@pytest.fixture
+def pretended(pytestconfig: pytest.Config) -> Any:
+    """The name and the classes of the device made in Python, whose operations are counted."""
+    if pytestconfig.getoption("--device") != "pretended":
+        pytest.skip("counts operations on the pretended device")
+    import second_device  # which registers the device
+
+    return second_device.NAME, second_device.SecondDevice, second_device._There
+
+
 def batch(kind: str) -> dict[str, Tensor]:
     place, lengths = torch.arange(64), torch.tensor([64, 50, 30])
     if kind == "plain":
@@ -76,11 +86,8 @@ def model_of(name: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["plain", "right-padded", "left-padded", "packed", "positions", "cu_seqlens"])
 @pytest.mark.parametrize("name", ["tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "ski-tnn-mlm", "mega-mlm"])
-def test_a_step_waits_once_at_most(name: str, kind: str, pytestconfig: pytest.Config) -> None:
-    if pytestconfig.getoption("--device") != "pretended":
-        pytest.skip("counts operations on the pretended device")
-    from second_device import NAME, SecondDevice, _There  # which registers the device
-
+def test_a_step_waits_once_at_most(name: str, kind: str, pretended: Any) -> None:
+    NAME, SecondDevice, _There = pretended
     made = model_of(name).train()
     ids = torch.randint(5, 250, (1, 192) if kind == "cu_seqlens" else (3, 64))
     expected = made(ids, labels=ids, **batch(kind)).loss
@@ -109,11 +116,8 @@ _GRIDS = {"grid", "gtu2d", "gfnet", "afno2d"}  # which take images, and mix by m
     ],
     ids=lambda spec: " ".join(spec.get("kernel", spec)) + " " + spec.get("kernel", spec)["name"],
 )
-def test_parts_say_whether_they_need_float64(spec: dict[str, Any], pytestconfig: pytest.Config) -> None:
-    if pytestconfig.getoption("--device") != "pretended":
-        pytest.skip("watches operations on the pretended device")
-    from second_device import NAME, SecondDevice, _There
-
+def test_parts_say_whether_they_need_float64(spec: dict[str, Any], pretended: Any) -> None:
+    NAME, SecondDevice, _There = pretended
     options = {key: value for key, value in spec.items() if key != "name"}
     made = TimestepNorm if spec["name"] == "timestep_norm" else MIXERS[spec["name"]]
     mixer: Any = made(8, **options, **({"causal": False} if True not in made.directions else {})).train()
@@ -160,13 +164,10 @@ def padded(model: LagwiseForCausalLM) -> Callable[[], Any]:
 def test_a_token_waits_once_at_most(
     name: str,
     prepare: Callable[[LagwiseForCausalLM], Callable[[], Any]],
-    pytestconfig: pytest.Config,
+    pretended: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if pytestconfig.getoption("--device") != "pretended":
-        pytest.skip("counts operations on the pretended device")
-    from second_device import NAME, SecondDevice, _There
-
+    NAME, SecondDevice, _There = pretended
     for decorated in ("add", "advance", "join", "step"):  # the device has no inference tensors
         monkeypatch.setattr(StreamingSession, decorated, inspect.unwrap(getattr(StreamingSession, decorated)))
     model, read = model_of(name).eval(), _There.tolist

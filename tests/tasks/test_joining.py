@@ -17,7 +17,7 @@ from lagwise.runs import evaluate_run
 from lagwise.tasks.labelled import LabelledRows
 from lagwise.training import read_metrics, train
 from lagwise.training.first_answer import FOLDER, read_first_answer
-from lagwise.training.joining import best_share, mixed
+from lagwise.training.kept_answer import best_share, mixed
 
 RANDOM = np.random.default_rng(0)
 

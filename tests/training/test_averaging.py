@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lagwise.models import load_model
-from lagwise.training import Recipe, read_metrics, resume, train
+from lagwise.training import Recipe, train
 from lagwise.training.averaging import AVERAGES_FILE, AveragedWeights
 from lagwise.training.checkpoints import checkpoints, newest_whole_checkpoint
 
@@ -52,28 +52,6 @@ def test_damaged_averages_are_skipped_with_their_checkpoint(tiny_recipe: Recipe,
     model = load_model(run)[0]
     average = AveragedWeights(model, 0.9)
     assert newest_whole_checkpoint(run, model, average=average) == first
-
-
-def test_a_run_is_evaluated_with_its_averages_and_resumes_exactly(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    tiny_recipe.training.average, tiny_recipe.training.learning_rate = 0.9, 0.02
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-    newest = checkpoints(whole)[-1]
-    kept, raw = load_file(whole / "model.safetensors"), load_file(newest / "model.safetensors")
-    averages = load_file(newest / AVERAGES_FILE)
-    assert all(torch.equal(kept[name], averages[name]) for name in averages)
-    assert not all(torch.equal(kept[name], raw[name]) for name in averages)
-    tiny_recipe.training.average = 0.0
-    plain = train(tiny_recipe, tmp_path / "plain", progress=False)
-    lines, others = read_metrics(whole), read_metrics(plain)
-    assert [line.get("loss") for line in lines] == [line.get("loss") for line in others]
-    assert [line.get("eval_loss") for line in lines] != [line.get("eval_loss") for line in others]
-    assert all(torch.equal(value, load_file(plain / "model.safetensors")[name]) for name, value in raw.items())
-    tiny_recipe.training.average = 0.9
-    half = train(tiny_recipe, tmp_path / "half", progress=False)
-    for file in ("model.safetensors", "config.json", f"{newest.name}/model.safetensors"):  # as if killed before the end
-        (half / file).unlink()
-    resume(half, progress=False)
-    assert all(torch.equal(value, kept[name]) for name, value in load_file(half / "model.safetensors").items())
 
 
 @pytest.mark.slow

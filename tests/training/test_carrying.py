@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from run_results import losses, weights
 from torch import Tensor
 
 from lagwise.data.carried import CarriedPieces
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.training import Recipe, load_recipe, make_task, resume, train
+from lagwise.training import Recipe, load_recipe, make_task, train
 from lagwise.training.carrying import CarriedStates, check_carried
-from lagwise.training.checkpoints import checkpoints
 
 END = 256
 
@@ -121,38 +118,6 @@ def test_pieces_have_the_losses_and_gradients_of_whole_documents(recipe: str) ->
     torch.testing.assert_close((found[0] - found[1]) / 2e-6, slope, rtol=1e-4, atol=1e-5)
 
 
-def resume_from_first(run: Path) -> None:
-    """Let a finished run go on from its first checkpoint."""
-    for file in ("model.safetensors", "config.json"):
-        (run / file).unlink()
-    for checkpoint in checkpoints(run)[1:]:
-        shutil.rmtree(checkpoint)
-    resume(run, progress=False)
-
-
-_SLOW = [pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("fd-tnn-lm", "best-lm", "mega-lm")]
-
-
-@pytest.mark.parametrize("recipe", ["megalodon-lm", *_SLOW])
-def test_resuming_is_exact(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """With two micro-batches in a step, and checkpoints in the middle of documents. On CUDA, sums as in Megalodon's
-    norm are not repeatable to the last bit (`torch.cumsum`, as `torch.use_deterministic_algorithms` says)."""
-    tolerance = 1e-4 if torch.cuda.is_available() else 0.0
-    model = load_recipe(recipe).model
-    tiny_recipe.model = {**model, "hidden_size": 32, "num_hidden_layers": 1}
-    tiny_recipe.training.carry_states, tiny_recipe.training.accumulate = 4, 2
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-    half = train(tiny_recipe, tmp_path / "half", progress=False)
-    resume_from_first(half)
-    assert losses(half) == pytest.approx(losses(whole), rel=tolerance, abs=0)
-    for name, weight in weights(whole).items():
-        torch.testing.assert_close(weights(half)[name], weight, rtol=tolerance, atol=tolerance)
-    (checkpoints(half)[-1] / "carried-0.safetensors").unlink()
-    (half / "config.json").unlink()
-    resume(half, progress=False)  # from the checkpoint before
-    assert losses(half) == pytest.approx(losses(whole), rel=tolerance, abs=0)
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -184,23 +149,3 @@ def test_other_tasks_have_no_states_to_carry(recall_recipe: Recipe, tmp_path: Pa
     with pytest.raises(ValueError, match="is for the task language_modelling"):
         train(recall_recipe, tmp_path / "run", progress=False)
     assert make_task(recall_recipe)
-
-
-@pytest.mark.parametrize("recipe", ["mega-enwik8", "tcnca-enwik8"])
-def test_the_segments_of_enwik8_follow_each_other(recipe: str, tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """At a small size: segments of 2, 3 or 4 chunks, and evaluation with chunks of twice the size, resumed exactly."""
-    memory = [] if recipe == "mega-enwik8" else ["model.block.memory.depth=2", "model.block.memory.dilation=2"]
-    sizes = ["model.hidden_size=8", "model.num_hidden_layers=1", "model.block.query_size=4", "model.block.value_size=8"]
-    chunks = ["model.block.chunk=8", "model.block.evaluation_chunk=16"]
-    small = load_recipe(recipe, [*sizes, *chunks, *memory])
-    text = replace(tiny_recipe.data, length=32, lengths=[16, 24, 32], evaluate_length=48)
-    training = replace(tiny_recipe.training, carry_states=5)
-    small.data, small.training = text, training
-    data = make_task(small).open(progress=False)
-    examples = data.carried_examples(40, 2, 0, 5)
-    seen = [len(examples[2 * step]["input_ids"]) for step in range(40)]
-    assert set(seen) == {16, 24, 32}
-    whole = train(small, tmp_path / "whole", progress=False)
-    half = train(small, tmp_path / "half", progress=False)
-    resume_from_first(half)
-    assert losses(half) == losses(whole)

@@ -214,6 +214,7 @@ def test_cuda_graphs(mixer: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path)
         ("cuda", {"accumulate": 2}, "does not go with `accumulate`, got 2"),
         ("cuda", {"carry_states": 2}, "does not go with `carry_states`"),
         ("cuda", {"world": "2"}, "is for one process, got 2"),
+        ("cpu", {"compile": True, "carry_states": 4}, "`compile` does not go with `carry_states`"),
     ],
     ids=str,
 )
@@ -228,7 +229,7 @@ def test_where_a_step_cannot_be_cuda_graphs(
     monkeypatch.setattr(compilation_module, "default_device", lambda: torch.device(device))
     monkeypatch.setenv("WORLD_SIZE", options.pop("world", "1"))
     with pytest.raises(ValueError, match=words):
-        check_recipe(changed(tiny_recipe, compile="reduce-overhead", **options))
+        check_recipe(changed(tiny_recipe, **{"compile": "reduce-overhead", **options}))
     assert not compilation_module.could_be_graphs(changed(tiny_recipe, **options).training)
 
 
@@ -246,12 +247,6 @@ def test_a_gpu_that_waits_for_python(
         hint.on_step_end(None, TrainerState(global_step=step + 1), None)
     assert not clock
     assert ("takes 9.5 of the 10.0 ms of a step" in capsys.readouterr().err) == said
-
-
-def test_an_unknown_mode() -> None:
-    with pytest.raises(ValueError, match="'reduce_overhead'; did you mean 'reduce-overhead'"):
-        load_recipe("tnn-lm", ["training.compile=reduce_overhead"])
-    assert load_recipe("tnn-lm", ["training.compile=reduce-overhead"]).training.compile == "reduce-overhead"
 
 
 def train_eagerly_compiled(recipe: Recipe, out: Path) -> None:
@@ -278,11 +273,6 @@ def test_two_processes(options: dict[str, Any], tiny_recipe: Recipe, tmp_path: P
 def test_inductor(tiny_recipe: Recipe, tmp_path: Path) -> None:
     torch.compiler.reset()
     check(tiny_recipe, tmp_path)
-
-
-def test_carried_states_are_refused(tiny_recipe: Recipe) -> None:
-    with pytest.raises(ValueError, match="`compile` does not go with `carry_states`"):
-        check_recipe(changed(tiny_recipe, compile=True, carry_states=4))
 
 
 @pytest.mark.parametrize(

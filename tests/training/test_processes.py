@@ -14,24 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_together
+from processes import run_together, stop_at
 from run_results import losses, weights
 from transformers import TrainingArguments
 
 from lagwise.process import Stopped
 from lagwise.training import Recipe, read_metrics, resume, train, train_or_resume
 from lagwise.training.checkpoints import checkpoints
-from lagwise.training.launchers import check_restarts
+from lagwise.training.processes import check_restarts
 from lagwise.training.setup import _use_one_gpu
 from lagwise.training.trainer import LagwiseTrainer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")
-
-
-def validation(run: Path) -> list[dict[str, float]]:
-    shared = ("loss", "bits_per_byte", "perplexity", "masked_accuracy", "accuracy")
-    names = [f"eval_{name}" for name in shared]
-    return [{n: line[n] for n in names if n in line} for line in read_metrics(run) if "eval_loss" in line]
 
 
 def stopped_in_one(recipe: Recipe, out: Path, number: signal.Signals) -> None:
@@ -68,14 +62,8 @@ def test_a_signal_to_one_process_stops_all_after_a_checkpoint(
 
 
 def test_one_command_begins_and_resumes(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, step = tmp_path / "run", LagwiseTrainer.training_step
-
-    def dies(self: LagwiseTrainer, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step == 4:
-            raise KeyboardInterrupt
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(LagwiseTrainer, "training_step", dies)
+    run = tmp_path / "run"
+    stop_at(monkeypatch, 4, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         train_or_resume(tiny_recipe, run, progress=False)
     monkeypatch.undo()
@@ -91,29 +79,6 @@ def test_one_command_begins_and_resumes(tiny_recipe: Recipe, tmp_path: Path, mon
     assert losses(run) == losses(train(tiny_recipe, tmp_path / "whole", progress=False))
     train_or_resume(tiny_recipe, run, progress=False)  # finished
     assert (run / "metrics.jsonl").read_text() == lines
-
-
-def train_quietly(recipe: Recipe, out: Path) -> None:
-    train(recipe, out, progress=False)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.cpu
-@pytest.mark.parametrize("name", ["language_modelling", "masked_language_modelling"])
-def test_validation_is_the_same_for_any_number_of_processes(tiny_recipe: Recipe, tmp_path: Path, name: str) -> None:
-    """Of windows that fill neither the batches of one process nor those of two."""
-    tiny_recipe.training.learning_rate = 1e-7
-    tiny_recipe.training.steps = 3
-    tiny_recipe.training.evaluate_tokens = 7 * tiny_recipe.data.length
-    if name == "masked_language_modelling":
-        tiny_recipe.task = {"name": name}
-        tiny_recipe.model |= {"causal": False}
-    one = train(tiny_recipe, tmp_path / "one", progress=False)
-    assert run_together(train_quietly, tiny_recipe, tmp_path / "two") == [0, 0]
-    expected = validation(one)
-    assert expected
-    for found, line in zip(validation(tmp_path / "two"), expected, strict=True):
-        assert found == pytest.approx(line, rel=1e-6)
 
 
 def test_one_process_uses_one_gpu(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,20 +11,21 @@ from lagwise.models.presets import PRESETS
 from lagwise.training.recipe import LINEAR, load_recipe, recipe_names
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_shipped_recipes_load_and_have_descriptions(name: str) -> None:
-    recipe = load_recipe(name)
-    assert recipe.description
-    assert recipe.model["num_hidden_layers"] >= 1
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_positions_of_shipped_recipes_do_not_hide_the_embeddings(name: str) -> None:
-    for word in ([], ["model=mega"]) if name.startswith("lra-") else ([],):
-        model = LagwiseConfig(**load_recipe(name, word).model)
-        if model.position_embedding == "sinusoidal":
-            scale = model.hidden_size**0.5 if model.scale_embeddings else 1.0
-            assert model.initializer_range * scale > 0.3  # sinusoids have a root mean square of 0.7
+def test_shipped_recipes(tmp_path: Path) -> None:
+    """They have descriptions, their positions do not hide the embeddings, and one that is written is the same."""
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert recipe.description, name
+        assert recipe.model["num_hidden_layers"] >= 1, name
+        for word in ([], ["model=mega"]) if name.startswith("lra-") else ([],):
+            model = LagwiseConfig(**load_recipe(name, word).model)
+            if model.position_embedding == "sinusoidal":
+                scale = model.hidden_size**0.5 if model.scale_embeddings else 1.0
+                assert model.initializer_range * scale > 0.3, name  # sinusoids have a root mean square of 0.7
+        written = tmp_path / f"{name}.yaml"
+        written.write_text(recipe.to_yaml())
+        for overrides in ([], *([f"model={word}"] for word in [*PRESETS, LINEAR]), ["model.init_from=run"]):
+            assert load_recipe(str(written), overrides) == load_recipe(name, overrides), name
 
 
 def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:
@@ -95,7 +96,10 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
         ("training.steps=0", "training.steps must be at least 1, got 0"),
         ("training.schedule=cosin", "did you mean 'cosine'"),
         ("training.precision=half", "unknown precision"),
+        ("training.optimizer=muonn", "unknown optimizer: 'muonn'; did you mean 'muon'"),
+        ("training.compile=reduce_overhead", "'reduce_overhead'; did you mean 'reduce-overhead'"),
         ("data.length=1", "at least 2"),
+        ("model=fd_tnn", "unknown model: 'fd_tnn'; did you mean 'fd-tnn'"),
         ("data.evaluate_length=1", r"data\.evaluate_length must be at least 2"),
         ("data.lengths=[]", r"data\.lengths must be integers"),
         ("data.lengths=[64, 1]", r"data\.lengths\[1\] must be at least 2, got 1"),
@@ -160,13 +164,6 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     bad.write_text("modell: {}")
     with pytest.raises(ValueError, match="did you mean 'model'"):
         load_recipe(str(bad))
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_a_recipe_that_is_written_is_the_same_recipe(name: str, tmp_path: Path) -> None:
-    (tmp_path / "written.yaml").write_text(load_recipe(name).to_yaml())
-    for overrides in ([], *([f"model={word}"] for word in [*PRESETS, LINEAR]), ["model.init_from=run"]):
-        assert load_recipe(str(tmp_path / "written.yaml"), overrides) == load_recipe(name, overrides)
 
 
 def test_a_word_brings_the_sizes_that_a_recipe_has_for_it(tmp_path: Path) -> None:

@@ -212,47 +212,6 @@ def test_a_full_disk_while_the_tokenizer_is_saved(
     assert (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """The lines and the summary's mean loss are equal, also if checkpoints are between two lines."""
-    tiny_recipe.training.log_every = 2
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-
-    half = shutil.copytree(whole, tmp_path / "half")
-    for name in ("config.json", "checkpoint-6/model.safetensors"):  # as if killed after step 3
-        (half / name).unlink()
-    resume(half, progress=False)
-    assert [c.name for c in checkpoints(half)] == ["checkpoint-3", "checkpoint-6"]
-    lines, resumed = read_metrics(whole), read_metrics(half)
-    assert [(line["step"], line["loss"]) for line in lines if "loss" in line] == [
-        (line["step"], line["loss"]) for line in resumed if "loss" in line
-    ]
-    assert lines[-1]["train_loss"] == resumed[-1]["train_loss"]
-    seconds = [line["seconds"] for line in resumed]
-    assert seconds == sorted(seconds)
-    assert seconds[0] > 0
-    tiny_recipe.training.log_every = 1
-    every = train(tiny_recipe, tmp_path / "every", progress=False)
-    losses = [line["loss"] for line in read_metrics(every) if "loss" in line]
-    assert resumed[-1]["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_crash_after_the_last_step(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The summary is logged, but the run folder has no model yet. It is put there, and nothing is logged twice."""
-
-    def dies(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_module, "finish", dies)
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    monkeypatch.undo()
-    before = [line["step"] for line in read_metrics(tmp_path / "run")]
-    resume(tmp_path / "run", progress=False)
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == before
-    assert (tmp_path / "run" / "config.json").exists()
-
-
 def test_a_finished_run_without_checkpoints_is_left_unchanged(tiny_recipe: Recipe, tmp_path: Path) -> None:
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     for checkpoint in checkpoints(run):  # as a user does who needs the space

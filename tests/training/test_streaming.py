@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import run_together
+from processes import resume_quietly, run_together, train_until
 from run_results import assert_equal_runs, losses
 from typer.testing import CliRunner
 
@@ -17,7 +17,6 @@ from lagwise.cli.main import app
 from lagwise.data import open_stream
 from lagwise.tasks.language_modelling import PlainText
 from lagwise.training import Recipe, load_recipe, resume, train
-from lagwise.training.trainer import LagwiseTrainer
 
 
 @pytest.fixture
@@ -36,29 +35,6 @@ def streamed(tiny_recipe: Recipe, corpus: Path) -> Recipe:
     return tiny_recipe
 
 
-def stopped(recipe: Recipe, out: Path, at: int) -> None:
-    step = LagwiseTrainer.training_step
-
-    def stop(self: LagwiseTrainer, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step == at:
-            raise SystemExit(0)
-        return step(self, *args, **kwargs)
-
-    setattr(LagwiseTrainer, "training_step", stop)  # noqa: B010 (its type is another)
-    try:
-        train(recipe, out, progress=False)
-    finally:
-        setattr(LagwiseTrainer, "training_step", step)  # noqa: B010
-
-
-def go_on(out: Path) -> None:
-    resume(out, progress=False)
-
-
-def train_quietly(recipe: Recipe, out: Path) -> None:
-    train(recipe, out, progress=False)
-
-
 @pytest.mark.parametrize(
     ("workers", "masked"), [(0, False), (0, True), (2, False), pytest.param(2, True, marks=pytest.mark.slow)]
 )
@@ -70,7 +46,7 @@ def test_a_stopped_training_goes_on_exactly(streamed: Recipe, tmp_path: Path, ma
     whole = train(streamed, tmp_path / "whole", progress=False)
     run = tmp_path / "run"
     with pytest.raises(SystemExit):
-        stopped(streamed, run, 5)
+        train_until(streamed, run, 5)
     resume(run, progress=False)
     assert losses(run) == losses(whole)
     assert len(set(losses(whole).values())) == 6
@@ -81,12 +57,12 @@ def test_a_stopped_training_goes_on_exactly(streamed: Recipe, tmp_path: Path, ma
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
 def test_two_processes_share_a_stream(streamed: Recipe, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    assert run_together(train_quietly, streamed, whole) == [0, 0]
-    assert run_together(stopped, streamed, run, 5) == [0, 0]
+    assert run_together(train_until, streamed, whole) == [0, 0]
+    assert run_together(train_until, streamed, run, 5) == [0, 0]
     assert {path.name for path in run.glob("checkpoint-3/stream_*")} == {"stream_0.json", "stream_1.json"}
     with pytest.raises(ValueError, match=r"shared by 2 process\(es\) of 1 worker\(s\), not 1 of 1"):
         resume(run, progress=False)
-    assert run_together(go_on, run) == [0, 0]
+    assert run_together(resume_quietly, run) == [0, 0]
     assert losses(run) == losses(whole)
 
 
@@ -94,7 +70,7 @@ def test_two_processes_share_a_stream(streamed: Recipe, tmp_path: Path) -> None:
 def test_processes_that_share_sequences_read_the_same(streamed: Recipe, tmp_path: Path) -> None:
     one = train(streamed, tmp_path / "one", progress=False)
     streamed.training.sequence_parallel = 2
-    assert run_together(train_quietly, streamed, tmp_path / "two") == [0, 0]
+    assert run_together(train_until, streamed, tmp_path / "two") == [0, 0]
     assert_equal_runs(tmp_path / "two", one)
 
 
@@ -120,7 +96,7 @@ def test_nothing_is_written_but_the_run(
 
 def test_a_changed_corpus_is_refused(streamed: Recipe, tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(SystemExit):
-        stopped(streamed, tmp_path / "run", 5)
+        train_until(streamed, tmp_path / "run", 5)
     with open(corpus / "train-2.jsonl", "a") as file:
         file.write('{"text": "more"}\n')
     with pytest.raises(ValueError, match="have changed since it began"):

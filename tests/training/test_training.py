@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from run_results import losses, weights
-from transformers import PreTrainedModel
 
 from lagwise.data import TokenData, load_tokenizer
 from lagwise.models import LagwiseForCausalLM, generate_text, load_model
-from lagwise.training import Recipe, load_recipe, make_task, read_metrics, resume, train
+from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints
-from lagwise.training.model import build_model
-from lagwise.training.optimizer import parameter_groups
 
 
 def test_a_run_learns_and_writes_all_files(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -38,36 +33,6 @@ def test_a_run_learns_and_writes_all_files(tiny_recipe: Recipe, tmp_path: Path) 
     assert [c.name for c in checkpoints(run)] == ["checkpoint-57", "checkpoint-60"]
     model, tokenizer = load_model(run)
     assert model.config.vocab_size == len(tokenizer)
-
-
-def test_resuming_gives_the_same_losses_and_weights(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-    half = train(tiny_recipe, tmp_path / "half", progress=False)
-    for file in ("model.safetensors", "config.json"):
-        (half / file).unlink()
-    for checkpoint in checkpoints(half)[1:]:  # as if killed after the first
-        for file in checkpoint.iterdir():
-            file.unlink()
-        checkpoint.rmdir()
-    resume(half, progress=False)
-    assert losses(half) == losses(whole)
-    for name, weight in weights(whole).items():
-        assert torch.equal(weight, weights(half)[name]), name
-
-
-@pytest.mark.slow
-def test_resuming_with_lengths_that_change_is_exact(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """With two micro-batches per step, which must agree on the step's length (TCNCA app. F)."""
-    tiny_recipe.data.lengths, tiny_recipe.data.evaluate_length = [8, 16, 32], 64
-    tiny_recipe.training.accumulate = 2
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-    half = train(tiny_recipe, tmp_path / "half", progress=False)
-    for file in ("model.safetensors", "config.json", "checkpoint-6/model.safetensors"):  # as if killed after step 3
-        (half / file).unlink()
-    resume(half, progress=False)
-    assert losses(half) == losses(whole)
-    for name, weight in weights(whole).items():
-        assert torch.equal(weight, weights(half)[name]), name
 
 
 def test_lengths_of_steps_and_of_validation(
@@ -123,31 +88,6 @@ def test_a_run_loads_from_any_working_directory(
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     monkeypatch.chdir(tmp_path)
     assert load_recipe(str(run / "recipe.yaml")).data.source == str(text_file.resolve())
-
-
-def built(recipe: Recipe) -> PreTrainedModel:
-    return build_model(recipe, make_task(recipe).open(progress=False))
-
-
-def test_optimizer_groups(tiny_recipe: Recipe) -> None:
-    model = built(tiny_recipe)
-    decayed, rest = parameter_groups(model, 0.1)
-    assert decayed["weight_decay"] == 0.1
-    assert rest["weight_decay"] == 0
-    assert all(p.dim() >= 2 for p in decayed["params"])
-    assert any(p is model.model.embed_tokens.weight for p in rest["params"])
-    assert len(decayed["params"]) + len(rest["params"]) == len(list(model.parameters()))
-
-
-def test_rates_and_shifts_do_not_decay(tiny_recipe: Recipe) -> None:
-    tiny_recipe.model["block"] = {"name": "mega", "query_size": 4, "chunk": 8, "position": "simple"}
-    model = built(tiny_recipe)
-    decayed = {id(p) for p in parameter_groups(model, 0.1)[0]["params"]}
-    names = {name.split("block.")[1] for name, p in model.named_parameters() if id(p) in decayed}
-    assert names == {
-        *("memory.kernel.beta", "memory.kernel.gamma", "value.weight", "gates.weight", "out.weight"),
-        *("channels.mixer.up.weight", "channels.mixer.down.weight"),
-    }
 
 
 class TestRefusals:
@@ -243,26 +183,3 @@ def test_a_runs_tokenizer_adds_nothing_to_prompts(tiny_recipe: Recipe, tmp_path:
     tiny_recipe.data.tokenizer = str(tmp_path / "given")
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     assert AutoTokenizer.from_pretrained(run)("ab")["input_ids"] == [97, 98]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", [False, True])
-def test_two_processes_give_the_loss_of_one(
-    tiny_recipe: Recipe, recall_recipe: Recipe, tmp_path: Path, task: bool
-) -> None:
-    """torchrun with gloo and the same total batch size; the changing lengths must be shared between processes."""
-    if task:
-        recall_recipe.data.lengths = [16, 64]
-        tiny_recipe.data, tiny_recipe.task = recall_recipe.data, recall_recipe.task
-    tiny_recipe.training.save_every = 100
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(tiny_recipe.to_yaml())
-    one = train(tiny_recipe, tmp_path / "one", progress=False)
-    two = tmp_path / "two"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lagwise"]
-    command += ["train", "--recipe", str(recipe), "--out", str(two)]
-    said = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
-    assert said.stdout.count("Trained: ") == 1
-    for step, loss in losses(one).items():
-        assert losses(two)[step] == pytest.approx(loss, rel=1e-4), step
-    assert json.loads((two / "run.json").read_text())["processes"] == 2

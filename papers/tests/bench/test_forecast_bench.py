@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from lagwise.cli.main import app
 from lagwise.forecasting import LagForecaster
 from lagwise_papers.bench import forecasting as bench
 
@@ -101,3 +104,20 @@ def test_files_are_found_and_missing_files_are_named(tmp_path: Path) -> None:
         bench.read_benchmark(tmp_path, "illness")
     with pytest.raises(ValueError, match="unknown data set: 'ETTh'; did you mean"):
         bench.run_benchmarks(tmp_path, ["ETTh"])
+
+
+def test_the_command_writes_a_table_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bench.Benchmark("my", (150, 60, 80), (12, 24), 24, (12, 24))
+    monkeypatch.setitem(bench.BENCHMARKS, "exchange", made)
+    monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 3)
+    times = pd.date_range("2024-01-01", periods=300, freq="h")
+    price = 3 * np.sin(np.arange(300) * 2 * np.pi / 24) + np.random.default_rng(0).normal(size=300)
+    pd.DataFrame({"date": times, "price": price}).to_csv(tmp_path / "my.csv", index=False)
+    out = tmp_path / "results.json"
+    result = CliRunner().invoke(app, ["bench", "forecast", str(tmp_path), "--data", "exchange", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "chosen by validation, at most 10,000 parameters" in result.output
+    cells = json.loads(out.read_text())["results"]["cells"]
+    assert {(each["horizon"], each["windows"]) for each in cells} == {(12, 69), (24, 57)}
+    assert len(cells) == 2 * len(bench.models(made, 12))
+    assert all(0 < each["crps"] < each["mae"] for each in cells)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +249,14 @@ def test_predictions_read_expressions_as_the_files_do(made: listops.Expressions,
     assert bracketed["text"].split() == plain["text"].split()
     assert bracketed["predicted"] == plain["predicted"]
     assert bracketed["p(0)"] == pytest.approx(plain["p(0)"])
+
+
+@pytest.mark.slow
+def test_data_are_generated_by_processes_that_are_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned = partial(ProcessPoolExecutor, mp_context=multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for name, make in (("one", ProcessPoolExecutor), ("two", spawned)):
+        monkeypatch.setattr(generated, "ProcessPoolExecutor", make)
+        generated.generate("lra-listops", tmp_path / name, rows=20, seed=0, texts=None, progress=False)
+    files = [sorted(path.read_text() for path in (tmp_path / name).glob("*.tsv")) for name in ("one", "two")]
+    assert files[0] == files[1]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lagwise.analysis.page import Section, write_page
 from lagwise.analysis.plots import learning_curves
-from lagwise.analysis.recorded import RecordedRun, facts_table, recorded_run
-from lagwise.analysis.settings import different_settings, training_command
+from lagwise.analysis.recorded import RecordedRun, different_settings, facts_table, recorded_run, training_command
 from lagwise.files import RECIPE_FILE, beside
 from lagwise.tasks import Table
 from lagwise.training import load_recipe
@@ -43,7 +42,7 @@ def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
 
 
 def _by_name(runs: Sequence[Path]) -> dict[str, Path]:
-    """The runs by the names of their folders, or if two are the same, by their paths below a common folder."""
+    """Name the runs by their folders, or if two names are the same, by their paths below a common folder."""
     folders = [run.resolve() for run in runs]
     for run, folder in zip(runs, folders, strict=True):
         if folders.count(folder) > 1:
@@ -90,7 +89,7 @@ def _sections(runs: Mapping[str, RecordedRun]) -> list[Section]:
 
 
 def _learning(runs: Mapping[str, RecordedRun]) -> Section:
-    """The headline metric and the training loss over steps, and over seconds if all runs have logged them."""
+    """Draw the headline metric and the training loss over steps, and over seconds if all runs have logged them."""
     untimed = ", ".join(name for name, run in runs.items() if not run.curve("seconds"))
     metric, label, _ = next(iter(runs.values())).headline
     plots = {}
@@ -106,7 +105,7 @@ def _learning(runs: Mapping[str, RecordedRun]) -> Section:
 
 
 def _merged(tables: Mapping[str, Sequence[Table]]) -> list[Table]:
-    """Tables of results with the same columns as one: with a column for each run if the tables have one value per row,
+    """Merge tables of results with the same columns: with a column for each run if the tables have one value per row,
     and otherwise with the rows of the same name one below the other."""
     groups: dict[tuple[int, tuple[str, ...]], dict[str, Table]] = {}
     for name, each in tables.items():

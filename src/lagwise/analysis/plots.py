@@ -18,7 +18,7 @@ _NEAR = 64  # lags drawn to scale
 
 
 def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
-    """Taps over lag, one panel per layer: a few channels, and the mean size over all in the colour of the text."""
+    """Plot taps over lag, one panel per layer: a few channels, and the mean size over all in the colour of the text."""
     figure, drawn = panels(len(kernels), height=2.2)
     for axes, kernel in zip(drawn, kernels, strict=True):
         lags = kernel.lags + (0 if kernel.origin else 1)
@@ -40,7 +40,8 @@ def kernel_curves(kernels: Sequence[LayerKernel]) -> Figure:
 
 
 def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _NEAR) -> Figure:
-    """The Toeplitz matrix of every layer, mean |t_{i-j}| over channels (TNN fig. 3), for at most ``size`` tokens."""
+    """Draw the Toeplitz matrix of every layer, mean |t_{i-j}| over channels (TNN fig. 3), for at most ``size``
+    tokens."""
     from matplotlib.colors import LogNorm
 
     figure, drawn = panels(len(kernels), height=2.6)
@@ -56,7 +57,7 @@ def kernel_matrices(kernels: Sequence[LayerKernel], *, size: int = _NEAR) -> Fig
 
 
 def learning_curves(curves: Mapping[str, Sequence[tuple[float, float]]], over: str, label: str) -> Figure:
-    """A metric of several runs over steps or seconds, one line per run."""
+    """Plot a metric of several runs over steps or seconds, one line per run."""
     figure, axes = single()
     for number, points in enumerate(curves.values()):
         style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}  # there are ten colours

@@ -1,13 +1,17 @@
-"""The record of a run in its folder, for reports."""
+"""The record of a run in its folder, for reports: its facts, settings and command."""
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lagwise.files import one_line, read_json
+import yaml
+
+from lagwise.files import RECIPE_FILE, TOKENIZER, beside, one_line, read_json
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Metric, Table, Task
 from lagwise.training import Recipe, final_model, joined_answer, kept_first_answer, read_metrics
@@ -128,3 +132,40 @@ def facts_table(facts: Mapping[str, Mapping[str, str]]) -> Table:
     head = ("", *facts) if len(facts) > 1 else ("", "")
     keys = dict.fromkeys(key for each in facts.values() for key in each)
     return Table("", head, [(key, *(each.get(key, "-") for each in facts.values())) for key in keys])
+
+
+def settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the values of a recipe by the keys that overrides use, such as ``training.steps``."""
+    values = dataclasses.asdict(recipe).items()
+    return _flat({name: value for name, value in values if name != "words"}, "")  # which are of other models
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        is_section = isinstance(value, Mapping) and value
+        found |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return found
+
+
+def different_settings(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
+    """List the settings that are not the same in all recipes: for each a row with its key and its value in every recipe
+    as YAML, or ``-`` where there is none."""
+    values = [settings(recipe) for recipe in recipes.values()]
+    keys = dict.fromkeys(key for each in values for key in each)
+    rows = [(key, *(_yaml(each[key]) if key in each else "-" for each in values)) for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def training_command(run: Path, processes: int = 1) -> str:
+    """Return the shell command that trains a run's recipe again, ``RUN/recipe.yaml``, into ``RUN-again``."""
+    options = ["--recipe", str(run / RECIPE_FILE)]
+    if (run / TOKENIZER).is_dir():  # the recipe names the folder from which the run copied it
+        options.append(f"data.tokenizer={run / TOKENIZER}")
+    start = ["lagwise"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "lagwise"]
+    return shlex.join([*start, "train", *options, "--out", str(beside(run, "-again"))])
+
+
+def _yaml(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("...\n").strip()

@@ -7,8 +7,7 @@ from pathlib import Path
 from lagwise.analysis.kernels import learned_kernels
 from lagwise.analysis.page import Section, write_page
 from lagwise.analysis.plots import kernel_curves, kernel_matrices
-from lagwise.analysis.recorded import facts_table, recorded_run, undamaged
-from lagwise.analysis.settings import training_command
+from lagwise.analysis.recorded import facts_table, recorded_run, training_command, undamaged
 from lagwise.models import load_model
 from lagwise.tasks import Table
 

@@ -83,8 +83,8 @@ def _message(error: BaseException) -> str:
 
 
 def _with_options(message: str, app: typer.Typer) -> str:
-    """Write the arguments in backticks of a message, such as `out` or `kind=auto`, as options of the command that ran,
-    or of a command with a recipe as keys of the recipe."""
+    """Rewrite arguments in backticks, such as `out` or `kind=auto`, as options of the command that ran, or as keys of
+    the recipe if it takes one."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
@@ -115,7 +115,7 @@ def _usage_message(error: Any) -> str:
 
 
 def _meant(option: str, context: Any) -> str:
-    """What the user of an option that a command does not have may have meant. click suggests any option that has some
+    """Suggest what was meant by an option that a command does not have. click itself suggests any option that has some
     letters in common."""
     name = option.lstrip("-")
     if name in ("device", "cuda", "gpu", "cpu"):

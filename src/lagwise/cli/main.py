@@ -31,6 +31,7 @@ from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, use_utf8, write
 from lagwise.extras import require
+from lagwise.files import check_unused
 from lagwise.outside import Parts
 from lagwise.process import group_size, is_first, keep_freed_memory, leave_group, quick_imports, share_cores
 
@@ -141,7 +142,7 @@ def train(
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
     folder = out or Path("runs") / Path(recipe).stem
     if resume is None and is_first():
-        training.check_unused(folder)
+        check_unused(folder)
     with quick_imports():
         from lagwise.training import train as train_recipe
 
@@ -157,7 +158,7 @@ def train(
         done = automatic and (folder / "config.json").is_file()
         begun = automatic and (folder / "recipe.yaml").is_file()
         if split is not None and is_first() and not begun:
-            training.check_unused(folder)
+            check_unused(folder)
             training.check_recipe(settings).write_split(split)
             typer.echo(f"The split: {plain(str(split))}")
         with _resumable(folder):
@@ -230,8 +231,7 @@ def recipes(
 def evaluate(
     run: Run,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the model that its weights allow."),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the model that its weights allow.")
     ] = None,
     lengths: Annotated[
         str | None,

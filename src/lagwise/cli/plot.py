@@ -13,16 +13,9 @@ from lagwise.extras import require
 
 
 def plot(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", parser=existing_folder, help="Folders of trained runs."),
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", parser=existing_folder, help="Folders of trained runs.")],
     out: Annotated[
-        Path | None,
-        path_option(
-            "Folder for a comparison.",
-            show_default="comparison beside the first run",
-        ),
+        Path | None, path_option("Folder for a comparison.", show_default="comparison beside the first run")
     ] = None,
 ) -> None:
     """Write a report of a run, with its plots, results and learned kernels, or compare several runs of a task.

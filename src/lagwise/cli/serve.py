@@ -86,13 +86,7 @@ def serve(
     what = "" if scheduler else "the embeddings of "
     typer.echo(plain(f"Serving {what}{name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
     app = make_app(
-        scheduler,
-        name,
-        embedder=embedder,
-        max_body=max_body,
-        api_key=api_key,
-        origins=cors or (),
-        metrics=metrics,
+        scheduler, name, embedder=embedder, max_body=max_body, api_key=api_key, origins=cors or (), metrics=metrics
     )
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lagwise.data.tokens import copy_tokenizer
-from lagwise.files import RECIPE_FILE, RUN_FILE, beside, is_unused, saved_whole, write_json
+from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, beside, is_unused, saved_whole, write_json
 from lagwise.models import LagwiseForCausalLM, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE, outlook
 from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
@@ -19,7 +19,6 @@ from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
 from lagwise.tables import check_integer
 from lagwise.training import load_run, make_task
-from lagwise.training.folder import TOKENIZER
 
 _TIMED_TURNS, _TOKENS_PER_TURN = 5, 64  # of a stream, after a turn that warms up
 

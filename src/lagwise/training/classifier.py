@@ -112,12 +112,12 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of each row ``(rows,)``."""
+        """Return the likeliest class of each row ``(rows,)``."""
         logits = self._logits(X)
         return self.classes_[logits.argmax(1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities ``(rows, classes)`` in the order of ``classes_``."""
+        """Return probabilities ``(rows, classes)`` in the order of ``classes_``."""
         return torch.from_numpy(self._logits(X)).softmax(1).numpy()
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -189,7 +189,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         return found
 
     def _training_rows(self, X: Any, kind: str, y: Any) -> tuple[Any, np.ndarray]:
-        """Checked rows, an array or a list of arrays or of texts, and checked classes."""
+        """Check rows, an array or a list of arrays or of texts, and their classes."""
         if kind == "table":
             rows, y = validate_data(self, X, y, dtype=np.float64)
             return _in_range(rows), y
@@ -204,7 +204,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         return rows, y
 
     def _rows(self, X: Any) -> Any:
-        """Checked rows to predict. ValueError for rows of another kind than those of `fit`."""
+        """Check rows to predict. ValueError for rows of another kind than those of `fit`."""
         kind = _kind(X)
         if kind != self.kind_:
             raise ValueError(f"X must be {_READS[self.kind_]}, as in fit, got {_READS[kind]}")
@@ -218,7 +218,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         return rows
 
     def _fields(self, rows: Any) -> dict[str, Any]:
-        """Fields of the model's configuration."""
+        """Collect the fields of the model's configuration."""
         fields = class_fields([str(each) for each in self.classes_.tolist()])
         fields |= {"problem_type": "single_label_classification"}
         if self.tokenizer_ is not None:
@@ -237,8 +237,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
     def _batches(
         self, rows: Any, places: np.ndarray, ids: np.ndarray | None = None
     ) -> Iterator[tuple[dict[str, torch.Tensor], np.ndarray]]:
-        """Rows at some places in batches of similar lengths, as the model reads them, with their classes if given; and
-        where each was."""
+        """Yield batches of rows of similar lengths, as the model reads them, with their classes if given; and the index
+        of each row."""
         if self.kind_ == "table":
             size = max(1, _VALUES_A_BATCH // rows.shape[1])
             for own in (places[start : start + size] for start in range(0, len(places), size)):
@@ -257,7 +257,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             yield collate([{name: arrays[i], **({} if ids is None else {"label": int(ids[i])})} for i in own]), own
 
     def _encoded(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of texts; an empty one is an end of text."""
+        """Encode texts as token ids; an empty one is an end of text."""
         tokenizer: Any = self.tokenizer_
         encoder = RowEncoder(("text",), 0, tokenizer)
         end = np.asarray([tokenizer.eos_token_id])
@@ -265,7 +265,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _kind(X: Any) -> str:
-    """What X is. ValueError for a single text, rows of several texts, and no rows."""
+    """Find the kind of rows that X has. ValueError for a single text, rows of several texts, and no rows."""
     if isinstance(X, str | bytes):
         raise ValueError(f"X must be a list of texts, got one, {shown(X)}")
     axes = len(getattr(X, "shape", ()))  # a Series of polars has no ndim
@@ -288,7 +288,8 @@ def _kind(X: Any) -> str:
 
 
 def _in_range(X: np.ndarray) -> np.ndarray:
-    """A table, whose numbers the model reads in single precision. ValueError for one that it cannot represent."""
+    """Return a table that single precision, in which the model reads it, can represent; otherwise raise a
+    ValueError."""
     wrong = np.argwhere(np.abs(X) > np.finfo(np.float32).max)
     if len(wrong):
         row, column = wrong[0].tolist()
@@ -312,7 +313,8 @@ def _texts(X: Any) -> list[str]:
 
 
 def _series(X: Any) -> list[np.ndarray]:
-    """Series as arrays ``(length, channels)``."""
+    """Convert series to arrays ``(length, channels)``. ValueError for series without values or of different
+    channels."""
     if not len(X):
         raise ValueError("there are no series")
     found = []

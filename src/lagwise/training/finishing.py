@@ -77,7 +77,7 @@ def _say_if_nothing_is_learned(recipe: Recipe, data: TaskData, out: Path, progre
 def outcome(
     run: Path, recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]
 ) -> tuple[str, dict[str, float]] | None:
-    """Which model a run ends with, in words, and its scores by name; None if the log has no validation."""
+    """Say which model a run ends with, and return its scores by name; None if the log has no validation."""
     if answer := kept_first_answer(run):
         return "the first answer", answer["scores"]
     if answer := joined_answer(run):

@@ -46,7 +46,7 @@ class FirstAnswer(NamedTuple):
 
 
 def require_linear(task: Task) -> Any:
-    """The head of the task's first answer. ValueError for a task without one."""
+    """Return the head of the task's first answer. ValueError for a task without one."""
     if task.linear_class is None:
         raise ValueError(
             f"{type(task).__name__} has no first answer (model=linear, training.first_answer, `baseline`); tasks of "
@@ -61,7 +61,8 @@ def needs_first_answer(recipe: Recipe, task: Task) -> bool:
 
 
 def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
-    """The first answer of a task's data. ValueError for a task without one, and for images that exceed the memory."""
+    """Fit the first answer to a task's data. ValueError for a task without one, and for images that exceed the
+    memory."""
     began = time.monotonic()
     linear_class, fields = require_linear(data.task), data.linear_fields()
     if "image" in fields["inputs"]:
@@ -93,7 +94,7 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
 
 
 def held_out(data: TaskData, model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """What the task's metrics need of a model's predictions for batches, and the labels."""
+    """Predict batches, and return what the task's metrics need of the predictions, and the labels."""
     found = []
     with torch.inference_mode():
         for batch in batches:
@@ -105,8 +106,8 @@ def held_out(data: TaskData, model: Any, batches: Iterable[Mapping[str, Tensor]]
 
 
 def is_better(data: TaskData, one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether predictions are better than others of the same rows by the task's headline: also on most samples of these
-    rows with replacement, so that a difference of a row or two by chance is not taken for one."""
+    """Whether predictions have a better headline metric than others of the same rows, and also on most resamples of
+    these rows, so that a difference of a row or two does not count."""
     random, sign = np.random.default_rng(0), 1 if data.headline.greater_is_better else -1
 
     def gain(rows: Any) -> float:
@@ -134,30 +135,31 @@ def save_first_answer(first: FirstAnswer, data: TaskData, run: Path) -> None:
 
 
 def held_out_of(run: Path) -> np.ndarray:
-    """What a run's first answer says of the held-out rows, fitted to the others alone."""
+    """Read a first answer's outputs for the held-out rows, of the fit to the other rows alone."""
     return load_file(run / FOLDER / _HELD_OUT)["held_out"]
 
 
 def read_first_answer(run: Path) -> dict[str, Any] | None:
-    """What is known of the first answer of a run, None if it has none."""
+    """Read the record of a run's first answer; None if it has none."""
     return read_json(run / FILE) if (run / FILE).is_file() and (run / FOLDER / "config.json").is_file() else None
 
 
 def kept_first_answer(run: Path) -> dict[str, Any] | None:
-    """What is known of the first answer that a finished run ends with; None if it ends with a trained model."""
+    """Read the record of the first answer that a finished run ends with; None if it ends with a trained model."""
     about = read_first_answer(run)
     return about if about and about.get("kept") else None
 
 
 def joined_answer(run: Path) -> dict[str, Any] | None:
-    """What is known of the first answer that is part of a finished run's model; None if it is not."""
+    """Read the record of the first answer that is part of a finished run's model; None if it is not."""
     about = read_first_answer(run)
     return about if about and "share" in about and not about["kept"] else None
 
 
 def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, Any]]:
-    """What to compare a run with, by name, as models: the answer that is the same for all rows (the most common class,
-    or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without one."""
+    """Yield simple models to compare a run with, by name: one that gives the same answer for all rows (the most common
+    class, or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without
+    one."""
     require_linear(data.task)
     found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed).model
     constant, labels = copy.deepcopy(found), labels_of(list(data.linear_batches("train")))
@@ -176,7 +178,7 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
 
 
 def choice_sentence(about: Mapping[str, Any], label: str, *, compared: bool) -> str:
-    """Which model a run ends with, and why; ``compared``: whether the first answer might have been kept."""
+    """Say which model a run ends with, and why. compared: Whether the first answer might have been kept."""
     first, trained = (about[name][about["metric"]] for name in ("scores", "trained"))
     on = f"on {counted(about['rows'], 'held-out row')}"
     if "share" in about:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from lagwise.training.recipe import TrainingOptions
+
 
 @functools.cache
 def bfloat16_is_fast() -> bool:
@@ -26,28 +28,14 @@ def bfloat16_is_fast() -> bool:
     return _product_seconds(torch.bfloat16) < 0.8 * _product_seconds(torch.float32)  # casts cost some of the gain
 
 
-def check_tf32(wanted: bool) -> None:
-    """ValueError if this machine has no products in TF32."""
+def check_precision(options: TrainingOptions) -> None:
+    """ValueError for float16 without an NVIDIA GPU, and for TF32 without one that has products in it."""
     from transformers.utils import is_torch_tf32_available
 
-    if wanted and not is_torch_tf32_available():
-        raise ValueError("`tf32` needs an NVIDIA Ampere (or newer) GPU, and none was found; leave it out")
-
-
-def check_precision(precision: str) -> None:
-    """ValueError for float16 on a machine without an NVIDIA GPU."""
-    if precision == "float16" and not torch.cuda.is_available():
+    if options.precision == "float16" and not torch.cuda.is_available():
         raise ValueError("`precision=float16` needs an NVIDIA GPU, and none was found; leave it out, or take bfloat16")
-
-
-def of_first_process(choice: bool) -> bool:
-    """Return the choice of the first process in all processes, which must call this together. Their processors may
-    differ, but processes that choose differently do not keep the same weights."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return choice
-    choices = [choice]
-    torch.distributed.broadcast_object_list(choices, src=0)
-    return choices[0]
+    if options.tf32 and not is_torch_tf32_available():
+        raise ValueError("`tf32` needs an NVIDIA Ampere (or newer) GPU, and none was found; leave it out")
 
 
 def _product_seconds(dtype: torch.dtype) -> float:

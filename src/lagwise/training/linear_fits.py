@@ -25,7 +25,7 @@ _GAIN = 0.95  # levels are kept where they make the error so much smaller
 
 
 class LinearRows(NamedTuple):
-    """What a linear model is fitted to.
+    """Data for the fit of a linear model.
 
     Attributes:
         train: training rows, in batches.
@@ -43,7 +43,9 @@ class LinearRows(NamedTuple):
 
 
 def fit_linear_model(linear_class: Any, features: str, rows: LinearRows, seed: int) -> tuple[Any, Fit]:
-    """A linear model of a class of heads, in evaluation mode, and its fit. features: `FITTED` names them.
+    """Fit a linear model of a class of heads, and return it in evaluation mode, with its fit.
+
+    features: A name in `FITTED`.
 
     What dense features take from rows without their labels, such as thresholds, is taken from the held-out rows too:
     the map is fitted to all rows in the end.
@@ -95,9 +97,10 @@ def _table(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
 def _with_levels_if_better(
     options: dict[str, Any], features: Any, data: LinearRows, seed: int, *, columns: bool = False
 ) -> tuple[dict[str, Any], Any, Fit]:
-    """Features with their levels, which are last, or without, if these do not make the error clearly smaller."""
+    """Fit with and without the level features (the last columns), and keep them only if they clearly reduce the
+    error."""
     (x, y), valid = _dense_rows(features, data, seed)
-    (other, true), plain = valid, features.without_levels()
+    (other, true), plain = valid, features.plain
     simple = fit_linear(x[:, :plain], y, (other[:, :plain], true), data.weights, columns=columns)
     if options["levels"]:
         fit = fit_linear(x, y, valid, data.weights, columns=columns)
@@ -120,7 +123,7 @@ def _images(data: LinearRows, seed: int) -> tuple[dict[str, Any], Any, Fit]:
 
 
 def _dense_rows(features: Any, data: LinearRows, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Features and labels of the training rows, or of a random part if there are too many, and of the held-out rows."""
+    """Compute features and labels of the training rows, subsampled if there are too many, and of the held-out rows."""
 
     def of(batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
         values, labels = [np.zeros((0, features.size), dtype=np.float32)], []
@@ -138,13 +141,8 @@ def _dense_rows(features: Any, data: LinearRows, seed: int) -> list[tuple[np.nda
 FITTED: dict[str, Any] = {"columns": _table, "convolutions": _series, "ngrams": _texts, "patches": _images}
 
 
-def rows_of(batches: Batches) -> int:
-    """How many rows batches have."""
-    return sum(len(batch["labels"]) for batch in batches)
-
-
 def labels_of(batches: Batches) -> np.ndarray:
-    """The labels of all rows, in order; for several per row 0 and 1, as integers."""
+    """Concatenate the labels of all rows; several labels per row become integers 0 and 1."""
     if not batches:
         return np.zeros(0, dtype=np.int64)
     labels = torch.cat([batch["labels"] for batch in batches]).numpy()
@@ -152,8 +150,9 @@ def labels_of(batches: Batches) -> np.ndarray:
 
 
 def _thinned(batches: Batches, size: int, seed: int) -> Iterator[Mapping[str, Tensor]]:
-    """Batches with a random part of the rows, if all have more than `_MAX_VALUES` features."""
-    limit, total, random = _MAX_VALUES // size, rows_of(batches), np.random.default_rng(seed)
+    """Subsample the rows of batches when the dense feature matrix would have more than `_MAX_VALUES` values."""
+    limit, random = _MAX_VALUES // size, np.random.default_rng(seed)
+    total = sum(len(batch["labels"]) for batch in batches)
     for batch in batches:
         if total <= limit:
             yield batch
@@ -173,7 +172,7 @@ def _mask(batch: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def _matrix(found: Iterable[Sparse], columns: int) -> Any:
-    """Sparse features of batches as a matrix of scipy."""
+    """Convert sparse features of batches to a matrix of scipy."""
     from scipy.sparse import csr_matrix
 
     rows, numbers, values, start = [], [], [], 0

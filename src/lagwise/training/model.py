@@ -133,11 +133,6 @@ def with_start(recipe: Recipe) -> Recipe:
     return replace(recipe, task=task, model={**given, **own, START: place}, data=options)
 
 
-def without_start(recipe: Recipe) -> Recipe:
-    """Return the recipe without ``init_from``, for a training that has started: that folder may no longer exist."""
-    return replace(recipe, model=own_fields(recipe))
-
-
 def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
     """Load the weights of another run's backbone. ValueError if a weight is missing or has another shape."""
     backbone = model.base_model

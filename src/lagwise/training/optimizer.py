@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lagwise.training.hardware import bfloat16_is_fast, of_first_process
+from lagwise.training.hardware import bfloat16_is_fast
+from lagwise.training.processes import of_first_process
 from lagwise.training.recipe import TrainingOptions
 
 _MOMENTUM, _ORTHOGONAL_STEPS = 0.95, 5

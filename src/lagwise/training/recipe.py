@@ -39,7 +39,7 @@ _PACKAGES = Parts("package of recipes", None, "lagwise.recipes", {"lagwise": "la
 
 @options
 class TrainingOptions:
-    """How to train."""
+    """Options of training."""
 
     steps: Annotated[Count, Field(le=MAX_STEPS)] = 1000
     """Optimiser steps."""
@@ -120,7 +120,7 @@ class TrainingOptions:
 
 @options
 class Recipe:
-    """What to train, on what and how."""
+    """Task, model, data and training of a run."""
 
     description: str = ""
     """One line."""
@@ -387,7 +387,10 @@ def _check(recipe: Recipe) -> None:
     for key, value in (("source", data.source), ("tokenizer", data.tokenizer)):
         if value is not None and not value.strip():
             raise ValueError(f"data.{key} must not be empty")
-    _check_lengths(data)
+    if data.lengths == []:
+        raise ValueError("data.lengths must be integers of at least 2, got []")
+    if data.lengths and data.length != max(data.lengths):
+        raise ValueError(f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}")
     if training.schedule == "polynomial" and training.learning_rate <= _FINAL_RATE:
         raise ValueError(
             f"training.learning_rate must be over {_FINAL_RATE:g}, with which the polynomial schedule ends, got "
@@ -397,15 +400,6 @@ def _check(recipe: Recipe) -> None:
         raise ValueError(
             f"training.accumulate must divide training.batch_size, got {training.accumulate} and {training.batch_size}"
         )
-
-
-def _check_lengths(data: DataOptions) -> None:
-    if data.lengths is None:
-        return
-    if not data.lengths:
-        raise ValueError("data.lengths must be integers of at least 2, got []")
-    if data.length != max(data.lengths):
-        raise ValueError(f"data.length must be the largest of data.lengths {data.lengths}, got {data.length}")
 
 
 _SECTIONS = {"data": DataOptions, "training": TrainingOptions}

@@ -18,6 +18,8 @@ from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import (
     RECIPE_FILE,
     RUN_FILE,
+    TOKENIZER,
+    check_unused,
     is_unused,
     locked,
     read_json,
@@ -33,30 +35,22 @@ from lagwise.training.carrying import check_carried
 from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.compilation import check_compiled
 from lagwise.training.finishing import finish, finish_with_first
-from lagwise.training.first_answer import (
-    fit_first_answer,
-    needs_first_answer,
-    read_first_answer,
-    require_linear,
-)
-from lagwise.training.folder import (
-    METRICS_FILE,
-    TOKENIZER,
-    data_unchanged,
-    load_run,
-    logged_lines,
-    make_task,
-)
-from lagwise.training.hardware import check_precision, check_tf32, describe, of_first_process
+from lagwise.training.first_answer import fit_first_answer, needs_first_answer, read_first_answer, require_linear
+from lagwise.training.folder import METRICS_FILE, data_unchanged, load_run, logged_lines, make_task
+from lagwise.training.hardware import check_precision, describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import keep_first_answer, needs_no_training
-from lagwise.training.launchers import check_restarts, check_sharing
-from lagwise.training.model import check_model, with_start, without_start
-from lagwise.training.new_folder import check_unused
-from lagwise.training.pieces import check_shared
+from lagwise.training.model import check_model, own_fields, with_start
+from lagwise.training.processes import (
+    check_restarts,
+    check_shared,
+    check_sharing,
+    micro_batch_size,
+    of_first_process,
+    processes,
+)
 from lagwise.training.recipe import MAX_STEPS, Recipe, rooted
-from lagwise.training.reports import check_reports
-from lagwise.training.setup import make_trainer, micro_batch_size, processes, training_arguments
+from lagwise.training.setup import check_reports, make_trainer, training_arguments
 from lagwise.training.sharding import check_shards, load_weights
 from lagwise.training.streaming import check_streaming
 
@@ -141,7 +135,9 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             _fit_first(recipe, data, out, progress)
         if kind == "only" or needs_no_training(out, kind):
             return finish_with_first(recipe, data, out, progress)
-        trainer = make_trainer(without_start(recipe) if checkpoint else recipe, data, arguments, progress)
+        if checkpoint:  # the run that it started from may no longer exist
+            recipe = replace(recipe, model=own_fields(recipe))
+        trainer = make_trainer(recipe, data, arguments, progress)
         checkpoint = newest_whole_checkpoint(
             out, trainer.model, trainer.optimizer, trainer.average, trainer.carried, trainer.streamed
         )
@@ -233,8 +229,7 @@ def check_recipe(recipe: Recipe) -> Task:
     check_shards(recipe.training)
     check_compiled(recipe.training)
     check_reports(recipe.training.report_to)
-    check_tf32(recipe.training.tf32)
-    check_precision(recipe.training.precision)
+    check_precision(recipe.training)
     check_sharing()
     check_restarts()
     task, kind = make_task(recipe), recipe.training.first_answer

@@ -1,57 +1,32 @@
-"""The Trainer of a recipe, with its arguments, model, examples and callbacks."""
+"""The Trainer of a recipe, with its arguments, model, examples, callbacks and the programs that follow it."""
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from transformers import TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
 
 from lagwise.models.loading import default_device
 from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
+from lagwise.tables import shown
 from lagwise.tasks import TaskData
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.best import BestModel
 from lagwise.training.carrying import CarriedStates
 from lagwise.training.compilation import compile_model, could_be_graphs
-from lagwise.training.hardware import bfloat16_is_fast, of_first_process
+from lagwise.training.hardware import bfloat16_is_fast
 from lagwise.training.model import build_model, config_for_data
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.pieces import SharedRows, Sharing
-from lagwise.training.recipe import Recipe, TrainingOptions
-from lagwise.training.reports import reporters
+from lagwise.training.processes import SharedRows, Sharing, micro_batch_size, of_first_process, processes
+from lagwise.training.recipe import Recipe
 from lagwise.training.sharding import shard
 from lagwise.training.streaming import streamed_text
 from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
-
-
-def processes() -> PartialState:
-    """Return accelerate's state of this process. On a CPU, every process would take itself for the only one unless it
-    is told to use the CPU."""
-    if group_size() > 1 and default_device().type == "cpu":
-        return PartialState(cpu=True, backend="gloo")
-    return PartialState()
-
-
-def micro_batch_size(recipe: Recipe) -> int:
-    """Divide the batch: the rows of one process's micro-batch. ValueError if it cannot be divided."""
-    options, world = recipe.training, group_size()
-    groups, left = divmod(world, options.sequence_parallel)
-    if left or not groups:
-        raise ValueError(
-            f"`sequence_parallel` must divide the number of processes, got {options.sequence_parallel} for "
-            f"{world}; start {options.sequence_parallel} processes or a multiple, for example with torchrun"
-        )
-    if options.batch_size % (groups * options.accumulate):
-        raise ValueError(
-            f"`batch_size` must be a multiple of processes"
-            f"{' (groups of them)' if options.sequence_parallel > 1 else ''} times `accumulate`, got "
-            f"{options.batch_size} for {groups} * {options.accumulate}"
-        )
-    return options.batch_size // (groups * options.accumulate)
 
 
 def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
@@ -127,7 +102,13 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
     tokens_per_step = options.batch_size * data.tokens_per_example()
     streamed = streamed_text(recipe, data, arguments)
-    training = _training_examples(data, options) if streamed is None else streamed.loader.stream
+    size = (options.steps, options.batch_size, options.seed)
+    if streamed is not None:
+        training: Any = streamed.loader.stream
+    elif options.carry_states > 1:
+        training = data.carried_examples(*size, options.carry_states)
+    else:
+        training = data.training_examples(*size)
     validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
@@ -155,17 +136,30 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
         data=data,
         sharing=sharing,
         streamed=streamed,
-        sharded=options.shard,
-        compiled=options.compile,
+        options=options,
         best=best,
         average=average,
         carried=CarriedStates(model, arguments.process_index) if options.carry_states > 1 else None,
-        keep_checkpoints=options.keep_checkpoints,
     )
 
 
-def _training_examples(data: TaskData, options: TrainingOptions) -> Any:
-    size = (options.steps, options.batch_size, options.seed)
-    if options.carry_states > 1:
-        return data.carried_examples(*size, options.carry_states)
-    return data.training_examples(*size)
+def check_reports(names: str) -> list[str]:
+    """Split the option ``report_to`` into names for the Trainer. ValueError for one that is unknown or not
+    installed."""
+    found = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
+    available = get_available_reporting_integrations()
+    for name in found:
+        if name not in available and name != "tensorboard":  # which every recipe names, whether it is there or not
+            raise ValueError(
+                f"`report_to` {shown(name)} is unknown, or its package is not installed; available: "
+                f"{', '.join(['none', *available])}"
+            )
+    return [name for name in found if name in available]
+
+
+def reporters(names: str, out: Path) -> list[str]:
+    """Return the names of `check_reports`, and tell TensorBoard's callback where to write."""
+    found = check_reports(names)
+    if "tensorboard" in found:
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(out / "tensorboard")
+    return found

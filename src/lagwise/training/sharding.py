@@ -104,12 +104,12 @@ def check_saved_shards(checkpoint: Path, model: nn.Module | None) -> None:
 
 
 def _weights(model: nn.Module) -> dict[str, Any]:
-    """Weights and buffers by name, a tied weight by its first name alone."""
+    """Collect weights and buffers by name, a tied weight under its first name alone."""
     return {name: value for name, value in get_model_state_dict(model).items() if name not in _tied(model)}
 
 
 def _tied(model: nn.Module) -> set[str]:
-    """Names of weights that have another name before."""
+    """List the names of weights that have another name before."""
     every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return every - {name for name, _ in model.named_parameters()}
 

@@ -29,8 +29,8 @@ from lagwise.training.best import BestModel
 from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
-from lagwise.training.pieces import Sharing
-from lagwise.training.recipe import REDUCE_OVERHEAD
+from lagwise.training.processes import Sharing
+from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
 from lagwise.training.streaming import SavedStream
 
@@ -45,27 +45,19 @@ class LagwiseTrainer(Trainer):
         data: TaskData,
         best: BestModel,
         average: AveragedWeights,
-        keep_checkpoints: int,
+        options: TrainingOptions,
         carried: CarriedStates | None = None,
         sharing: Sharing | None = None,
         streamed: SavedStream | None = None,
-        sharded: bool = False,
-        compiled: bool | str = False,
         **kwargs: Any,
     ):
-        kwargs |= {
-            "data_collator": data.collate,
-            "compute_metrics": self._metrics,
-            "compute_loss_func": data.loss,
-        }
+        kwargs |= {"data_collator": data.collate, "compute_metrics": self._metrics, "compute_loss_func": data.loss}
         super().__init__(*args, **kwargs)
         self.data, self.best, self.average, self.carried = data, best, average, carried
-        self.sharing, self.sharded, self.compiled = sharing, sharded, compiled
-        self.streamed = streamed
+        self.sharing, self.streamed, self.options = sharing, streamed, options
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.label_names = list(data.label_arguments) or self.label_names
-        self.keep_checkpoints = keep_checkpoints
         self._saving, self._logged_at = False, 0.0
         self._evaluated = 0  # validation batches
         self._losses: list[torch.Tensor] = []  # for each validation batch the sum, and the number of its terms
@@ -91,7 +83,7 @@ class LagwiseTrainer(Trainer):
         return samples, counted
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self.compiled == REDUCE_OVERHEAD:
+        if self.options.compile == REDUCE_OVERHEAD:
             torch.compiler.cudagraph_mark_step_begin()
         return super().training_step(*args, **kwargs)
 
@@ -161,7 +153,7 @@ class LagwiseTrainer(Trainer):
         Trainer's loss is a mean over batches, the last of which may be smaller or filled up with rows that other
         processes have."""
         self._losses, self._evaluated = [], 0
-        with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
+        with torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext():
             output = super().evaluation_loop(*args, **kwargs)
         if self._losses:
             sums, counts = self.accelerator.gather(torch.stack(self._losses)).double().unbind(1)
@@ -205,29 +197,29 @@ class LagwiseTrainer(Trainer):
         return self.data.metrics(math.nan, outputs.predictions, outputs.label_ids)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.sharded and output_dir:
+        if self.options.shard and output_dir:
             save_shards(self._module, self.optimizer, Path(output_dir))
         else:
             super().save_model(output_dir, _internal_call)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.sharded:
+        if not self.options.shard:
             super()._save_optimizer_and_scheduler(output_dir)
         elif self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, "scheduler.pt"))  # type: ignore[missing-attribute]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.sharded:
+        if self.options.shard:
             load_weights(self._module, Path(resume_from_checkpoint))
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # Processes of a group on CPUs have the device cpu:0, to which torch cannot load.
-        if not checkpoint or (not self.sharded and self.args.device.type != "cpu"):
+        if not checkpoint or (not self.options.shard and self.args.device.type != "cpu"):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        if self.sharded:
+        if self.options.shard:
             load_optimizer(self._module, self.optimizer, Path(checkpoint))
         else:
             optimizer: Any = self.optimizer
@@ -276,7 +268,7 @@ class LagwiseTrainer(Trainer):
         if self.args.should_save:
             shutil.rmtree(run / name, ignore_errors=True)
             os.replace(run / PARTIAL / name, run / name)
-            for old in checkpoints(run)[: -self.keep_checkpoints]:
+            for old in checkpoints(run)[: -self.options.keep_checkpoints]:
                 shutil.rmtree(old)
         self.accelerator.wait_for_everyone()
 

@@ -40,18 +40,20 @@ class Columns(DenseFeatures):
     Source: an additive model with steps (Hastie and Tibshirani 1986) at quantiles of the rows.
     """
 
+    of_levels = ("biases",)
+
     def __init__(
         self, channels: int, *, levels: int = 0, mean: list[float] | None = None, std: list[float] | None = None
     ):
         super().__init__()
         self.channels, self.levels = check_integer("channels", channels), check_integer("levels", levels, least=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
-        self.size = channels * (1 + levels)
+        self.plain, self.size = channels, channels * (1 + levels)
         self.register_buffer("biases", torch.zeros(channels, levels))
 
     @staticmethod
     def plan(channels: int) -> dict[str, Any]:
-        """Thresholds of a table with so many columns, fewer of each where there are many."""
+        """Choose the number of thresholds per column: fewer where there are many columns."""
         return {"levels": min(_LEVELS, _MAX_LEVELS // channels)}
 
     @torch.no_grad()
@@ -61,15 +63,6 @@ class Columns(DenseFeatures):
         shares = torch.arange(1, self.levels + 1, dtype=torch.float64, device=x.device) / (self.levels + 1)
         self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())
 
-    def without_levels(self) -> int:
-        """Number of features before the levels (levels come last)."""
-        return self.channels
-
-    def drop_levels(self) -> None:
-        """Leave the levels out."""
-        self.levels, self.size = 0, self.channels
-        self.biases = self.biases[:, :0].clone()
-
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         found = self._each(x)
         if mask is None:
@@ -77,18 +70,18 @@ class Columns(DenseFeatures):
         return (found * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
     def start(self, batch: int) -> ColumnsState:
-        """The state before a stream's first sample."""
+        """Return the state before a stream's first sample."""
         total = self.biases.new_zeros(batch, self.size, dtype=torch.float64)
         return ColumnsState(total, torch.zeros(batch, dtype=torch.long, device=total.device))
 
     def step(self, x: Tensor, state: ColumnsState) -> tuple[Tensor, ColumnsState]:
-        """The features after each of the next samples ``(batch, n, channels)``: ``(batch, n, size)``; and the state
-        after them."""
+        """Process the next samples ``(batch, n, channels)``. Returns the features after each of them, ``(batch, n,
+        size)``, and the next state."""
         totals = state.total[:, None] + self._each(x).double().cumsum(1)
         seen = state.seen[:, None] + torch.arange(1, x.shape[1] + 1, device=x.device)
         return (totals / seen[..., None]).to(self.biases.dtype), ColumnsState(totals[:, -1], seen[:, -1])
 
     def _each(self, x: Tensor) -> Tensor:
-        """The features of each sample, ``(batch, length, size)``."""
+        """Compute the features of each sample, ``(batch, length, size)``."""
         z = self._scaled(x)
         return torch.cat([z, (z[..., None] > self.biases).flatten(-2).to(z.dtype)], -1)

@@ -65,6 +65,8 @@ class Convolutions(DenseFeatures):
     are centred. Levels are ours.
     """
 
+    of_levels = ("signs", "level_biases")
+
     def __init__(
         self,
         channels: int,
@@ -82,7 +84,8 @@ class Convolutions(DenseFeatures):
         self.dilations, self.thresholds, self.levels = dilations, thresholds, check_integer("levels", levels, least=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
         self.reach = (_TAPS - 1) * max(dilations)
-        self.size = KERNELS * (sum(thresholds) + levels)
+        self.plain = KERNELS * sum(thresholds)
+        self.size = self.plain + KERNELS * levels
         summed = min(channels, _MAX_CHANNELS)
         # Numbers of the channels that a kernel sums; the number ``channels`` is a channel of zeros.
         self.register_buffer("chosen", torch.zeros(len(dilations), KERNELS, summed, dtype=torch.long))
@@ -92,7 +95,8 @@ class Convolutions(DenseFeatures):
 
     @staticmethod
     def plan(lengths: Sequence[int], *, total: int = THRESHOLDS) -> dict[str, Any]:
-        """Dilations up to an eighth of the median length, and how many thresholds each has, of so many per kernel."""
+        """Choose dilations up to an eighth of the median length, and divide ``total`` thresholds per kernel among
+        them."""
         largest = max(1, (int(np.median(lengths)) - 1) // (_TAPS - 1))
         count = min(total, _MAX_DILATIONS)
         dilations, times = np.unique(np.geomspace(1, largest, count).astype(int), return_counts=True)
@@ -130,26 +134,17 @@ class Convolutions(DenseFeatures):
                 self.level_biases[kernel] = torch.quantile(values[:, kernel], own)
 
     def _shares_of_values(self, count: int) -> Tensor:
-        """Which quantiles thresholds are, evenly spread however many are taken."""
+        """Return the quantiles at which thresholds are, evenly spread however many are taken."""
         return torch.from_numpy(np.arange(1, count + 1) * _GOLDEN % 1).float().to(self.biases.device)
 
     def _drawn_channels(self, random: np.random.Generator) -> np.ndarray:
-        """For each dilation and kernel 1 to 9 channels, fewer more often, as in MiniRocket."""
+        """Draw 1 to 9 channels for each dilation and kernel, fewer more often, as in MiniRocket."""
         shape = tuple(self.chosen.shape)
         numbers = np.full(shape, self.channels)
         for place in np.ndindex(shape[:2]):
             count = int(2 ** random.uniform(0, np.log2(shape[2] + 1)))
             numbers[place][:count] = random.choice(self.channels, count, replace=False)
         return numbers
-
-    def without_levels(self) -> int:
-        """Number of features before the levels (levels come last)."""
-        return KERNELS * sum(self.thresholds)
-
-    def drop_levels(self) -> None:
-        """Leave the levels out."""
-        self.levels, self.size = 0, self.without_levels()
-        self.signs, self.level_biases = self.signs[:, :0].clone(), self.level_biases[:, :0].clone()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         z = self._scaled(x)
@@ -162,14 +157,14 @@ class Convolutions(DenseFeatures):
         return self._shares(counts, (place >= 0).sum(1))
 
     def start(self, batch: int) -> ConvolutionState:
-        """The state before a stream's first sample."""
+        """Return the state before a stream's first sample."""
         past = self.biases.new_zeros(batch, self.reach, self.channels)
         seen = torch.zeros(batch, dtype=torch.long, device=past.device)
         return ConvolutionState(past, seen, past.new_zeros(batch, self.size, dtype=torch.float64))
 
     def step(self, x: Tensor, state: ConvolutionState) -> tuple[Tensor, ConvolutionState]:
-        """The features after each of the next samples ``(batch, n, channels)``: ``(batch, n, size)``; and the state
-        after them."""
+        """Process the next samples ``(batch, n, channels)``. Returns the features after each of them, ``(batch, n,
+        size)``, and the next state."""
         z = torch.cat([state.past, self._scaled(x)], 1)
         place = state.seen[:, None] + torch.arange(x.shape[1], device=x.device)
         totals = state.counts[:, None] + self._counts(z, place, each=True).cumsum(1)
@@ -178,8 +173,8 @@ class Convolutions(DenseFeatures):
         return found.unflatten(0, place.shape), later
 
     def _lagged(self, z: Tensor, index: int, past: int = 0) -> list[Tensor]:
-        """What the taps of kernels with a dilation see, and the sum of it, each ``(batch, kernels or 1, length)``, at
-        samples after the first ``past``, before which there are zeros."""
+        """Return the inputs of each tap of kernels with a dilation, and their sum, each ``(batch, kernels or 1,
+        length)``, at samples after the first ``past``. Before the first sample there are zeros."""
         dilation, length = self.dilations[index], z.shape[1] - past
         summed = self._sums_of_channels(z, index)
         missing = (_TAPS - 1) * dilation - past
@@ -191,14 +186,14 @@ class Convolutions(DenseFeatures):
         return [*lagged, total]
 
     def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
-        """``(batch, kernels, length)``: `_convolution` by all kernels at once."""
+        """Apply `_convolution` with all kernels at once: ``(batch, kernels, length)``."""
         lagged = torch.stack(self._lagged(z, index, past)).expand(-1, -1, KERNELS, -1)
         taps, own = torch.tensor(_TRIPLES, device=z.device).t(), torch.arange(KERNELS, device=z.device)
         first, second, third = (lagged[places, :, own] for places in taps)  # (kernels, batch, length)
         return 3 * (first + second + third).transpose(0, 1) - lagged[-1]
 
     def _sums_of_channels(self, z: Tensor, index: int) -> Tensor:
-        """``(batch, kernels or 1, length)``: the channel or the sum of channels that each kernel sees."""
+        """Return the channel or the sum of channels that each kernel sees, ``(batch, kernels or 1, length)``."""
         by_channel = z.transpose(1, 2)
         if self.channels == 1:
             return by_channel
@@ -210,7 +205,7 @@ class Convolutions(DenseFeatures):
         return total
 
     def _counts(self, z: Tensor, place: Tensor, *, padded: bool = False, each: bool = False) -> Tensor:
-        """Numbers of samples at which features' thresholds are exceeded, ``(batch, size)``, or whether they are at each
+        """Count the samples at which features' thresholds are exceeded, ``(batch, size)``, or whether they are at each
         sample, ``(batch, length, size)``.
 
         Args:
@@ -243,7 +238,8 @@ class Convolutions(DenseFeatures):
         return torch.cat(found, -1)
 
     def _shares(self, counts: Tensor, seen: Tensor) -> Tensor:
-        """Counts ``(batch, size)`` over the numbers of samples that were compared, of ``seen (batch,)`` samples."""
+        """Divide counts ``(batch, size)`` by the numbers of samples that were compared, of ``seen (batch,)``
+        samples."""
         kernel, parts, start = torch.arange(KERNELS, device=counts.device), [], 0
         for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
             missed = torch.where((kernel + index) % 2 == 1, (_TAPS - 1) * dilation, 0)
@@ -256,14 +252,14 @@ class Convolutions(DenseFeatures):
 
 
 def _by_kernel(lagged: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """For each kernel what its taps see, and the sum of it, each ``(batch, length)``."""
+    """Return for each kernel the inputs of its taps, and their sum, each ``(batch, length)``."""
     rows = list(zip(*(each.unbind(1) for each in lagged), strict=True))
     return rows * (KERNELS // len(rows))
 
 
 def _convolution(seen: Sequence[Tensor], kernel: int) -> Tensor:
-    """``(batch, length)``: the convolution by one kernel of what its taps see, and of the sum of that. The taps are -1,
-    but 2 at three places a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
+    """Convolve with one kernel, given the inputs of its taps and their sum: ``(batch, length)``. The taps are -1, but 2
+    at three places a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
     a, b, c = _TRIPLES[kernel]
     return (seen[a] + seen[b]).add_(seen[c]).mul_(3).sub_(seen[-1])
 
@@ -273,9 +269,9 @@ def _hide(y: Tensor, places: Tensor | None) -> Tensor:
 
 
 def _counted(convolved: Iterable[Tensor], biases: Tensor) -> Tensor:
-    """How often the ``(batch, length)`` of each kernel exceed its thresholds, ``(kernels, n)``:
-    ``(batch, kernels * n)``. Few comparisons at once stay in a processor's cache, and those into floats are ten times
-    as fast as booleans that are converted."""
+    """Count how often the ``(batch, length)`` of each kernel exceed its thresholds, ``(kernels, n)``: ``(batch, kernels
+    * n)``. Few comparisons at once stay in a processor's cache, and those into floats are ten times as fast as booleans
+    that are converted."""
     found, above = [], biases.new_empty(0)
     for y, own in zip(convolved, biases, strict=True):
         most = max(1, min(len(own), _COMPARISONS // max(1, y.numel())))
@@ -286,7 +282,7 @@ def _counted(convolved: Iterable[Tensor], biases: Tensor) -> Tensor:
 
 
 def _exceeded(y: Tensor, biases: Tensor, each: bool) -> Tensor:
-    """How often y ``(batch, kernels, length)`` exceeds thresholds ``(kernels, n)``: ``(batch, kernels * n)``, or at
-    each sample whether it does: ``(batch, length, kernels * n)``."""
+    """Count how often y ``(batch, kernels, length)`` exceeds thresholds ``(kernels, n)``: ``(batch, kernels * n)``.
+    With ``each``, return whether it does at each sample: ``(batch, length, kernels * n)``."""
     above = y[..., None] > biases[:, None]
     return above.transpose(1, 2).flatten(2).to(torch.float64) if each else above.to(y.dtype).sum(2).flatten(1)

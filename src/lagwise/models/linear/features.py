@@ -12,12 +12,7 @@ from lagwise.models.linear.patches import Patches
 from lagwise.tables import build
 
 #: Each is constructed with the number of channels, or of token ids, and its options.
-FEATURES: dict[str, Any] = {
-    "columns": Columns,
-    "convolutions": Convolutions,
-    "ngrams": Ngrams,
-    "patches": Patches,
-}
+FEATURES: dict[str, Any] = {"columns": Columns, "convolutions": Convolutions, "ngrams": Ngrams, "patches": Patches}
 
 
 def made_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:

@@ -29,13 +29,13 @@ class Sparse(NamedTuple):
 
 
 def inputs_of(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What `Ngrams` takes of a batch as models read it: ids, mask and types."""
+    """Return the arguments of `Ngrams` for a batch as models read it: ids, mask and types."""
     mask = batch.get("attention_mask")
     return batch["input_ids"], None if mask is None else mask.bool(), batch.get("token_type_ids")
 
 
 class Ngrams(nn.Module):
-    """Which n-grams of words and of characters occur in a text, as TF-IDF with presence in place of counts.
+    """Presence of n-grams of words and of characters in a text, weighted as in TF-IDF.
 
     Formula: feature g is ``idf_g / norm`` if n-gram g occurs in the text, with ``idf_g = log((1 + N) / (1 + N_g)) + 1``
     for N training rows, of which N_g have g. The norm is Euclidean, of the n-grams of words and of those of characters
@@ -44,8 +44,7 @@ class Ngrams(nn.Module):
 
     A token id stands for its bytes (``spellings``), so the same n-grams are found whatever the tokenizer. Characters
     are decoded from UTF-8, in lower case, with runs of white space, and both ends of a text, as one space; words are
-    runs of letters, digits and
-    underscores. An n-gram is found by its hash of 64 bits among those of the kept ones.
+    runs of letters, digits and underscores. An n-gram is found by its hash of 64 bits among those of the kept ones.
 
     Shapes: input_ids ``(batch, length)``; mask ``(batch, length)``, true at tokens, or None; types, of pairs, 0 at the
     first text and 1 at the second. Padding has no effect.
@@ -92,13 +91,9 @@ class Ngrams(nn.Module):
 
     @classmethod
     def chosen(
-        cls,
-        spellings: Sequence[bytes],
-        batches: Iterable[Mapping[str, Tensor]],
-        *,
-        pairs: bool,
+        cls, spellings: Sequence[bytes], batches: Iterable[Mapping[str, Tensor]], *, pairs: bool
     ) -> tuple[dict[str, Any], Ngrams]:
-        """`fitted` with sizes of n-grams that suit the amount of training text. batches: as models read them."""
+        """Call `fitted` with sizes of n-grams that suit the amount of training text. batches: As models read them."""
         sizes, read = torch.tensor([len(each) for each in spellings]), [inputs_of(batch) for batch in batches]
         characters = sum(int(sizes[ids].sum()) for ids, _, _ in read)
         rows = sum(len(ids) for ids, _, _ in read)
@@ -185,19 +180,19 @@ class Ngrams(nn.Module):
 
     @staticmethod
     def logits(found: Sparse, classifier: nn.Linear) -> Tensor:
-        """Logits ``(batch, labels)`` of features."""
+        """Compute logits ``(batch, labels)`` from features."""
         weights = F.embedding(found.numbers, classifier.weight.t())
         return (weights * found.values[..., None]).sum(1) + classifier.bias
 
     def _texts(self, ids: Tensor, mask: Tensor | None, types: Tensor | None) -> list[Tensor]:
-        """Masks of the two texts of pairs."""
+        """Return masks of the two texts of pairs."""
         if types is None:
             raise ValueError("this model reads pairs of texts: give token_type_ids, 0 at the first and 1 at the second")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         return [real & (types == number) for number in (0, 1)]
 
     def _numbers(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        """Numbers of the n-grams of each text, sorted, ``(batch, n)``."""
+        """Look up the numbers of the n-grams of each text, sorted, ``(batch, n)``."""
         numbers, start = [], 0
         for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
             kept = self.hashes[start : start + count]
@@ -209,7 +204,7 @@ class Ngrams(nn.Module):
         return torch.cat(numbers, 1).sort(1).values
 
     def _weighted(self, numbers: Tensor) -> Sparse:
-        """Values of sorted numbers; those that occur several times are left once."""
+        """Weight sorted numbers; duplicates are left once."""
         numbers = numbers.masked_fill(F.pad(numbers[:, 1:] == numbers[:, :-1], (1, 0)), self.count - 1)
         values = self.idf[numbers]
         of_words = numbers < self.kept[0]
@@ -218,12 +213,12 @@ class Ngrams(nn.Module):
         return Sparse(numbers, values / torch.where(of_words, norms[0], norms[1]).clamp(min=1e-6))
 
     def _hashes(self, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
-        """Hashes of the n-grams of words and of characters of each text, ``(batch, n)``; 0 for none."""
+        """Hash the n-grams of words and of characters of each text, ``(batch, n)``; 0 for none."""
         text, real = self._characters(ids, mask)
         return [self._word_hashes(text, real), self._character_hashes(text, real)]
 
     def _characters(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Code points of texts ``(batch, n)``, in lower case, between spaces, and where there are any."""
+        """Decode texts to code points ``(batch, n)``, in lower case, between spaces, and return where there are any."""
         spelled = torch.arange(self.spellings.shape[1], device=ids.device) < self.spelled[ids][..., None]
         spelled = spelled if mask is None else spelled & mask[..., None]
         codes, real = _compact(self.spellings[ids].flatten(1).long(), spelled.flatten(1))
@@ -276,7 +271,7 @@ class Ngrams(nn.Module):
 
 
 def _mixed(number: Tensor) -> Tensor:
-    """A hash of 64 bits of numbers of 64 bits, 0 for none of them in practice."""
+    """Hash numbers of 64 bits to 64 bits; in practice none becomes 0."""
     number = (number ^ ((number >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     number = (number ^ ((number >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
     return number ^ ((number >> 31) & 0x1FFFFFFFF)

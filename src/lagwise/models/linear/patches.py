@@ -53,7 +53,7 @@ class Patches(DenseFeatures):
 
     @staticmethod
     def plan(height: int, width: int) -> dict[str, Any]:
-        """Sides of patches and regions for images of a size."""
+        """Choose sides of patches and regions for images of a size."""
         side = min(height, width)
         regions = 3 if side >= 16 else 2
         return {"side": min(side, 6 if side >= 16 else 4), "filters": 256, "regions": regions}
@@ -101,7 +101,7 @@ class Patches(DenseFeatures):
         return torch.cat(bands, 2)
 
     def _likeness(self, pixels: Tensor) -> Tensor:
-        """Thresholded products of all patches, of both signs: ``(batch, 2 filters, rows, columns)``."""
+        """Compute thresholded products of all patches, of both signs: ``(batch, 2 filters, rows, columns)``."""
         patches = _normalised(F.unfold(pixels, self.side).transpose(1, 2)) - self.centre
         products = (patches @ self.filters.t()).transpose(1, 2).unflatten(2, self._grid(pixels))
         return F.relu(torch.cat([products, -products], 1) - self.threshold)
@@ -110,11 +110,11 @@ class Patches(DenseFeatures):
         return F.adaptive_avg_pool2d(likeness, self.regions).flatten(1).sqrt()
 
     def _grid(self, pixels: Tensor) -> tuple[int, int]:
-        """Rows and columns of the patches of images."""
+        """Return the number of rows and columns of the patches of images."""
         return pixels.shape[-2] - self.side + 1, pixels.shape[-1] - self.side + 1
 
 
 def _normalised(patches: Tensor) -> Tensor:
-    """Patches ``(..., pixels)`` with a mean of 0 and, except for flat ones, a deviation near 1."""
+    """Normalise patches ``(..., pixels)`` to a mean of 0 and, except for flat ones, a deviation near 1."""
     centred = patches - patches.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + _CONTRAST).sqrt()
