@@ -20,10 +20,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from lagwise.analysis.timing import interleaved, save_results
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lagwise.analysis.timing import interleaved, save_results
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.ops import native, toeplitz_product
 from lagwise.process import keep_freed_memory

@@ -79,10 +79,18 @@ SAVED = ROOT / "tests" / "runs" / "saved-by-0.1" / "recall"
         ("load_recipe('glue-rte', ['data.source=x'])", "recipe 'glue-rte'"),
         (f"make_task(load_recipe({str(SAVED / 'recipe.yaml')!r}))", "task 'associative_recall'"),
         ("make_task(load_recipe('classify', ['data.format=listops', 'data.source=x']))", "data.format for this task"),
+        ("make_task(load_recipe({earlier!r}, ['data.source=x']))", "task 'dna_classification'"),
+        ("load_tokenizer('dna')", "tokenizer 'dna'"),
+        ("open_rows({genes!r})", "cannot read "),
+        ("open_source({genes!r})", "cannot read "),
     ],
 )
-def test_recipes_tasks_and_formats(call: str, what: str) -> None:
-    code = f"from lagwise.training import load_recipe, make_task; {call}"
+def test_recipes_tasks_and_formats(call: str, what: str, tmp_path: Path) -> None:
+    files = {"earlier": tmp_path / "recipe.yaml", "genes": tmp_path / "genes.fa"}
+    files["earlier"].write_text("task: {name: sequence_classification, reverse_complement: true}\n")
+    files["genes"].write_text(">a\nACGT\n")
+    code = "from lagwise.data import *; from lagwise.training import load_recipe, make_task; "
+    code += call.format(**{name: str(path) for name, path in files.items()})
     assert output(code, hidden=False) == ""
     last = output(code, hidden=True)
     assert last.startswith(f"ValueError: {what}")

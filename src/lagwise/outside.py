@@ -16,7 +16,8 @@ IN_PAPERS = frozenset(
     (
         *("hyena", "linear_attention", "lru", "s5", "gss", "flash", "gmlp", "synthesizer", "long_short"),
         *("relative_attention", "fnet", "gfnet", "afno", "afno2d"),
-        *("associative_recall", "multi_query_recall"),
+        *("associative_recall", "multi_query_recall", "dna_classification"),
+        *(".fasta", ".fa", ".fna", ".ffn", ".faa", ".fastq", ".fq"),
         *("aan", "cola", "listops", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"),
         *("lra-listops", "lra-pathfinder", "lra-path-x", "lra-retrieval", "lra-image", "lra-text"),
         *("lra-listops-small", "lra-pathfinder-small", "lra-path-x-small", "lra-retrieval-small"),

@@ -16,7 +16,7 @@ from scipy.io import wavfile
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise.data import open_rows, open_source
+from lagwise.data import open_source
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.options import DataOptions
 from lagwise.tasks import TASKS
@@ -93,26 +93,6 @@ def arff(path: Path) -> None:
     path.write_text(f"% a comment\n@relation r\n@attribute a numeric\n@DATA\n{rows}\n")
 
 
-def bases(i: int, name: str) -> str:
-    return "ACGT"[i % 4] * (i + 1) + "CT"[name == "dog"]
-
-
-def sequences(folder: Path) -> None:
-    """A file for each class, one of them packed; records of two lines."""
-    folder.mkdir()
-    cat, dog = ("".join(f">{i} of {name}\nACGT\n{bases(i, name)}\n" for i in range(30)) for name in CLASSES)
-    (folder / "cat.fa").write_text(cat)
-    (folder / "dog.fasta.gz").write_bytes(gzip.compress(dog.encode()))
-
-
-def reads(folder: Path) -> None:
-    """The folders are the classes, in which the files have one name."""
-    for name in CLASSES:
-        (folder / name).mkdir(parents=True)
-        records = [f"@{i}\n{bases(i, name)}\n+\n@{'I' * (i + 1)}\n" for i in range(30)]
-        (folder / name / "reads.fq").write_text("".join(records))
-
-
 def contents(task: Any) -> dict[str, list[Any]]:
     """Inputs and labels of each split, in any order."""
     columns = ("input_values",) if task.inputs == "values" else ("text",)
@@ -142,8 +122,6 @@ def contents(task: Any) -> dict[str, list[Any]]:
         ("rows.npz", npz, "train.npz"),
         ("rows.ts", ts, "train.ts"),
         ("rows.arff", arff, "train.arff"),
-        ("sequences", sequences, "test/dog/dog.fasta"),
-        ("reads", reads, "valid/cat/reads.fq"),
     ],
 )
 def test_rows_are_in_the_same_splits(name: str, write: Callable[[Path], None], written: str, tmp_path: Path) -> None:
@@ -168,19 +146,6 @@ def test_rows_are_in_the_same_splits(name: str, write: Callable[[Path], None], w
         task.write_split(tmp_path / "split")
 
 
-def test_sequences_whose_classes_are_in_their_headers_are_in_the_same_splits(tmp_path: Path) -> None:
-    path = tmp_path / "all.fasta"
-    path.write_text("".join(f">{i} [host={CLASSES[i % 2]}]\n{'ACGT'[i % 4] * (i + 1)}\n" for i in range(60)))
-
-    def splits(source: Path) -> dict[str, list[Any]]:
-        found = read_labelled(open_rows(str(source)), ("text",), "host").splits
-        return {split: sorted(rows["text"][:]) for split, rows in found.items()}
-
-    TASKS["sequence_classification"](DataOptions(source=str(path)), label="host").write_split(tmp_path / "split")
-    assert splits(tmp_path / "split") == splits(path)
-    assert sum(map(len, splits(path).values())) == 60
-
-
 def running(folder: Path) -> None:
     folder.mkdir()
     for i in range(30):
@@ -194,7 +159,6 @@ def running(folder: Path) -> None:
         ("text.jsonl", jsonl),
         ("text.parquet", parquet_file),
         ("texts", running),
-        ("sequences.fna", lambda path: path.write_text("".join(f">{i}\nACG\n{'T' * i}\n" for i in range(50)))),
     ],
 )
 def test_running_text_is_in_the_same_splits(name: str, write: Callable[[Path], Any], tmp_path: Path) -> None:

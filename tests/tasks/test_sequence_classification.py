@@ -317,27 +317,6 @@ def test_the_stride_is_found_in_the_data(tmp_path: Path, samples: int, stride: i
     assert load_model(train(again, tmp_path / "again", progress=False))[0].config.inputs["stride"] == stride
 
 
-def test_classes_of_dna_from_fasta(tmp_path: Path) -> None:
-    """Both strands are read in training, and a run predicts the records of another file."""
-    random, data = np.random.default_rng(0), tmp_path / "data"
-    data.mkdir()
-    for name in ("coding", "random"):
-        lines = [f">{name}{i} x\n{''.join(random.choice(list('ACGT'), 30))}\n" for i in range(40)]
-        (data / f"{name}.fa").write_text("".join(lines))
-    small = ["model.hidden_size=16", "model.num_hidden_layers=1", "training.steps=2"]
-    made = load_recipe("dna", [f"data.source={data}", *small])
-    train(made, tmp_path / "run", progress=False)
-    (tmp_path / "new.fa").write_text(">one\nACGT\n>two\nacgu\n")
-    rows = predict_run(tmp_path / "run", source=str(tmp_path / "new.fa"), progress=False)
-    assert [row["id"] for row in rows] == ["one", "two"]
-    assert rows[0]["p(coding)"] == pytest.approx(rows[1]["p(coding)"])
-    with pytest.raises(ValueError, match=r"`reverse_complement` is for sequences"):
-        make_task(load_recipe("dna", [f"data.source={data}", "task.inputs=values"]))
-    words = make_task(load_recipe("dna", [f"data.source={data}", "data.tokenizer=words"]))
-    with pytest.raises(ValueError, match="reverse complements need a tokenizer with the letters A and T"):
-        words.open(progress=False)
-
-
 def loud_and_quiet(path: Path) -> Path:
     """Slow and fast waves whose amplitudes differ by six orders of magnitude, of several lengths."""
     random = np.random.default_rng(0)

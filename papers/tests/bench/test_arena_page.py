@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-<<<<<<<< HEAD:papers/tests/test_arena_page.py
-DOCS = Path(__file__).parents[2] / "docs"
-========
 DOCS = Path(__file__).parents[3] / "docs"
->>>>>>>> w2/training:papers/tests/bench/test_arena_page.py
 
 
 @pytest.fixture

@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 
-<<<<<<<< HEAD:papers/tests/test_family_page.py
-ROOT = Path(__file__).parents[2]
-========
 ROOT = Path(__file__).parents[3]
->>>>>>>> w2/training:papers/tests/bench/test_family_page.py
 
 
 @pytest.fixture

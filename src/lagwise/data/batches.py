@@ -180,8 +180,3 @@ def by_length(rows: R) -> tuple[R, np.ndarray]:
     """Sort rows from the shortest to the longest; also return the index that each had."""
     order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
     return cast("Any", rows.select if hasattr(rows, "with_format") else rows.take)(order), order
-
-
-def either_strand(row: dict[str, Tensor], random: np.random.Generator, *, complements: Tensor) -> dict[str, Tensor]:
-    """A row of DNA, or with probability a half its reverse complement. complements: of every token's id."""
-    return row if random.random() < 0.5 else {**row, "input_ids": complements[row["input_ids"].flip(0)]}

@@ -19,8 +19,8 @@ from lagwise.data.labelled_rows import (
     read_labelled,
 )
 from lagwise.data.labels import KINDS
-from lagwise.data.letters import strange_letters
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows
+from lagwise.data.published import TOKENIZERS
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.splits import SPLITS
@@ -238,8 +238,8 @@ def _write(
     if rows.features is None:
         train = rows.splits["train"]
         texts = (text for column in rows.columns for text in train[column])
-        if tokenizer == "dna":
-            notes += strange_letters(texts)
+        if tokenizer in TOKENIZERS:
+            notes += TOKENIZERS[tokenizer].notes(texts)
         own = load_tokenizer(tokenizer, vocab_size=vocab_size, texts=texts)
         own.save_pretrained(folder / "tokenizer")
         encoder = RowEncoder(rows.columns, length, own, tokenizer == "bytes", separate=separate)

@@ -18,7 +18,7 @@ from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
 from lagwise.data.numbers import count_up, is_number
-from lagwise.data.row_files import TEXT_TABLES, file_kind
+from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records
 from lagwise.data.rows import RowSource, rows_to_evaluate
 from lagwise.data.series_files import SERIES
 from lagwise.data.several_labels import (
@@ -266,13 +266,13 @@ def _no_column(absent: Mapping[str, str], columns: Sequence[str], where: str, he
 
 
 def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
-    """The message about files that are a row each, or sequences, all of one class."""
+    """The message about files that are a class, or a row each, all of one class."""
     rows = tables["train"]
-    if source.has_sequences:
+    if any(map(has_records, chain(*source.files.values()))):
         return (
-            f"all {len(rows):,} sequences are of the class {rows[label][0]!r}, the name of their file or folder, and "
-            "classification needs two classes; put the sequences of each into a file of its own, or name a modifier of "
-            "their headers, such as [host=swine], with `label=host`"
+            f"all {len(rows):,} rows are of the class {rows[label][0]!r}, the name of their file or folder, and "
+            "classification needs two classes; put the rows of each into a file of its own, or name another column "
+            f"with `label=COLUMN` (columns: {_list_names(source.columns)})"
         )
     files = "1 file" if len(rows) == 1 else f"{len(rows):,} files"
     each = "is one row" if len(rows) == 1 else "are a row each"

@@ -1,14 +1,12 @@
-"""Tokenizers whose tokens are single characters: of the data, of a vocabulary file, or of DNA."""
+"""Tokenizers whose tokens are single characters, of the data or of a vocabulary file."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from lagwise.tables import LARGEST_VOCABULARY
 
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 VOCABULARY = "vocab.txt"
-DNA = "ACGTN"
-_STRANGE = 0.05  # share of letters that are not of DNA; codes of several nucleotides are rarer
 _SPECIAL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 _ROLES = {  # names of special tokens in other programs' vocabularies, lower case without brackets
     "unk": ("unk", "|unknown|"),
@@ -28,7 +24,6 @@ _ROLES = {  # names of special tokens in other programs' vocabularies, lower cas
     "sep": ("sep",),
     "mask": ("mask",),
 }
-_PAIRS = ("AT", "CG", "RY", "KM", "BV", "DH")  # IUPAC's codes of nucleotides; S, W and N are their own
 
 
 def letter_tokenizer(tokens: Sequence[str], *, unknown: str, replaced: Sequence[tuple[str, str]] = ()) -> Any:
@@ -111,35 +106,6 @@ def vocabulary_tokenizer(tokens: Sequence[str], *, end: str, unknown: str, pad: 
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, **given, padding_side="right", clean_up_tokenization_spaces=False
     )
-
-
-def strange_letters(texts: Iterable[str]) -> list[str]:
-    """A note if many letters of texts are none of DNA, and become N: those of proteins, or of a language."""
-    ours = dict.fromkeys(map(ord, DNA + DNA.lower() + "Uu"))
-    sizes = [(len(text), len(text.translate(ours))) for text in texts]
-    whole, others = (sum(each) for each in zip(*sizes, strict=True))
-    if others <= _STRANGE * whole:
-        return []
-    return [
-        f"{others / whole:.0%} of the characters in train are none of A, C, G, T, U and N, and are read as N: for "
-        "proteins or texts, `tokenizer=characters` keeps all of them (and `reverse_complement=false`)"
-    ]
-
-
-def complements(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """The id of the complement of every token: A of T, C of G, and of IUPAC's other codes; itself of any other token.
-
-    ValueError for a tokenizer without the tokens A, C, G and T, or with half of another pair.
-    """
-    ids, result = tokenizer.get_vocab(), np.arange(len(tokenizer))
-    for pair in (*_PAIRS, *(pair.lower() for pair in _PAIRS)):
-        found = [letter in ids for letter in pair]
-        if not all(found) and (any(found) or pair in _PAIRS[:2]):
-            raise ValueError(f"reverse complements need a tokenizer with the letters {pair[0]} and {pair[1]}")
-        if all(found):
-            a, b = (ids[letter] for letter in pair)
-            result[a], result[b] = b, a
-    return result
 
 
 def _lines(path: Path) -> list[str]:

@@ -23,8 +23,8 @@ class DataOptions:
     lagwise-papers those of GLUE and Long Range Arena."""
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
-    `characters` (those of the data), `dna` (A, C, G, T and N of either case), a tokenizer folder, or a `vocab.txt` with
-    a character in each line."""
+    `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, a tokenizer
+    folder, or a `vocab.txt` with a character in each line."""
     vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
     """Tokens of a `bpe` tokenizer, at most of `bpe-uncased`, `words` and `characters`; of associative recall, half
     keys and half values."""
@@ -42,8 +42,13 @@ class DataOptions:
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """The sections of a recipe of lagwise 0.1, whose data options told the task, in today's form."""
-    data = values.get("data")
+    """The sections of a recipe in today's form: of lagwise 0.1, whose data options told the task, and of earlier
+    classifiers of DNA, which were a task with an option."""
+    data, task = values.get("data"), values.get("task")
+    if isinstance(task, dict) and task.get("name") == "sequence_classification" and "reverse_complement" in task:
+        both = {**task, "name": "dna_classification"}
+        one = {key: value for key, value in task.items() if key != "reverse_complement"}
+        return {**values, "task": both if task["reverse_complement"] else one}
     if "task" in values or not isinstance(data, dict):
         return values
     loss = {"loss": data["loss"]} if "loss" in data else {}

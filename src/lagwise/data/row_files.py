@@ -16,26 +16,37 @@ import numpy as np
 import lagwise.data.arrow as pa
 from lagwise.data.archive_files import arff_table, ts_table
 from lagwise.data.arrays import array_column
-from lagwise.data.fasta import FASTA, FASTQ, read_sequences
 from lagwise.data.folders import folder_name
+from lagwise.data.published import RECORD_FILES
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.series_files import FOLDER_LABEL, SOUND_COLUMNS, wav_table
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.text_tables import check_different, parse_text_table, read_head
 from lagwise.files import one_line
+from lagwise.outside import elsewhere
 
 _TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
 JSON = (".jsonl", ".json")  # objects on lines, or in an array
 RECORDS = (*JSON, ".parquet", ".npz", ".ts", ".arff")  # files whose values have types
-SEQUENCES = (*FASTA, *FASTQ)  # kinds of which each file, or folder, is a class
 
 
 def file_kind(path: Path) -> str | None:
     """The suffix of a file of rows, under that of a compression; None for another file."""
     suffix = inner_suffix(path)
-    return suffix if suffix in READERS else None
+    return suffix if suffix in READERS or suffix in RECORD_FILES else None
+
+
+def has_records(path: Path) -> bool:
+    """Whether another package reads a file (`RECORD_FILES`); each such file, or its folder, is a class."""
+    return (suffix := inner_suffix(path)) not in READERS and suffix in RECORD_FILES
+
+
+def check_reader(path: Path) -> None:
+    """ValueError for a file that a package reads that is not installed."""
+    if place := elsewhere(inner_suffix(path)):
+        raise ValueError(f"cannot read {path}: the reader of {place}")
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None, written: Sequence[str] = ()) -> pa.Table:
@@ -45,7 +56,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None, written: Sequen
     assert kind is not None
     if kind in TEXT_TABLES:
         return _text_table(read_whole(path), path, columns, written)
-    return READERS[kind](read_whole(path), path, columns)
+    reader = RECORD_FILES[kind].read if has_records(path) else READERS[kind]
+    return reader(read_whole(path), path, columns)
 
 
 def read_columns(path: Path) -> tuple[str, ...]:
@@ -218,5 +230,4 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".arff": arff_table,
     **dict.fromkeys(SOUNDS, wav_table),
     ".txt": _txt,
-    **dict.fromkeys(SEQUENCES, read_sequences),
 }

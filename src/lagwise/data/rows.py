@@ -24,8 +24,17 @@ from lagwise.data.folders import (
     unread_note,
 )
 from lagwise.data.label_tables import label_tables, listed_labels
-from lagwise.data.reading import COMPRESSIONS, check_spreadsheet, without_pipe
-from lagwise.data.row_files import ONE_ROW, READERS, SEQUENCES, TEXT_TABLES, file_kind, read_columns, read_table
+from lagwise.data.reading import COMPRESSIONS, check_spreadsheet, inner_suffix, without_pipe
+from lagwise.data.row_files import (
+    ONE_ROW,
+    READERS,
+    TEXT_TABLES,
+    check_reader,
+    file_kind,
+    has_records,
+    read_columns,
+    read_table,
+)
 from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.sources import hash_files, hub_splits, is_dataset, no_source, source_name
@@ -94,11 +103,6 @@ class RowSource:
         """Whether any file is a sound."""
         return any(file_kind(path) in SOUNDS for path in chain(*self.files.values()))
 
-    @property
-    def has_sequences(self) -> bool:
-        """Whether the files are FASTA or FASTQ."""
-        return any(file_kind(path) in SEQUENCES for path in chain(*self.files.values()))
-
     def key(self) -> str:
         """Hash of the content and of the splits."""
         digest = hashlib.sha256(b"rows")
@@ -134,14 +138,14 @@ class RowSource:
 
     def _class(self, path: Path) -> str | None:
         """The class of a file that is a row: that of its folder, or if no file is in a class folder, its folder's
-        name; of a file of sequences, its own name."""
-        if (kind := file_kind(path)) in SEQUENCES:
-            return self.classes.get(path) or path.name[: path.name.lower().rindex(str(kind))]
+        name; of a file of records, its own name."""
+        if has_records(path):
+            return self.classes.get(path) or path.name[: path.name.lower().rindex(inner_suffix(path))]
         return self.classes[path] if any(self.classes.values()) else folder_name(path)
 
     def _folder_column(self, path: Path) -> str | None:
         """The column that has the name of the file's folder, or its own, its class."""
-        return FOLDER_LABEL if file_kind(path) in (*ONE_ROW, *SEQUENCES) else None
+        return FOLDER_LABEL if file_kind(path) in ONE_ROW or has_records(path) else None
 
     def read(self, columns: Sequence[str] | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
@@ -209,16 +213,16 @@ def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
 def open_rows(name: Data) -> RowSource:
     """Find a table of rows by name.
 
-    A file (.csv, .tsv, .jsonl, .json, .parquet, .npz, .ts, .arff, FASTA, FASTQ or a sound, each also compressed). A
-    folder of such files: in splits by the words in their names (`split_word`), else all of them as one table. A data
-    set: ``hub:NAME`` or ``hub:NAME:CONFIG``, a folder of `save_to_disk`, a `datasets.Dataset` or `DatasetDict`. Of .csv
-    and .tsv see `read_text_table`. Every array of an .npz file is a column, its first axis the rows. A sound (.wav,
-    .flac, .mp3, .ogg) is a row, whose label is the name of a folder: sounds are in a folder for each class, and these
-    may be in a folder for each split (`class_folders`). A table ``metadata.csv`` or ``labels.csv`` beside the sounds,
-    with columns ``file_name`` and ``label``, has their labels instead. So are .txt files, in the column ``text``, in a
-    folder without other rows; texts beside the class folders and in IMDb's folder of reviews without a label, unsup,
-    are left out. Of FASTA and FASTQ see `read_sequences`: a row for each record, whose label is the name of its class
-    folder, or else of its file. Files of other kinds are counted in the notes.
+    A file (.csv, .tsv, .jsonl, .json, .parquet, .npz, .ts, .arff or a sound, each also compressed). A folder of such
+    files: in splits by the words in their names (`split_word`), else all of them as one table. A data set: ``hub:NAME``
+    or ``hub:NAME:CONFIG``, a folder of `save_to_disk`, a `datasets.Dataset` or `DatasetDict`. Of .csv and .tsv see
+    `read_text_table`. Every array of an .npz file is a column, its first axis the rows. A sound (.wav, .flac, .mp3,
+    .ogg) is a row, whose label is the name of a folder: sounds are in a folder for each class, and these may be in a
+    folder for each split (`class_folders`). A table ``metadata.csv`` or ``labels.csv`` beside the sounds, with columns
+    ``file_name`` and ``label``, has their labels instead. So are .txt files, in the column ``text``, in a folder
+    without other rows; texts beside the class folders and in IMDb's folder of reviews without a label, unsup, are left
+    out. The label of each record of a file in `RECORD_FILES` is the name of its class folder, or else of its file.
+    Files of other kinds are counted in the notes.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
 
@@ -235,6 +239,7 @@ def open_rows(name: Data) -> RowSource:
     suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"
     if path.is_file():
         check_spreadsheet(path)
+        check_reader(path)
         if file_kind(path) is None:
             from lagwise.data.images import SUFFIXES  # the module imports torch
 
@@ -259,6 +264,8 @@ def open_rows(name: Data) -> RowSource:
         return _listed(name, path, found, tables)
     files = others or _texts(path, texts) or records
     if not files:
+        for file in found:
+            check_reader(file)
         raise ValueError("; ".join((f"no {suffixes} file in folder {name!r}", *unread_note(path, found, ()))))
     places = class_folders(path, [file for file in files if kinds[file] in ONE_ROW])
     check_classes(path, places, "sounds" if others else "texts")

@@ -14,7 +14,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.fasta import FASTA, FASTQ, sequence_records
 from lagwise.data.folders import by_split, check_file, files_below, meant_splits, split_word, unread_note
 from lagwise.data.reading import (
     COMPRESSIONS,
@@ -27,10 +26,9 @@ from lagwise.data.reading import (
     not_utf8_mark,
     opened,
     read_text,
-    read_whole,
     without_pipe,
 )
-from lagwise.data.row_files import JSON, read_records
+from lagwise.data.row_files import JSON, check_reader, has_records, read_records, read_table
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, deal, split_shares, text_between, text_places
 from lagwise.files import expanded, one_line
 from lagwise.tables import shown
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
     Data = str | Dataset | DatasetDict  # a name, or a data set itself
 
-SUFFIXES = (".txt", *JSON, ".parquet", *FASTA, *FASTQ)
+SUFFIXES = (".txt", *JSON, ".parquet")
 _STDLIB_SKIPPED = {
     "site-packages",
     "dist-packages",
@@ -118,10 +116,10 @@ class Source:
 def open_source(name: Data) -> Source:
     """Find data by name.
 
-    ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet,
-    FASTA or FASTQ, each also compressed): split by position or by document. A folder of such files: split by the words
-    in their names (`split_word`), else by file. A data set with a ``text`` column: ``hub:NAME`` or ``hub:NAME:CONFIG``,
-    a folder of `save_to_disk`, a `datasets.Dataset` or `DatasetDict`.
+    ``stdlib``: the Python files of this interpreter's standard library, split by file. A file (.txt, .jsonl, .parquet
+    or one of `RECORD_FILES`, each also compressed): split by position or by document. A folder of such files: split by
+    the words in their names (`split_word`), else by file. A data set with a ``text`` column: ``hub:NAME`` or
+    ``hub:NAME:CONFIG``, a folder of `save_to_disk`, a `datasets.Dataset` or `DatasetDict`.
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
@@ -134,6 +132,7 @@ def open_source(name: Data) -> Source:
     path = without_pipe(expanded(name), ".txt")
     if path.is_file():
         check_spreadsheet(path)
+        check_reader(path)
         check_file(path)
         return Source(name, {s: [path] for s in SPLITS}, split_shares(TEXT_HELD_OUT))
     if not path.is_dir():
@@ -143,6 +142,8 @@ def open_source(name: Data) -> Source:
     files = [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
     notes = unread_note(path, found, files)
     if not files:
+        for file in found:
+            check_reader(file)
         raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {name!r}")
     for file in files:
         check_file(file)
@@ -177,7 +178,7 @@ def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file: the whole text, or the ``text`` field or the sequence of every record.
+    """The documents of one file: the whole text, or the ``text`` field of every record.
 
     ValueError names the file, and the position where it stops being valid.
 
@@ -224,8 +225,8 @@ def document_parts(path: Path) -> Iterator[Iterable[str]]:
                         f"{chat_hint(record)}"
                     )
                 yield [checked_text(record["text"], where)]
-    elif kind in FASTA + FASTQ:
-        yield from ([sequence] for _, sequence in sequence_records(read_whole(path), path))
+    elif has_records(path):
+        yield from ([text] for text in read_table(path, ["text"])["text"].to_pylist())
     else:
         yield read_text(path)
 
@@ -267,7 +268,8 @@ def _kind(path: Path) -> str:
 
 def _is_data(path: Path) -> bool:
     """Whether a file found in a folder is meant as data."""
-    return inner_suffix(path) in SUFFIXES or (is_compressed(path) and path.suffix.lower() != ".zip")
+    compressed = is_compressed(path) and path.suffix.lower() != ".zip"
+    return compressed or inner_suffix(path) in SUFFIXES or has_records(path)
 
 
 def _by_file(name: str, files: list[Path]) -> Source:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 import lagwise.data.arrow as pa
-from lagwise.data.fasta import FASTA, written_records
+from lagwise.data.published import RECORD_FILES
 from lagwise.data.reading import decoded, inner_suffix, read_whole
-from lagwise.data.row_files import JSON, SEQUENCES, TEXT_TABLES, file_kind, load_arrays, read_table
+from lagwise.data.row_files import JSON, TEXT_TABLES, file_kind, has_records, load_arrays, read_table
 from lagwise.data.rows import RowSource
 from lagwise.data.sources import SUFFIXES, Source
 from lagwise.data.splits import SPLITS
@@ -45,7 +45,7 @@ def write_text_split(source: Source, folder: Path) -> None:
 
 def write_row_split(source: RowSource, places: Mapping[str, tuple[str, Sequence[int]]], folder: Path) -> None:
     """Write the rows of each split into ``folder``, all their columns: tables as files of the same kind, named by the
-    split, and sequences and files that are a row each into the folder of their class in that of the split. `open_rows`
+    split, and files that are a class or a row each into the folder of their class in that of the split. `open_rows`
     and `open_series` find the same splits there.
 
     places: of each split, a split that the data name, and the numbers of its rows.
@@ -86,7 +86,7 @@ def _texts(source: Source, split: str) -> Iterator[tuple[str, list[str]]]:
     """The suffix and the documents of each file of a split."""
     for path in source.files[split]:
         kept, suffix = ["".join(parts) for parts in source.parts_of(path, split)], inner_suffix(path)
-        yield FASTA[0] if suffix in SEQUENCES else suffix if suffix in SUFFIXES else ".txt", kept
+        yield ".jsonl" if has_records(path) else suffix if suffix in SUFFIXES else ".txt", kept
 
 
 def _file_bytes(suffix: str, documents: list[str]) -> bytes:
@@ -95,8 +95,6 @@ def _file_bytes(suffix: str, documents: list[str]) -> bytes:
         return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents).encode()
     if suffix == ".parquet":
         return _parquet(pa.table({"text": pa.array(documents, pa.string())}))
-    if suffix in SEQUENCES:
-        return "".join(f">{i}\n{sequence}\n" for i, sequence in enumerate(documents, 1)).encode()
     return "".join(documents).encode()
 
 
@@ -125,8 +123,8 @@ def _rows(path: Path, kind: str, numbers: np.ndarray) -> bytes:
         arrays: Any = {name: array[numbers] for name, array in load_arrays(data, path).items()}
         np.savez(archive, **arrays)
         return archive.getvalue()
-    if kind in SEQUENCES:
-        records = written_records(data, path)
+    if has_records(path):
+        records = RECORD_FILES[kind].written(data, path)
         return "".join(records[i] for i in numbers).encode()
     text = decoded(data, path).removeprefix("\ufeff")
     if kind in JSON and text.lstrip().startswith("["):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lagwise.data.letters import (
-    DNA,
     VOCABULARY,
     character_tokens,
     is_vocabulary_of_letters,
@@ -19,7 +18,9 @@ from lagwise.data.letters import (
     read_vocabulary,
     texts_for,
 )
+from lagwise.data.published import TOKENIZERS
 from lagwise.files import expanded, one_line
+from lagwise.outside import elsewhere
 from lagwise.text import pieces
 
 if TYPE_CHECKING:
@@ -42,14 +43,13 @@ WORDS = (
     *BYTE_PAIRS,
     "words",
     "characters",
-    "dna",
 )  # tokenizers by name; a folder of such a name is written with its path
 
 
 def tokenizer_folder(name: str) -> Path | None:
     """The folder that a tokenizer's name, or that of its vocab.txt, stands for; None for one of WORDS, and where there
     is no folder."""
-    if not name or name in WORDS:
+    if not name or name in WORDS or name in TOKENIZERS:
         return None
     path = expanded(name)
     path = path.parent if path.name == VOCABULARY and path.is_file() else path
@@ -63,10 +63,10 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
     tokens trained on ``texts``, each a string or its parts. ``bpe-uncased``: the same in lower case, with merges only
     of what occurs five times or more, so that texts with few words have a small vocabulary. ``words``: the most
     frequent words of ``texts`` (separated by spaces), and one token for all others, at most ``vocab_size`` in all.
-    ``characters``: the same with characters. ``dna``: the letters A, C, G, T and N of either case, where U counts as T
-    and all others as N. A folder: the tokenizer saved in it, GPT-2's ``vocab.json`` and ``merges.txt``, or a
-    ``vocab.txt`` with a character or special token in each line (`read_vocabulary`). Documents are separated by
-    ``eos_token``. ValueError if the folder holds no tokenizer or it has no end of text.
+    ``characters``: the same with characters. A name in `TOKENIZERS`. A folder: the tokenizer saved in it, GPT-2's
+    ``vocab.json`` and ``merges.txt``, or a ``vocab.txt`` with a character or special token in each line
+    (`read_vocabulary`). Documents are separated by ``eos_token``. ValueError if the folder holds no tokenizer or it has
+    no end of text.
 
     >>> load_tokenizer("bytes")("Hi")["input_ids"]
     [72, 105]
@@ -82,13 +82,14 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
         return _wrap(_frequent_words(vocab_size, texts))
     if name == "characters":
         return _wrap(letter_tokenizer(character_tokens(vocab_size, texts, UNKNOWN), unknown=UNKNOWN))
-    if name == "dna":
-        return _wrap(letter_tokenizer(DNA, unknown="N", replaced=[("U", "T"), ("u", "T")]))
+    if name in TOKENIZERS:
+        return _wrap(TOKENIZERS[name].tokenizer())
     folder = tokenizer_folder(name)
     if folder is None:
-        raise ValueError(
-            f"tokenizer must be {', '.join(map(repr, WORDS))}, a folder or a {VOCABULARY} of letters, got {name!r}"
-        )
+        if place := elsewhere(name):
+            raise ValueError(f"tokenizer {place}")
+        names = ", ".join(map(repr, (*WORDS, *TOKENIZERS)))
+        raise ValueError(f"tokenizer must be {names}, a folder or a {VOCABULARY} of letters, got {name!r}")
     try:
         if is_vocabulary_of_letters(folder):
             return read_vocabulary(folder, end=END_OF_TEXT, unknown=UNKNOWN, pad=PAD)

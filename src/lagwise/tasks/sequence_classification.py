@@ -33,13 +33,12 @@ from lagwise.data import (
     spellings,
     with_pairs,
 )
-from lagwise.data.batches import by_length, either_strand, length_step, like_lengths, series, with_all_labels
+from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
 from lagwise.data.encoding import feature_scale, sizes_differ
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import RATE, read_labelled
 from lagwise.data.labels import KINDS
-from lagwise.data.letters import complements
 from lagwise.data.options import DataOptions
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
@@ -108,8 +107,6 @@ class SequenceClassification(Labelled):
         label_smoothing: share of the true class's probability that is spread over all classes.
         separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
             the longer one first: for models that process them separately (``model.pooling``).
-        reverse_complement: read every second training sequence of DNA, at random, as its reverse complement, the other
-            strand; needs a tokenizer of letters, such as ``dna``.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy,
@@ -141,7 +138,6 @@ class SequenceClassification(Labelled):
         label_smoothing: Share = 0.0,
         separate: bool = False,
         packing: bool = False,
-        reverse_complement: bool = False,
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         super().__init__(data, label_smoothing)
@@ -153,9 +149,6 @@ class SequenceClassification(Labelled):
         if isinstance(label, list) and len(label) < 2:
             raise ValueError(f"`label` must be a column, or two or more columns of 0 and 1, got {label!r}")
         self.separate, self.packing = separate, packing
-        if reverse_complement and (inputs != "tokens" or len(self.columns()) != 1):
-            raise ValueError("`reverse_complement` is for sequences in one column of text")
-        self.reverse_complement = reverse_complement
         if time is not None and stride is None:
             stride = 1
         if time is not None and stride != 1:
@@ -233,9 +226,6 @@ class SequenceClassification(Labelled):
             if own.get_vocab() != tokenizer.get_vocab():
                 reading: dict[str, Any] = {**self.reading, "tokenizer": str(run)}
                 rows, tokenizer = prepare_labelled(self.source, **reading, progress=progress), own
-        if self.reverse_complement:
-            assert tokenizer is not None
-            complements(tokenizer)  # an error before any work
         check_metric(self.metric, rows.kind, rows.label_names)
         if self.threshold is not None and rows.kind != MULTI_LABEL:
             raise ValueError(f"`threshold` {self.threshold} is for several labels per row (`kind={MULTI_LABEL}`)")
@@ -335,6 +325,7 @@ class ClassifiedRows(LabelledRows):
     own."""
 
     task: SequenceClassification
+    change: Any = None  #: changes a training example at random (`ChangedExamples`)
 
     def __init__(self, task: SequenceClassification, tokenizer: Any, rows: LabelledData | None = None):
         super().__init__(task, tokenizer, rows)
@@ -433,11 +424,7 @@ class ClassifiedRows(LabelledRows):
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         examples = BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
-        if not self.task.reverse_complement:
-            return examples
-        assert self.tokenizer is not None
-        other = torch.from_numpy(complements(self.tokenizer))
-        return ChangedExamples(examples, partial(either_strand, complements=other), seed, 1)
+        return ChangedExamples(examples, self.change, seed, 1) if self.change else examples
 
     def validation_examples(self, tokens: int) -> Dataset:
         return EncodedExamples(by_length(self.rows.splits["valid"])[0])

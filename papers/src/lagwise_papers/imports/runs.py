@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
-from lagwise.data.letters import DNA, is_vocabulary_of_letters, vocabulary_tokenizer
+from lagwise.data.letters import is_vocabulary_of_letters, vocabulary_tokenizer
 from lagwise.data.options import DataOptions
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.files import RECIPE_FILE, TOKENIZER, expanded, is_unused, one_line, read_json, saved_whole
@@ -18,6 +18,7 @@ from lagwise.models.loading import check_weights, quiet, save_tokenizer
 from lagwise.tables import shown
 from lagwise.tasks.classes import class_fields
 from lagwise.training import Recipe
+from lagwise_papers.data.dna import DNA
 from lagwise_papers.imports.hyena import SPECIAL, from_hyena_dna
 from lagwise_papers.imports.mega import from_mega
 

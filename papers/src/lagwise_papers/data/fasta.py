@@ -9,13 +9,14 @@ from pathlib import Path
 
 import lagwise.data.arrow as pa
 from lagwise.data.reading import decoded
+from lagwise.data.series_files import FOLDER_LABEL
 
-FASTA = (".fasta", ".fa", ".fna", ".ffn", ".faa")
-FASTQ = (".fastq", ".fq")
+_FASTA = (".fasta", ".fa", ".fna", ".ffn", ".faa")
+_FASTQ = (".fastq", ".fq")
 _MODIFIER = re.compile(r"\[([\w-]+)=([^\]]*)\]")  # as NCBI writes them: [organism=Homo sapiens]
 
 
-def read_sequences(data: bytes, path: Path, columns: Sequence[str] | None, label: str = "label") -> pa.Table:
+def read(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """A row for each record: ``text``, the sequence; ``id``, the first word of its header; ``description``, the rest;
     ``label``, the file's name without its suffix; and a column for each modifier ``[name=value]`` of the headers.
 
@@ -23,10 +24,11 @@ def read_sequences(data: bytes, path: Path, columns: Sequence[str] | None, label
     line that is wrong.
     """
     own = path.name[: path.name.rindex(_suffix(path))]
-    rows: dict[str, list[str | None]] = {"text": [], "id": [], "description": [], label: []}
-    for number, (header, sequence) in enumerate(sequence_records(data, path)):
+    rows: dict[str, list[str | None]] = {"text": [], "id": [], "description": [], FOLDER_LABEL: []}
+    for number, (_, header, sequence) in enumerate(_records(_lines(data, path), path)):
         name, _, description = header.partition(" ")
-        found: dict[str, str | None] = {"text": sequence, "id": name, "description": description.strip(), label: own}
+        found: dict[str, str | None] = {"text": sequence, "id": name, "description": description.strip()}
+        found[FOLDER_LABEL] = own
         found |= {key: value.strip() for key, value in _MODIFIER.findall(header) if key not in ("text", "id")}
         for key in found.keys() - rows.keys():
             rows[key] = [None] * number
@@ -35,13 +37,8 @@ def read_sequences(data: bytes, path: Path, columns: Sequence[str] | None, label
     return pa.table({k: pa.array(v, pa.string()) for k, v in rows.items() if columns is None or k in columns})
 
 
-def sequence_records(data: bytes, path: Path) -> list[tuple[str, str]]:
-    """The header and the sequence of each record. Errors as in `read_sequences`."""
-    return [(header, sequence) for _, header, sequence in _records(_lines(data, path), path)]
-
-
-def written_records(data: bytes, path: Path) -> list[str]:
-    """The lines of each record as they are. Errors as in `read_sequences`."""
+def written(data: bytes, path: Path) -> list[str]:
+    """The lines of each record as they are. Errors as in `read`."""
     lines = _lines(data, path)
     places = [*(place for place, _, _ in _records(lines, path)), len(lines)]
     return ["".join(f"{line}\n" for line in lines[start:end]) for start, end in pairwise(places)]
@@ -53,11 +50,11 @@ def _lines(data: bytes, path: Path) -> list[str]:
 
 def _records(lines: Sequence[str], path: Path) -> list[tuple[int, str, str]]:
     """The index of the first line, the header and the sequence of each record."""
-    return _fastq(lines, path) if _suffix(path).lower() in FASTQ else _fasta(lines, path)
+    return _fastq(lines, path) if _suffix(path).lower() in _FASTQ else _fasta(lines, path)
 
 
 def _suffix(path: Path) -> str:
-    return next(s for s in path.suffixes[::-1] if s.lower() in FASTA + FASTQ)
+    return next(s for s in path.suffixes[::-1] if s.lower() in _FASTA + _FASTQ)
 
 
 def _fasta(lines: Sequence[str], path: Path) -> list[tuple[int, str, str]]:

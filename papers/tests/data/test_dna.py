@@ -1,8 +1,9 @@
-"""FASTA and FASTQ as labelled rows."""
+"""FASTA and FASTQ as labelled rows and running text, and classifiers of DNA."""
 
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +12,16 @@ import pytest
 import torch
 
 from lagwise.data import load_tokenizer, open_rows, open_source, prepare_labelled
-from lagwise.data.batches import BucketedExamples, either_strand
+from lagwise.data.batches import BucketedExamples
 from lagwise.data.examples import ChangedExamples
-from lagwise.data.letters import complements
+from lagwise.data.labelled_rows import read_labelled
+from lagwise.data.options import DataOptions
 from lagwise.data.row_files import read_table
+from lagwise.data.split_files import write_text_split
+from lagwise.runs import predict_run
+from lagwise.tasks import TASKS
+from lagwise.training import load_recipe, make_task, train
+from lagwise_papers.data.dna import complements, either_strand
 
 
 def records(letters: str, count: int = 12, length: int = 20) -> str:
@@ -81,36 +88,15 @@ def test_other_letters_than_those_of_dna_are_noted(tmp_path: Path) -> None:
 
 def test_one_file_of_sequences_needs_another_column_of_labels(tmp_path: Path) -> None:
     (tmp_path / "genes.fa").write_text(records("ACGT"))
-    with pytest.raises(ValueError, match=r"all 12 sequences are of the class 'genes'.*`label=host`"):
+    with pytest.raises(ValueError, match=r"all 12 rows are of the class 'genes'.*`label=COLUMN`.*host"):
         prepare_labelled(str(tmp_path / "genes.fa"), cache=tmp_path / "cache", progress=False)
     assert open_rows(str(tmp_path / "genes.fa")).columns == ("text", "id", "description", "label", "host")
 
 
-def test_tokenizers_of_letters(tmp_path: Path) -> None:
+def test_letters_and_their_complements() -> None:
     dna = load_tokenizer("dna")
-    assert dna("acGTUunRx-")["input_ids"] == [0, 1, 2, 3, 3, 3, 4, 4, 4, 4]
     assert len(dna) == 7
-    texts = iter(["bba a\n", "éb"])
-    learned = load_tokenizer("characters", vocab_size=6, texts=texts)
-    assert len(learned) == 6  # unknown, b, a, one of those that occur once, end of text and padding
-    assert learned("bab")["input_ids"] == [1, 2, 1]
-    assert learned.decode(learned("bab")["input_ids"]) == "bab"
-    assert learned("z")["input_ids"] == [learned.unk_token_id]
-    (tmp_path / "vocab.txt").write_text("A\nb\n")
-    for name in (str(tmp_path), str(tmp_path / "vocab.txt")):
-        own = load_tokenizer(name)
-        assert own("aAbB?")["input_ids"] == [0, 0, 1, 1, own.unk_token_id]
-        own.save_pretrained(tmp_path / "saved")
-        assert load_tokenizer(str(tmp_path / "saved"))("aAbB?")["input_ids"] == own("aAbB?")["input_ids"]
-    (tmp_path / "vocab.txt").write_text("A\nA\n")
-    with pytest.raises(ValueError, match="'A' more than once"):
-        load_tokenizer(str(tmp_path))
-    with pytest.raises(ValueError, match="give texts"):
-        load_tokenizer("characters")
-
-
-def test_complements() -> None:
-    dna = load_tokenizer("dna")
+    assert dna("acGTUunRx-")["input_ids"] == [0, 1, 2, 3, 3, 3, 4, 4, 4, 4]
     ids = np.array(dna("AACGTN")["input_ids"])
     assert dna.decode(complements(dna)[ids[::-1]]) == "NACGTT"
     with pytest.raises(ValueError, match="the letters A and T"):
@@ -143,3 +129,85 @@ def test_half_of_the_examples_are_reverse_complements(tmp_path: Path) -> None:
             turned += 1
             assert (read["input_ids"] == 3 - plain["input_ids"].flip(0)).all()  # A, C, G, T
     assert 0.3 < turned / len(examples) < 0.7
+
+
+def test_classes_of_dna_from_fasta(tmp_path: Path) -> None:
+    """Both strands are read in training, and a run predicts the records of another file."""
+    random, data = np.random.default_rng(0), tmp_path / "data"
+    data.mkdir()
+    for name in ("coding", "random"):
+        lines = [f">{name}{i} x\n{''.join(random.choice(list('ACGT'), 30))}\n" for i in range(40)]
+        (data / f"{name}.fa").write_text("".join(lines))
+    small = ["model.hidden_size=16", "model.num_hidden_layers=1", "training.steps=2"]
+    made = load_recipe("dna", [f"data.source={data}", *small])
+    train(made, tmp_path / "run", progress=False)
+    (tmp_path / "new.fa").write_text(">one\nACGT\n>two\nacgu\n")
+    rows = predict_run(tmp_path / "run", source=str(tmp_path / "new.fa"), progress=False)
+    assert [row["id"] for row in rows] == ["one", "two"]
+    assert rows[0]["p(coding)"] == pytest.approx(rows[1]["p(coding)"])
+    words = make_task(load_recipe("dna", [f"data.source={data}", "data.tokenizer=words"]))
+    with pytest.raises(ValueError, match="reverse complements need a tokenizer with the letters A and T"):
+        words.open(progress=False)
+    earlier = tmp_path / "recipe.yaml"
+    for both, name in (("true", "dna_classification"), ("false", "sequence_classification")):
+        earlier.write_text(f"task: {{name: sequence_classification, kind: auto, reverse_complement: {both}}}\n")
+        task = load_recipe(str(earlier), [f"data.source={data}"]).task
+        assert (task["name"], task["kind"]) == (name, "auto")
+
+
+def bases(i: int, name: str) -> str:
+    return "ACGT"[i % 4] * (i + 1) + "CT"[name == "dog"]
+
+
+def sequences(folder: Path) -> None:
+    """A file for each class, one of them packed; records of two lines."""
+    folder.mkdir()
+    cat, dog = ("".join(f">{i} of {name}\nACGT\n{bases(i, name)}\n" for i in range(30)) for name in ("cat", "dog"))
+    (folder / "cat.fa").write_text(cat)
+    (folder / "dog.fasta.gz").write_bytes(gzip.compress(dog.encode()))
+
+
+def reads(folder: Path) -> None:
+    """The folders are the classes, in which the files have one name."""
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        records = [f"@{i}\n{bases(i, name)}\n+\n@{'I' * (i + 1)}\n" for i in range(30)]
+        (folder / name / "reads.fq").write_text("".join(records))
+
+
+def hosts(folder: Path) -> None:
+    """One file, whose headers have the classes."""
+    folder.mkdir()
+    text = "".join(f">{i} [host={'ab'[i % 2]}]\n{'ACGT'[i % 4] * (i + 1)}\n" for i in range(60))
+    (folder / "all.fasta").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("write", "label", "written"),
+    [
+        (sequences, "label", "test/dog/dog.fasta"),
+        (reads, "label", "valid/cat/reads.fq"),
+        (hosts, "host", "test/all/all.fasta"),
+    ],
+)
+def test_a_split_that_is_written_is_read_as_the_same(
+    write: Callable[[Path], None], label: str, written: str, tmp_path: Path
+) -> None:
+    def splits(source: Path) -> dict[str, list[str]]:
+        found = read_labelled(open_rows(str(source)), ("text",), label).splits
+        return {split: sorted(map(repr, rows)) for split, rows in found.items()}
+
+    write(tmp_path / "data")
+    TASKS["sequence_classification"](DataOptions(source=str(tmp_path / "data")), label=label).write_split(
+        tmp_path / "split"
+    )
+    assert (tmp_path / "split" / written).exists()
+    assert splits(tmp_path / "split") == splits(tmp_path / "data")
+
+
+def test_a_split_of_running_text(tmp_path: Path) -> None:
+    (tmp_path / "all.fna").write_text("".join(f">{i}\nACG\n{'T' * i}\n" for i in range(50)))
+    write_text_split(open_source(str(tmp_path / "all.fna")), tmp_path / "split")
+    for split in ("train", "valid", "test"):
+        documents = [list(open_source(str(tmp_path / name)).documents(split)) for name in ("all.fna", "split")]
+        assert documents[0] == documents[1] != []
