@@ -29,7 +29,7 @@ from lagwise.training.best import BestModel
 from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
-from lagwise.training.pieces import Sharing
+from lagwise.training.shards import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
 from lagwise.training.streaming import SavedStream
@@ -117,7 +117,7 @@ class LagwiseTrainer(Trainer):
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         inputs = super()._prepare_inputs(inputs)
-        return inputs if self.sharing is None else self.sharing.piece(inputs)
+        return inputs if self.sharing is None else self.sharing.shard(inputs)
 
     def get_train_dataloader(self) -> Any:
         return super().get_train_dataloader() if self.streamed is None else self.streamed.loader
