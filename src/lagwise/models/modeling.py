@@ -33,9 +33,9 @@ from lagwise.models.inputs import (
 from lagwise.models.layer import LagwiseLayer, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.models.offload import OffloadProbe
-from lagwise.models.shards import require_shards
 from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
+from lagwise.models.shards import require_shards
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.operators import in_graph

@@ -53,11 +53,11 @@ from lagwise.training.kept_answer import keep_first_answer, needs_no_training
 from lagwise.training.launchers import check_restarts, check_sharing
 from lagwise.training.model import check_model, with_start, without_start
 from lagwise.training.new_folder import check_unused
-from lagwise.training.shards import check_shared
 from lagwise.training.recipe import MAX_STEPS, Recipe, rooted
 from lagwise.training.reports import check_reports
 from lagwise.training.setup import make_trainer, micro_batch_size, processes, training_arguments
 from lagwise.training.sharding import check_shards, load_weights
+from lagwise.training.shards import check_shared
 from lagwise.training.streaming import check_streaming
 
 

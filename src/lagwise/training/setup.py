@@ -20,10 +20,10 @@ from lagwise.training.compilation import compile_model, could_be_graphs
 from lagwise.training.hardware import bfloat16_is_fast, of_first_process
 from lagwise.training.model import build_model, config_for_data
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.shards import SharedRows, Sharing
 from lagwise.training.recipe import Recipe, TrainingOptions
 from lagwise.training.reports import reporters
 from lagwise.training.sharding import shard
+from lagwise.training.shards import SharedRows, Sharing
 from lagwise.training.streaming import streamed_text
 from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
 

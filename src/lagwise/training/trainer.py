@@ -29,9 +29,9 @@ from lagwise.training.best import BestModel
 from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
-from lagwise.training.shards import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
+from lagwise.training.shards import Sharing
 from lagwise.training.streaming import SavedStream
 
 
