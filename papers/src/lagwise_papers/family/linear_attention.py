@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
-from lagwise.ops import Layout, linear_attention
+from lagwise.ops import Layout
 from lagwise.ops.shards import documents
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import check_integer, known
+from lagwise_papers.family.linear_products import linear_attention
 
 FEATURE_MAPS = ("elu", "cosformer", "favor")
 
