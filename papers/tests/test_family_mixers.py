@@ -12,8 +12,9 @@ from family_references import FAMILY
 from torch import Tensor
 
 from lagwise.mixers import MIXERS, ToeplitzMixer
-from lagwise.ops import Layout, diagonal_scan, toeplitz_matrix
+from lagwise.ops import Layout, toeplitz_matrix
 from lagwise_papers.family import AFNO2d, GFNetMixer
+from lagwise_papers.family.diagonal_scan import diagonal_scan
 
 # Besides those that the contract is tested with.
 MORE: list[tuple[str, dict[str, Any]]] = [

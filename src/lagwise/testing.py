@@ -159,9 +159,9 @@ def check_autocast(factory: Factory, channels: int, causal: bool, dtype: torch.d
             token, _ = mixer.step(x[:, 150], state)
             results += [first, token]
     exact = mixer.double()(x.double())
-    for ours, wanted in zip(results, (exact, exact[:, :150], exact[:, 150]), strict=False):
+    for ours, expected in zip(results, (exact, exact[:, :150], exact[:, 150]), strict=False):
         assert ours.isfinite().all(), f"outputs that are not finite under autocast to {dtype}"
-        error = float(((ours.double() - wanted).norm() / wanted.norm()).detach())
+        error = float(((ours.double() - expected).norm() / expected.norm()).detach())
         assert error < 8 * torch.finfo(dtype).eps, f"under autocast to {dtype} outputs are off by {error:.1e}"
 
 
@@ -179,8 +179,8 @@ def check_shards(factory: Factory, channels: int, causal: bool) -> None:
     bounds = [0, *(length * i // count + 1 for i in range(1, count)), length]
     sizes = [end - start for start, end in itertools.pairwise(bounds)]
     for what, layout in split_layouts(length).items():
-        found, where = shard_difference(mixer, layout, sizes)
-        assert found < 1e-9, f"{where} of {what} rows, split between processes, is off by {found:.1e}"
+        difference, where = shard_difference(mixer, layout, sizes)
+        assert difference < 1e-9, f"{where} of {what} rows, split between processes, is off by {difference:.1e}"
 
 
 def _refusal(mixer: Mixer) -> str | None:
@@ -194,10 +194,10 @@ def _refusal(mixer: Mixer) -> str | None:
 
 def split_layouts(length: int) -> dict[str, tuple[Tensor | None, Tensor | None]]:
     """Make masks and documents of three rows, for `shard_difference`; documents end at many places."""
-    place = torch.arange(length)
-    mask = torch.stack([place >= length // 6, place < 2 * length // 3 + 1, place >= 0])
+    position = torch.arange(length)
+    mask = torch.stack([position >= length // 6, position < 2 * length // 3 + 1, position >= 0])
     ends = torch.tensor([[5, 20, 23, 50], [23, 24, 37, 60], [1, 2, 3, 4]])
-    documents = (place[None, :, None] >= ends[:, None]).sum(2)
+    documents = (position[None, :, None] >= ends[:, None]).sum(2)
     return {"plain": (None, None), "padded": (mask, None), "packed": (None, documents), "both": (mask, documents)}
 
 
@@ -233,9 +233,9 @@ def shard_difference(
     pairs = [("the output", z[real], y[:, own][real], y), ("the gradient of x", b.grad, a.grad[:, own], a.grad)]
     for (name, p), q in zip(part.named_parameters(), whole.parameters(), strict=True):
         if p.requires_grad:
-            found, expected = (torch.zeros_like(t) if t.grad is None else t.grad for t in (p, q))
-            dist.all_reduce(found)
-            pairs.append((f"the gradient of {name}", found, expected, expected))
+            difference, expected = (torch.zeros_like(t) if t.grad is None else t.grad for t in (p, q))
+            dist.all_reduce(difference)
+            pairs.append((f"the gradient of {name}", difference, expected, expected))
     scores = [((f - e).abs().max().item() / max(s.abs().max().item(), 1e-9), n) for n, f, e, s in pairs if f.numel()]
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, [(float("inf") if math.isnan(off) else off, where) for off, where in scores])
@@ -485,5 +485,5 @@ def _noise(batch: int, length: int, channels: int, dtype: torch.dtype = torch.fl
     return torch.randn(batch, length, channels, dtype=dtype)
 
 
-def _same(ours: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
-    torch.testing.assert_close(ours, wanted, rtol=0, atol=tolerance, msg=lambda found: f"{what}: {found}")
+def _same(ours: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    torch.testing.assert_close(ours, expected, rtol=0, atol=tolerance, msg=lambda actual: f"{what}: {actual}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.metadata
+import linecache
 import shutil
 from pathlib import Path
 from typing import Any
@@ -240,8 +241,9 @@ def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_sources_of_a_model_are_those_of_its_parts() -> None:
     digests = source_digests(model_of("family"))
-    for name in ("ops.precision", "ops.toeplitz.spectral", "models.step", "family.short_conv", "family.recurrence"):
+    for name in ("ops.precision", "ops.toeplitz.spectral", "models.step", "mixers.short_conv"):
         assert len(digests[f"lagwise.{name}"]) == 64
+    assert len(digests["lagwise_papers.family.recurrence"]) == 64
     assert digests["torch"] == importlib.metadata.version("torch")
     assert not [name for name in digests if name.startswith(("lagwise.data", "lagwise.cli", "json", "torch."))]
 
@@ -277,8 +279,31 @@ def test_a_change_of_a_users_sources_changes_their_digest(
 def test_a_class_without_a_source_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("mega-lm")
     monkeypatch.setattr(type(model.model.layers[0]), "__module__", "no_such_module")
-    with pytest.raises(ValueError, match="no source file"):
+    with pytest.raises(ValueError, match="no source"):
         model.compile_step(cached=True)
+
+
+@pytest.mark.parametrize("changed", [None, "class", "function", "value", "other"])
+def test_a_change_of_a_notebook_changes_the_digest_of_the_classes_that_use_it(
+    changed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = {
+        "function": "import math\ndef scale(x):\n    return [GAIN * math.pi * 2 * each for each in x]\n",
+        "value": "GAIN = 2\n",
+        "other": "OTHER = 2\n",
+        "class": "class Gain(torch.nn.Module):\n    def forward(self, x):\n        return scale(2 * x)\n",
+    }
+
+    def digest(cells: dict[str, str]) -> str:
+        notebook: dict[str, Any] = {"torch": torch, "__name__": "notebook"}
+        for name, cell in cells.items():
+            monkeypatch.setitem(linecache.cache, f"<{name}>", (len(cell), None, cell.splitlines(True), f"<{name}>"))
+            exec(compile(cell, f"<{name}>", "exec"), notebook)
+        return source_digests(notebook["Gain"]())["notebook.Gain"]
+
+    before = digest(cells)
+    after = digest({name: cell.replace("2", "3" if name == changed else "2") for name, cell in cells.items()})
+    assert (before != after) == (changed in ("class", "function", "value"))
 
 
 @needs_compiler

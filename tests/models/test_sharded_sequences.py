@@ -45,7 +45,7 @@ def models() -> list[tuple[Any, dict[str, Tensor]]]:
 
 
 def in_a_process() -> None:
-    """One of two processes: every model refuses its piece, and works afterwards."""
+    """One of two processes: every model refuses its shard, and works afterwards."""
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
@@ -64,7 +64,7 @@ def in_a_process() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
-def test_two_processes_refuse_their_pieces() -> None:
+def test_two_processes_refuse_their_shards() -> None:
     assert run_together(in_a_process) == [0, 0]
 
 
@@ -94,7 +94,7 @@ def test_programs_that_split_sequences_read_the_types_of_layers(causal: bool, tm
     ],
 )
 def test_positions_that_leave_tokens_out(position_ids: list[int], mask: list[int] | None, place: str) -> None:
-    """As the pieces of a process have, split in order or from both ends."""
+    """As the shards of a process have, split in order or from both ends."""
     model = LagwiseForCausalLM(LagwiseConfig(**SIZES))
     inputs = {"input_ids": torch.arange(4)[None], "position_ids": torch.tensor([position_ids])}
     if mask is not None:

@@ -54,7 +54,7 @@ def test_groups_pad_the_fewest_tokens(longest: int, least: int) -> None:
     ordered, ways = sorted(lengths.tolist()), []
     for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, 9), n) for n in range(4)):
         ways.append([ordered[a:b] for a, b in itertools.pairwise([0, *cuts, 9])])
-    found = similar_lengths(lengths, 4, least=least)
+    found = similar_lengths(lengths, 4, min_rows=least)
     assert sorted(torch.cat(found).tolist()) == list(range(9))
     groups = [lengths[group].tolist() for group in found]
     assert [max(group) for group in groups] == sorted(max(group) for group in groups)

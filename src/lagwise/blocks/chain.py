@@ -46,8 +46,8 @@ class ChainBlock(Block):
         if isinstance(blocks, str | Mapping) or not blocks:
             raise ValueError(f"blocks must be a list of at least one block, got {blocks!r}")
         self.blocks = nn.ModuleList(
-            build(LINKS, spec, channels, what=f"block {number} of the chain", causal=causal)
-            for number, spec in enumerate(blocks)
+            build(LINKS, spec, channels, what=f"block {index} of the chain", causal=causal)
+            for index, spec in enumerate(blocks)
         )
         self.gradient_checkpointing = False
         self._gradient_checkpointing_func: Callable[..., Tensor] | None = None  # both are set by transformers

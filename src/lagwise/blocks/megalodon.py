@@ -131,8 +131,8 @@ class MegalodonBlock(Block):
     def run_next(self, x: Tensor, state: MegalodonState, layout: Layout) -> tuple[Tensor, MegalodonState]:
         mask = layout.mask
         h, norm = self.timestep_norm.prefill(x, state.norm, layout=layout)
-        found, memory_state = self.memory.prefill(h, state.memory, layout=layout)
-        memory = self._memory(found)
+        mixed, memory_state = self.memory.prefill(h, state.memory, layout=layout)
+        memory = self._memory(mixed)
         attended, attention = self.attention.prefill(*self._attended_parts(h, memory), state.attention, mask)
         return self._update(x, memory, attended, mask), MegalodonState(norm, memory_state, attention)
 
@@ -141,8 +141,8 @@ class MegalodonBlock(Block):
         query, key = self.query_key(self.shared(memory))
         return self._by_head(query), self._by_head(key), self._by_head(F.silu(self.value(h)))
 
-    def _memory(self, found: Tensor) -> Tensor:
-        return self.dropout(self.memory_norm(found))
+    def _memory(self, mixed: Tensor) -> Tensor:
+        return self.dropout(self.memory_norm(mixed))
 
     def _update(self, x: Tensor, memory: Tensor, attended: Tensor, mask: Tensor | None) -> Tensor:
         gated = self.dropout(F.silu(self.reset(memory)) * attended.transpose(1, 2).flatten(2))

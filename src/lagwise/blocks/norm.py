@@ -113,8 +113,8 @@ def normed(norm: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
     real = mask.flatten().nonzero()[:, 0]
     if len(real) < 2:
         raise ValueError("batch norm needs at least 2 real tokens in a training batch to take statistics of")
-    found = norm(tokens[real])
-    return torch.zeros_like(tokens, dtype=found.dtype).index_copy(0, real, found).view(x.shape)
+    y = norm(tokens[real])
+    return torch.zeros_like(tokens, dtype=y.dtype).index_copy(0, real, y).view(x.shape)
 
 
 def residual_normed(

@@ -122,8 +122,8 @@ class FrequencyKernel(LagKernel):
                 f"{self.network.activation!r} (torch 2.13); use 'relu', or train without torch.compile"
             )
         matrix = torch.cat([last.weight, last.bias[:, None]], dim=1).to(self.precision(last.weight))
-        given = (self.grid, self.causal, self.inputs, matrix.dtype)
-        points, one, inside, weight = cached_tables(_tables, *given, like=matrix)
+        sizes = (self.grid, self.causal, self.inputs, matrix.dtype)
+        points, one, inside, weight = cached_tables(_tables, *sizes, like=matrix)
         return matrix, torch.cat([self.network.features(points), one], dim=1).t(), inside, weight
 
     def _full_precision(self) -> torch.autocast:

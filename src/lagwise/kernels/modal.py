@@ -86,12 +86,12 @@ class ModalKernel(DiagonalKernel):
             raise ValueError(f"modes must have poles inside the unit circle, got |p| = {float(poles.abs().max())}")
         real = poles != 0
         rate, angle = (-poles.abs().where(real, 0.5).log()).log(), poles.angle()
-        given = weights * real
+        amplitude = weights * real
         if self.token_time != 1:  # the inverse of `zoh_modes`
             rate, angle = rate - math.log(self.token_time), angle / self.token_time
-            given = given / zoh_inputs(torch.complex(-rate.exp(), angle), self.token_time)
+            amplitude = amplitude / zoh_inputs(torch.complex(-rate.exp(), angle), self.token_time)
         self.rate[0, :, :n] = torch.where(real, rate, self.rate[0, :, :n])
         self.angle[0, :, :n] = torch.where(real, angle, self.angle[0, :, :n])
         self.amplitude.zero_()
-        self.amplitude[0, :, :n] = torch.view_as_real(given)
+        self.amplitude[0, :, :n] = torch.view_as_real(amplitude)
         self.direct.copy_(direct + (weights.real * ~real).sum(1))

@@ -58,8 +58,8 @@ class S4Kernel(LagKernel):
         with torch.no_grad():
             self.rate.fill_(math.log(0.5))
             for parameter, start in ((self.angle, angles), (self.low_rank, p), (self.input, b)):
-                numbers = np.stack([start.real, start.imag], -1) if np.iscomplexobj(start) else start.copy()
-                parameter.copy_(torch.from_numpy(numbers))
+                values = np.stack([start.real, start.imag], -1) if np.iscomplexobj(start) else start.copy()
+                parameter.copy_(torch.from_numpy(values))
             self.output.normal_(std=0.5**0.5)
             self.log_step.uniform_(math.log(_MIN_STEP), math.log(_MAX_STEP))
             self.direct.normal_()

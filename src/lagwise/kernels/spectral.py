@@ -84,5 +84,5 @@ def hankel_filters(span: int, filters: int) -> np.ndarray:
     roots = roots * math.sqrt(_STEP)
     if (known := int((roots > _MIN_SINGULAR_VALUE * roots[0]).sum())) < filters:
         raise ValueError(f"a span of {span} has at most {known} filters that are not lost in rounding, got {filters}")
-    found = (roots[:filters] ** 0.5 * vectors[:, :filters]).T
-    return np.ascontiguousarray(found * np.where(found[:, :1] < 0, -1, 1))
+    taps = (roots[:filters] ** 0.5 * vectors[:, :filters]).T
+    return np.ascontiguousarray(taps * np.where(taps[:, :1] < 0, -1, 1))

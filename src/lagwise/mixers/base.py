@@ -258,13 +258,13 @@ class Mixer(nn.Module):
         y, state = self.mix_next(x[:, None], state, None)
         return y[:, 0], state
 
-    def _next(self, x: Tensor, state: Any, given: Tensor | Layout | None) -> tuple[Tensor, Any]:
+    def _next(self, x: Tensor, state: Any, layout: Tensor | Layout | None) -> tuple[Tensor, Any]:
         """`mix_timed` for a layout with times, otherwise `mix_next` for a mask."""
         try:
-            if isinstance(given, Layout):
-                y, after = self.mix_timed(x, given, state)
+            if isinstance(layout, Layout):
+                y, after = self.mix_timed(x, layout, state)
             else:
-                y, after = self.mix_next(x, state, given)
+                y, after = self.mix_next(x, state, layout)
         except RuntimeError:
             require_rows(x, state)
             raise
@@ -348,10 +348,10 @@ def padded_prefill(prefill: Prefill, x: Tensor, state: Any, mask: Tensor) -> tup
         chosen = (count == n).nonzero()[:, 0]
         part, real = select_rows(state, chosen), mask[chosen]
         if n:
-            found, part = prefill(x[chosen][real].unflatten(0, (len(chosen), n)), part, None)
-            y = found.new_zeros(*mask.shape, *found.shape[2:]) if y is None else y
+            outputs, part = prefill(x[chosen][real].unflatten(0, (len(chosen), n)), part, None)
+            y = outputs.new_zeros(*mask.shape, *outputs.shape[2:]) if y is None else y
             index = real.nonzero()
-            y = y.index_put((chosen[index[:, 0]], index[:, 1]), found.flatten(0, 1))
+            y = y.index_put((chosen[index[:, 0]], index[:, 1]), outputs.flatten(0, 1))
         rows.append(chosen)
         states.append(part)
     after = select_rows(join_states(states), torch.cat(rows).argsort())

@@ -112,18 +112,18 @@ class CausalSKI:
         degree: int | None = None,
         tolerance: float | None = None,
     ):
-        given = {
+        options = {
             name: value
             for name, value in zip(SKIPlan._fields, (spacing, width, degree), strict=True)
             if value is not None
         }
-        if tolerance is not None and given:
-            name, value = next(iter(given.items()))
+        if tolerance is not None and options:
+            name, value = next(iter(options.items()))
             raise ValueError(f"{name} has no effect on SKI beside a tolerance, got {value}")
         if tolerance is not None and tolerance <= 0:
             raise ValueError(f"tolerance must be greater than 0, got {tolerance}")
         self.tolerance = tolerance
-        self.fixed_plan = SKIPlan(**given).check()
+        self.fixed_plan = SKIPlan(**options).check()
 
     def mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         """`Mixer.mix` with this kernel."""
@@ -209,16 +209,16 @@ class CausalSKI:
         after = state._replace(tail=tail, cell=cell, seen=added(seen, 1))
         if counts is not None and all((n + 1) % spacing for n in counts):  # no row enters its next cell
             return y.to(x.dtype), after
-        number, nodes = seen // spacing, state.nodes
+        index, nodes = seen // spacing, state.nodes
         if counts is not None:
             nodes = _grown(nodes, _capacity(max(counts) // spacing + 1, state.most))
             met = nodes.shape[1] + cell.shape[1]
             taps = taps._replace(coarse=self._enough_coarse(kernel, state.plan, taps.coarse, met))
         # Write the node before it is complete: the node it replaces is out of the kernel's reach at the next cell.
-        nodes = ring_write(nodes, cell[:, 0], number)
+        nodes = ring_write(nodes, cell[:, 0], index)
         # Node k of the new cell is k + 1 nodes after the last one in the ring.
         far = torch.stack(
-            [ring_product(nodes, _lags(taps.coarse, k, nodes.shape[1]), number) for k in range(1, cell.shape[1] + 1)], 1
+            [ring_product(nodes, _lags(taps.coarse, k, nodes.shape[1]), index) for k in range(1, cell.shape[1] + 1)], 1
         )
         moves = (phase == spacing - 1)[:, None, None]
         far = torch.where(moves, far, state.far)
@@ -249,7 +249,7 @@ class CausalSKI:
         ends = phase + length - skipped
         furthest = int(ends.max())
         grid = plan.grid(max(1, furthest))
-        count, number = plan.degree + 1, state.seen // plan.spacing
+        count, index = plan.degree + 1, state.seen // plan.spacing
         cell = F.pad(restrict(move_rows(new, shift, grid.length), grid), (0, 0, 0, 1))
         cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
         seen = state.seen + length - skipped
@@ -257,8 +257,8 @@ class CausalSKI:
         if most == 0:  # the nodes before are not needed
             y = near + move_rows(prolong(state.far, grid), -shift, length)
             return y.to(x.dtype), state._replace(tail=tail, cell=cell[:, :count], seen=seen)
-        before = min(int(number.max()), state.nodes.shape[1])
-        nodes = ring_tokens(state.nodes, number)[:, state.nodes.shape[1] - before :]
+        before = min(int(index.max()), state.nodes.shape[1])
+        nodes = ring_tokens(state.nodes, index)[:, state.nodes.shape[1] - before :]
         nodes, far = torch.cat([nodes, cell], dim=1), state.far
         coarse = self._enough_coarse(kernel, plan, taps.coarse, nodes.shape[1])
         if grid.nodes > count:

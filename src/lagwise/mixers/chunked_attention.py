@@ -124,10 +124,10 @@ class ChunkedAttention(Derived):
         """Attend over whole sequences. Shapes as in `chunked_attention`."""
         length, chunk = query.shape[2], self.window
         if self.position == "rope":
-            number = torch.arange(length, device=query.device)
+            position = torch.arange(length, device=query.device)
             if mask is not None:
-                number = number - first_real(mask)[:, None]
-            query, key = self._rotated(query, key, number, chunk)
+                position = position - first_real(mask)[:, None]
+            query, key = self._rotated(query, key, position, chunk)
         reach = self.chunks * chunk if not has_static_value(length) or length > chunk else length
         bias = self._lag_bias(reach)
         return self._in_chunks(query, key, value, chunk, bias, mask)
@@ -203,25 +203,25 @@ class ChunkedAttention(Derived):
         assert reach is not None
         chunk = reach // self.chunks
         before = reach - chunk  # tokens of the chunk before a token's own that it sees
-        number = torch.arange(n, device=query.device)
+        position = torch.arange(n, device=query.device)
         together = common(seen) if mask is None else None  # rows in step have seen equally many tokens
         if together is not None:
-            number, kept = number + together, min(state.key.size, together % chunk + before)
+            position, kept = position + together, min(state.key.size, together % chunk + before)
         else:
             start = seen if mask is None else seen - torch.where(mask.any(1), first_real(mask), n)
-            number, kept = number + start[:, None], min(state.key.size, reach - 1)
+            position, kept = position + start[:, None], min(state.key.size, reach - 1)
         if self.position == "rope":
-            query, key = self._rotated(query, key, number, chunk)
+            query, key = self._rotated(query, key, position, chunk)
         keys, key_window = self._extended(state.key, key, kept)
         values, value_window = self._extended(state.value, value, kept)
         after = ChunkState(key_window, value_window, seen + (n if mask is None else mask.sum(1)))
-        number = torch.cat([number[..., :1] + torch.arange(-kept, 0, device=query.device), number], -1)
+        position = torch.cat([position[..., :1] + torch.arange(-kept, 0, device=query.device), position], -1)
         bias = self._lag_bias(reach)
         if kept and n <= chunk:
-            return self._few(query, keys, values, number, chunk, bias, together is not None), after
+            return self._few(query, keys, values, position, chunk, bias, together is not None), after
         real = None
         if together is None:  # tokens before the chunks that a row's next token sees count as padding
-            real = number >= ((seen // chunk * chunk - before).clamp(min=0))[:, None]
+            real = position >= ((seen // chunk * chunk - before).clamp(min=0))[:, None]
         y = self._in_chunks(F.pad(query, (0, 0, kept, 0)), keys, values, chunk, bias, real)
         return y[:, :, kept:], after
 
@@ -231,14 +231,14 @@ class ChunkedAttention(Derived):
         reach = state.key.reach if isinstance(state.key, Window) else state.key.shape[1]
         assert reach is not None
         chunk = reach // self.chunks
-        place = seen % chunk
+        offset = seen % chunk
         if self.position == "rope":
             factors = self._rotations(seen, chunk, query.dtype)
             query, key = rotate(query, factors), rotate(key, factors)
         # Concatenate heads without a branch on the batch size.
         key, value = (torch.cat(t[:, :, 0].unbind(1), 1)[:, None] for t in (key, value))
         keys, values = extended(state.key, key, seen), extended(state.value, value, seen)
-        visible = (place + reach - chunk).minimum(seen) + 1 if self.sliding else place + 1
+        visible = (offset + reach - chunk).minimum(seen) + 1 if self.sliding else offset + 1
         met = recent(keys, visible, seen)
         if bias is not None:
             bias = _nearest(bias, reach)[:, met.lags + reach - 1]  # (heads, n) or (heads, batch, n)
@@ -252,15 +252,15 @@ class ChunkedAttention(Derived):
         """`rotary_factors` of one token of each row, from a table where it can be remembered."""
         if self.sliding:
             return _absolute(seen[:, None], self.query_size, dtype)
-        place = seen % chunk
+        offset = seen % chunk
         if traced():
-            return rotary_factors(place[:, None], self.query_size, dtype=dtype)
+            return rotary_factors(offset[:, None], self.query_size, dtype=dtype)
 
         def table() -> tuple[Tensor, Tensor]:
-            return rotary_factors(torch.arange(chunk, device=place.device), self.query_size, dtype=dtype)
+            return rotary_factors(torch.arange(chunk, device=offset.device), self.query_size, dtype=dtype)
 
-        cos, sin = cached(self, "rotations", (dtype, place.device, chunk), table, by_value=False)
-        return cos[place][:, None], sin[place][:, None]
+        cos, sin = cached(self, "rotations", (dtype, offset.device, chunk), table, by_value=False)
+        return cos[offset][:, None], sin[offset][:, None]
 
     def _in_graph(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
         """Several tokens on rings, without loops over their number. Scores cover all of them and the last chunk."""
@@ -268,15 +268,15 @@ class ChunkedAttention(Derived):
         assert isinstance(state.value, Tensor)
         n, seen, reach = query.shape[2], state.seen, state.key.shape[1]
         chunk = reach // self.chunks
-        number = seen[:, None] + torch.arange(n, device=query.device)  # (batch, n), from 0 in every row
+        position = seen[:, None] + torch.arange(n, device=query.device)  # (batch, n), from 0 in every row
         (bias,) = self.derived()
         if self.position == "rope":
-            query, key = self._rotated(query, key, number, chunk)
+            query, key = self._rotated(query, key, position, chunk)
         new = [t.transpose(1, 2).flatten(2) for t in (key, value)]
         after = ChunkState(extended(state.key, new[0], seen), extended(state.value, new[1], seen), seen + n)
         before = seen[:, None] + torch.arange(-reach, 0, device=query.device)
-        lags = number[..., None] - torch.cat([before, number], 1)[:, None]
-        allowed = (lags >= 0) & (lags <= (number % chunk + reach - chunk).minimum(number)[..., None])
+        lags = position[..., None] - torch.cat([before, position], 1)[:, None]
+        allowed = (lags >= 0) & (lags <= (position % chunk + reach - chunk).minimum(position)[..., None])
         if bias is not None:
             bias = _nearest(bias, reach)[:, lags.clamp(1 - reach, reach - 1) + reach - 1].transpose(0, 1)
         by_head = (
@@ -290,18 +290,18 @@ class ChunkedAttention(Derived):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        number: Tensor,
+        position: Tensor,
         chunk: int,
         bias: Tensor | None,
         in_step: bool,
     ) -> Tensor:
-        """The last n tokens as queries; number ``(m,)`` or ``(batch, m)``, a key's position in its row."""
+        """The last n tokens as queries; position ``(m,)`` or ``(batch, m)``, a key's position in its row."""
         n, m = query.shape[2], key.shape[2]
         index = torch.arange(m, device=query.device)
         lags = index[m - n :, None] - index
         allowed = None
         if not in_step or n > 1:  # one token in step with the others sees all tokens kept
-            home = number.div(chunk, rounding_mode="floor")  # below 0 before the first token
+            home = position.div(chunk, rounding_mode="floor")  # below 0 before the first token
             ago = home[..., m - n :, None] - home[..., None, :]
             allowed = (ago < self.chunks) & (home >= 0)[..., None, :] & (lags >= 0)
             allowed = allowed if in_step else allowed[:, None]
@@ -325,13 +325,13 @@ class ChunkedAttention(Derived):
             sliding=self.sliding,
         )
 
-    def _rotated(self, query: Tensor, key: Tensor, number: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-        """Query and key rotated by their position in the chunk, or in the row if chunks slide; number: their position
+    def _rotated(self, query: Tensor, key: Tensor, position: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        """Query and key rotated by their position in the chunk, or in the row if chunks slide; position: the one
         in the row, as in `rotary`."""
         if self.sliding:
-            factors = _absolute(number, query.shape[3], query.dtype)
+            factors = _absolute(position, query.shape[3], query.dtype)
         else:
-            factors = rotary_factors(number % chunk, query.shape[3], dtype=query.dtype, limit=chunk)
+            factors = rotary_factors(position % chunk, query.shape[3], dtype=query.dtype, limit=chunk)
         return rotate(query, factors), rotate(key, factors)
 
     def _lag_bias(self, reach: int) -> Tensor | None:
@@ -430,10 +430,10 @@ class ChunkedAttentionMixer(Mixer):
         return self.out(y.transpose(1, 2).flatten(2))
 
 
-def _absolute(number: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _absolute(position: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`rotary_factors` of any positions. Angles are in float64, because those of float32 are wrong by thousandths of
     a radian after 100,000 tokens, and ever more."""
-    factors = rotary_factors(number, size, dtype=torch.float64)
+    factors = rotary_factors(position, size, dtype=torch.float64)
     cos, sin = (factor.to(torch.promote_types(dtype, torch.float32)) for factor in factors)
     return cos, sin
 

@@ -48,12 +48,12 @@ class Derived(nn.Module):
 
     def freeze(self, form: str) -> None:
         """Keep what `derive` returns in buffers from now on."""
-        found = self.derive(form)
-        if not found:
+        cached = self.derive(form)
+        if not cached:
             return
-        for name, tensor in found._asdict().items():
+        for name, tensor in cached._asdict().items():
             self.register_buffer(_buffer(name), None if tensor is None else tensor.detach().clone(), persistent=False)
-        self._frozen = type(found)
+        self._frozen = type(cached)
 
 
 @torch.no_grad()

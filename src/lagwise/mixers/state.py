@@ -129,9 +129,9 @@ def leaves(state: Any) -> Iterator[Tensor]:
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, OwnRows):
-        found: list[Tensor] = []
-        state.map_batch(lambda t: found.append(t) or t)
-        yield from found
+        tensors: list[Tensor] = []
+        state.map_batch(lambda t: tensors.append(t) or t)
+        yield from tensors
     elif isinstance(state, tuple):
         for part in state:
             yield from leaves(part)

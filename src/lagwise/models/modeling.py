@@ -33,10 +33,10 @@ from lagwise.models.inputs import (
 from lagwise.models.layer import LagwiseLayer, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
 from lagwise.models.offload import OffloadProbe
-from lagwise.models.pieces import require_shards
 from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_whole_layers
+from lagwise.models.shards import require_shards
 from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced
 from lagwise.ops.operators import in_graph

@@ -1,9 +1,9 @@
 """Pure functions of tensors. Needs torch only. Sub-packages have more, by what they compute."""
 
-from lagwise.ops.attention import chunked_attention, linear_attention
+from lagwise.ops.attention import chunked_attention
 from lagwise.ops.packing import Layout
 from lagwise.ops.product import ENGINES, EXACT_ENGINES, toeplitz_product, toeplitz_reference, truncation_length
-from lagwise.ops.recurrence import Modes, Reduction, block_scan, diagonal_scan, ema_scan, reduce_taps
+from lagwise.ops.recurrence import Modes, Reduction, block_scan, ema_scan, reduce_taps
 from lagwise.ops.ski import SKIPlan, causal_ski_product, plan_from_tolerance, ski_product
 from lagwise.ops.streaming import online_prefill
 from lagwise.ops.toeplitz import dilated_convolution, toeplitz_matrix
@@ -18,10 +18,8 @@ __all__ = [
     "block_scan",
     "causal_ski_product",
     "chunked_attention",
-    "diagonal_scan",
     "dilated_convolution",
     "ema_scan",
-    "linear_attention",
     "online_prefill",
     "plan_from_tolerance",
     "reduce_taps",

@@ -22,14 +22,14 @@ class Form(Protocol):
         """The kernel's axis of channels."""
         ...
 
-    def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
-        """Compute one contraction, without a gradient."""
+    def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
+        """Compute the contraction with this index, without a gradient."""
         ...
 
     def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
+        self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Compute contractions 1 and 2 where wanted; they may share work."""
+        """Compute contractions 1 and 2, each if it is needed; they may share work."""
         ...
 
 
@@ -57,25 +57,25 @@ def differentiable() -> bool:
 
 
 def differentiable_gradients(
-    function: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Tensor]
+    function: Callable[..., Any], inputs: Sequence[Any], needs_grad: Sequence[bool], grads: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Gradients of a differentiable function with respect to the wanted inputs, themselves differentiable.
+    """Gradients of a differentiable function with respect to the inputs that need them, themselves differentiable.
 
     Used in the backward of a fast path that cannot be differentiated twice: ``function`` computes the same, more
     slowly.
     """
     with torch.enable_grad():
         # Use views, since one input may have been made from another: only the function's own use of each counts here.
-        inputs = [t.view_as(t) if needed else t for t, needed in zip(inputs, wanted, strict=True)]
-        sources = [t for t, needed in zip(inputs, wanted, strict=True) if needed]
+        inputs = [t.view_as(t) if needed else t for t, needed in zip(inputs, needs_grad, strict=True)]
+        sources = [t for t, needed in zip(inputs, needs_grad, strict=True) if needed]
         results = function(*inputs)
         results = [results] if isinstance(results, Tensor) else results
         pairs = [(result, grad) for result, grad in zip(results, grads, strict=True) if result.requires_grad]
-        if not pairs:  # a constant of the wanted inputs
-            return [None] * len(wanted)
+        if not pairs:  # a constant of these inputs
+            return [None] * len(needs_grad)
         outputs, grads = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True))
-    return [next(found) if needed else None for needed in wanted]
+        gradients = iter(torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True))
+    return [next(gradients) if needed else None for needed in needs_grad]
 
 
 class _Product(torch.autograd.Function):
@@ -90,12 +90,12 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         x, kernel = ctx.saved_tensors
-        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
+        needs_grad = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
         if differentiable():
-            dx = _Contraction.apply(grad, kernel, 1, ctx.form).to(x.dtype) if wanted[0] else None
-            dkernel = _Contraction.apply(grad, x, 2, ctx.form).to(kernel.dtype) if wanted[1] else None
+            dx = _Contraction.apply(grad, kernel, 1, ctx.form).to(x.dtype) if needs_grad[0] else None
+            dkernel = _Contraction.apply(grad, x, 2, ctx.form).to(kernel.dtype) if needs_grad[1] else None
         else:
-            dx, dkernel = ctx.form.gradients(grad, x, kernel, wanted)
+            dx, dkernel = ctx.form.gradients(grad, x, kernel, needs_grad)
         return dx, dkernel, None
 
 
@@ -104,42 +104,42 @@ class _Contraction(torch.autograd.Function):
     these rules."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, wanted: int, form: Form) -> Tensor:
-        return form.contract(wanted, a, b)
+    def forward(a: Tensor, b: Tensor, index: int, form: Form) -> Tensor:
+        return form.contract(index, a, b)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor, int, Form], output: Tensor) -> None:
-        a, b, ctx.wanted, ctx.form = inputs
+        a, b, ctx.index, ctx.form = inputs
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         saved = ctx.saved_tensors
-        positions = [position for position in range(3) if position != ctx.wanted]
-        given = dict(zip(positions, saved, strict=True)) | {ctx.wanted: grad}
-        found = []
+        positions = [position for position in range(3) if position != ctx.index]
+        operands = dict(zip(positions, saved, strict=True)) | {ctx.index: grad}
+        gradients = []
         for position, old, needed in zip(positions, saved, ctx.needs_input_grad[:2], strict=True):
-            others = (given[other] for other in range(3) if other != position)
-            found.append(_Contraction.apply(*others, position, ctx.form).to(old.dtype) if needed else None)
-        return *found, None, None
+            others = (operands[other] for other in range(3) if other != position)
+            gradients.append(_Contraction.apply(*others, position, ctx.form).to(old.dtype) if needed else None)
+        return *gradients, None, None
 
     @staticmethod
     def jvp(ctx, a_tangent: Tensor, b_tangent: Tensor, *_: None) -> Tensor:
         a, b = ctx.saved_tensors
         by_a, by_b = ((a_tangent, b), (a, b_tangent))
-        return _Contraction.apply(*by_a, ctx.wanted, ctx.form) + _Contraction.apply(*by_b, ctx.wanted, ctx.form)
+        return _Contraction.apply(*by_a, ctx.index, ctx.form) + _Contraction.apply(*by_b, ctx.index, ctx.form)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, wanted: int, form: Form) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple, a: Tensor, b: Tensor, index: int, form: Form) -> tuple[Tensor, int]:
         """Several signals with one kernel become a larger batch; signals with one kernel each become more channels."""
-        if wanted != 2 and in_dims[1] is None:
+        if index != 2 and in_dims[1] is None:
             folded = a.movedim(in_dims[0], 0).flatten(0, 1)
-            return _Contraction.apply(folded, b, wanted, form).unflatten(0, (info.batch_size, -1)), 0
-        axes = [2, form.channel_axis if wanted != 2 else 2]
+            return _Contraction.apply(folded, b, index, form).unflatten(0, (info.batch_size, -1)), 0
+        axes = [2, form.channel_axis if index != 2 else 2]
         folded = []
         for t, dim, axis in zip((a, b), in_dims[:2], axes, strict=True):
             t = t.unsqueeze(axis) if dim is None else t.movedim(dim, axis)
             folded.append(t.expand(*t.shape[:axis], info.batch_size, *t.shape[axis + 1 :]).flatten(axis, axis + 1))
-        axis = form.channel_axis if wanted == 2 else 2
-        return _Contraction.apply(*folded, wanted, form).unflatten(axis, (info.batch_size, -1)), axis
+        axis = form.channel_axis if index == 2 else 2
+        return _Contraction.apply(*folded, index, form).unflatten(axis, (info.batch_size, -1)), axis

@@ -54,8 +54,8 @@ def gated_grid_product(
     if width < 1 or gate.shape[1] % width:
         raise ValueError(f"width must divide the length {gate.shape[1]}, got {width}")
     if any(taps.dim() != 2 or len(taps) != gate.shape[2] for taps in (rows, columns)):
-        found = f"{tuple(rows.shape)} and {tuple(columns.shape)}"
-        raise ValueError(f"taps must be (channels={gate.shape[2]}, n_taps), got {found}")
+        shapes = f"{tuple(rows.shape)} and {tuple(columns.shape)}"
+        raise ValueError(f"taps must be (channels={gate.shape[2]}, n_taps), got {shapes}")
     check_biases(biases, gate)
     if not _fast(gate, value, rows, columns, width):
         return _plain(gate, value, rows, columns, biases, width)
@@ -99,13 +99,13 @@ class _GatedGrid(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad[:5]
+        inputs, needs_grad = ctx.saved_tensors, ctx.needs_input_grad[:5]
         if differentiable():
-            found = differentiable_gradients(functools.partial(_plain, width=ctx.width), inputs, wanted, [grad])
+            gradients = differentiable_gradients(functools.partial(_plain, width=ctx.width), inputs, needs_grad, [grad])
         else:
             *others, of_biases = gated_grid_gradients(grad, *inputs)
-            found = [*others, of_biases if wanted[4] else None]
-        return *found, None
+            gradients = [*others, of_biases if needs_grad[4] else None]
+        return *gradients, None
 
 
 @loop_operator(lambda gate, value, rows, columns, biases: gate.new_empty(gate.shape))

@@ -16,26 +16,26 @@ _known = WeakTensorKeyDictionary()
 
 def on_host(*tensors: Tensor | None) -> list[Tensor | None]:
     """Booleans and integers on the CPU, by one copy of those whose values the host does not know."""
-    given = [t for t in tensors if t is not None]
-    new = [t for t in given if t.device.type != "cpu" and t not in _known]
+    present = [t for t in tensors if t is not None]
+    new = [t for t in present if t.device.type != "cpu" and t not in _known]
     flat = torch.cat([t.flatten().long() for t in new]).cpu() if new else None
     copies = iter(() if flat is None else flat.split([t.numel() for t in new]))
-    found: list[Tensor | None] = []
+    results: list[Tensor | None] = []
     for t in tensors:
         if t is None or t.device.type == "cpu":
-            found.append(t)
+            results.append(t)
         else:
-            found.append(_known[t] if t in _known else next(copies).view(t.shape).to(t.dtype))
-    return found
+            results.append(_known[t] if t in _known else next(copies).view(t.shape).to(t.dtype))
+    return results
 
 
 def on_device(tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
     """Booleans and integers of the CPU on a device, by one copy, for which the host does not wait."""
-    given = [t for t in tensors if t is not None]
-    if not given or device.type == "cpu":
+    present = [t for t in tensors if t is not None]
+    if not present or device.type == "cpu":
         return list(tensors)
-    flat = torch.cat([t.flatten().long() for t in given])
-    parts = iter(moved(flat, device).split([t.numel() for t in given]))
+    flat = torch.cat([t.flatten().long() for t in present])
+    parts = iter(moved(flat, device).split([t.numel() for t in present]))
     return [None if t is None else next(parts).view(t.shape).to(t.dtype) for t in tensors]
 
 

@@ -59,16 +59,18 @@ def graph_operator(
         numbers: As in a schema, such as ``SymInt origin, str engine``.
     """
     inputs, outputs = f"{tensors} {constants}".split(), f"{results} {kept}".split()
-    count, wanted, found = len(inputs), len(tensors.split()), len(results.split())
-    derive: Callable[..., Any] = gradients or functools.partial(_autograd_gradients, compute, found, count, wanted)
+    count, n_tensors, n_results = len(inputs), len(tensors.split()), len(results.split())
+    derive: Callable[..., Any] = gradients or functools.partial(
+        _autograd_gradients, compute, n_results, count, n_tensors
+    )
 
     def schema(names: list[str], returned: str) -> str:
         of_tensors = [f"Tensor? {name[:-1]}" if name.endswith("?") else f"Tensor {name}" for name in names]
         return f"({', '.join(of_tensors + [numbers] * bool(numbers))}) -> {returned}"
 
     def contiguous_gradients(*arguments: Any) -> list[Tensor]:
-        given = arguments[found : found + wanted]
-        pairs = zip(derive(*arguments), given, strict=True)
+        inputs = arguments[n_results : n_results + n_tensors]
+        pairs = zip(derive(*arguments), inputs, strict=True)
         return [gradient.to(x.dtype).contiguous() for gradient, x in pairs if x is not None]
 
     def separate(*arguments: Any) -> Any:
@@ -84,18 +86,20 @@ def graph_operator(
     )
 
     def save(ctx: Any, *, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:count], *(output[found:] if kept else ()))
+        ctx.save_for_backward(*inputs[:count], *(output[n_results:] if kept else ()))
         ctx.numbers = inputs[count:]
 
     def differentiate(ctx: Any, *grads: Tensor) -> Any:
-        grads = tuple(grad.contiguous() for grad in grads[:found])
+        grads = tuple(grad.contiguous() for grad in grads[:n_results])
         saved = ctx.saved_tensors
         result = iter(backward(*grads, *saved, *ctx.numbers))
-        of_tensors = [None if x is None else next(result) for x in saved[:wanted]]
-        return *of_tensors, *([None] * (count - wanted + len(ctx.numbers)))
+        of_tensors = [None if x is None else next(result) for x in saved[:n_tensors]]
+        return *of_tensors, *([None] * (count - n_tensors + len(ctx.numbers)))
 
     operator.register_fake(like)
-    backward.register_fake(lambda *given: [x.new_empty(x.shape) for x in given[found:][:wanted] if x is not None])
+    backward.register_fake(
+        lambda *given: [x.new_empty(x.shape) for x in given[n_results:][:n_tensors] if x is not None]
+    )
     operator.register_autograd(differentiate, setup_context=save)
     return operator
 
@@ -112,18 +116,18 @@ def _separate(results: Iterable[Tensor], inputs: Iterable[Any]) -> tuple[Tensor,
 
 
 def _autograd_gradients(
-    compute: Callable[..., Any], results: int, inputs: int, wanted: int, *arguments: Any
+    compute: Callable[..., Any], results: int, inputs: int, n_tensors: int, *arguments: Any
 ) -> list[Tensor | None]:
-    """The gradients of the first wanted inputs, from those of the results. Custom operators run below autograd, so the
-    thread's dispatch keys are restored for autograd to record."""
-    grads, given, numbers = arguments[:results], arguments[results : results + inputs], arguments[results + inputs :]
+    """The gradients of the first ``n_tensors`` inputs, from those of the results. Custom operators run below autograd,
+    so the thread's dispatch keys are restored for autograd to record."""
+    grads, values, numbers = arguments[:results], arguments[results : results + inputs], arguments[results + inputs :]
     with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), torch.enable_grad():
-        sources = [None if x is None else x.detach().requires_grad_() for x in given[:wanted]]
-        outputs = compute(*sources, *given[wanted:], *numbers)
+        sources = [None if x is None else x.detach().requires_grad_() for x in values[:n_tensors]]
+        outputs = compute(*sources, *values[n_tensors:], *numbers)
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs[:results]
         wrt = [x for x in sources if x is not None]
-        found = iter(torch.autograd.grad(outputs, wrt, grads, allow_unused=True, materialize_grads=True))
-    return [None if x is None else next(found) for x in sources]
+        gradients = iter(torch.autograd.grad(outputs, wrt, grads, allow_unused=True, materialize_grads=True))
+    return [None if x is None else next(gradients) for x in sources]
 
 
 def callable_directly(*arguments: Any) -> bool:

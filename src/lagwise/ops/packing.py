@@ -91,8 +91,8 @@ class Layout:
         """ValueError unless mask, seq_idx and token_time are ``(batch, length)``, or times ``(batch, 1)``, and the
         grid has that many positions."""
         for name, value in (("mask", self.mask), ("seq_idx", self.seq_idx), ("token_time", self.token_time)):
-            wanted = (batch, 1) if name == "token_time" and self.by_row else (batch, length)
-            if value is not None and value.shape != wanted:
+            expected = (batch, 1) if name == "token_time" and self.by_row else (batch, length)
+            if value is not None and value.shape != expected:
                 raise ValueError(f"{name} must be (batch, length) = {(batch, length)}, got {tuple(value.shape)}")
         if self.grid is not None and self.grid[0] * self.grid[1] != length:
             raise ValueError(f"a grid of {self.grid[0]} x {self.grid[1]} does not hold {length} tokens")
@@ -160,12 +160,12 @@ class Layout:
 
     @torch.compiler.disable(reason="groups of packed rows depend on the values of seq_idx: leave out fullgraph=True")
     def _for_graphs(self) -> tuple[Bucket, ...]:
-        found = self._grouped(graph=True)
-        for bucket in found:
+        buckets = self._grouped(graph=True)
+        for bucket in buckets:
             for each in (*bucket[:3], bucket.layout.mask):
                 assert each is not None
                 torch._dynamo.maybe_mark_dynamic(each, tuple(range(each.dim())))
-        return found
+        return buckets
 
     def _grouped(self, graph: bool) -> tuple[Bucket, ...]:
         if self.host is not self:
@@ -186,11 +186,11 @@ class Layout:
             document = starts.cumsum(0) - 1
             kept = torch.zeros_like(lengths).index_add(0, document, real.long()) > 0
             first, lengths = first[kept], lengths[kept]
-        most = _GROUPS_OF_GRAPHS if graph else _GROUPS
-        groups = similar_lengths(lengths, most, least=2 if graph else 1)
+        max_groups = _GROUPS_OF_GRAPHS if graph else _GROUPS
+        groups = similar_lengths(lengths, max_groups, min_rows=2 if graph else 1)
         if graph:
-            groups += [first.new_zeros(0)] * (most - len(groups))
-        found = []
+            groups += [first.new_zeros(0)] * (max_groups - len(groups))
+        buckets = []
         for each in groups:
             begin, count = first[each], lengths[each]
             longest = max(count.tolist(), default=0)
@@ -208,8 +208,8 @@ class Layout:
                 mask, position = mask | (inside & fills), source.masked_fill(fills, starts.numel())
                 source = source.masked_fill(fills, token)
             where = inside.flatten().nonzero()[:, 0]
-            found.append(self._bucket(source, position[inside], where, mask if graph else _unless_full(mask)))
-        return tuple(found)
+            buckets.append(self._bucket(source, position[inside], where, mask if graph else _unless_full(mask)))
+        return tuple(buckets)
 
     def _bucket(
         self, source: Tensor, tokens: Tensor, where: Tensor, mask: Tensor | None, host: Layout | None = None
@@ -244,11 +244,11 @@ class Layout:
         if self.mask is None or self.grid is not None or self.shard is not None or self.by_row:
             return None
         if self.host is not self:
-            found = self.host.compact
-            if found is None:
+            compact = self.host.compact
+            if compact is None:
                 return None
-            kept, mask, seq_idx = self._moved(found[0], found[1].mask, found[1].seq_idx)
-            return kept, Layout(mask, seq_idx, token_time=self._kept_time(kept)).known(found[1])  # type: ignore
+            kept, mask, seq_idx = self._moved(compact[0], compact[1].mask, compact[1].seq_idx)
+            return kept, Layout(mask, seq_idx, token_time=self._kept_time(kept)).known(compact[1])  # type: ignore
         if not self.mask.any(1).all():
             return None
         mask = self.mask
@@ -272,11 +272,11 @@ class Layout:
     def rows_by_time(self) -> list[tuple[float, Tensor, Layout]]:
         """Group rows with one time each: return every time, the indices of its rows, and their layout without times."""
         assert self.token_time is not None
-        times, found = self.token_time[:, 0], []
+        times, groups = self.token_time[:, 0], []
         for time in times.unique().tolist():
             rows = (times == time).nonzero()[:, 0]
-            found.append((time, rows, Layout(None if self.mask is None else self.mask[rows])))
-        return found
+            groups.append((time, rows, Layout(None if self.mask is None else self.mask[rows])))
+        return groups
 
     def by_token(self, length: int) -> Layout:
         """Return the layout with the time of a row for each of its ``length`` tokens."""
@@ -348,12 +348,12 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     return result[: len(flat)].unflatten(0, x.shape[:2])
 
 
-def similar_lengths(lengths: Tensor, most: int, *, least: int = 1) -> list[Tensor]:
+def similar_lengths(lengths: Tensor, max_groups: int, *, min_rows: int = 1) -> list[Tensor]:
     """Groups of documents of similar lengths: those that pad the fewest tokens, where a group of k documents is padded
-    to ``max(k, least)`` times its longest, and costs a hundred tokens.
+    to ``max(k, min_rows)`` times its longest, and costs a hundred tokens.
 
-    Shapes: lengths ``(documents,)``. Returns the numbers of each group's documents, at most ``most`` groups from the
-    shortest to the longest.
+    Shapes: lengths ``(documents,)``. Returns the indices of each group's documents, at most ``max_groups`` groups from
+    the shortest to the longest.
 
     >>> [group.tolist() for group in similar_lengths(torch.tensor([900, 4, 1000, 5]), 4)]
     [[1, 3], [0, 2]]
@@ -363,16 +363,16 @@ def similar_lengths(lengths: Tensor, most: int, *, least: int = 1) -> list[Tenso
     sizes, size, counts = lengths.unique(return_inverse=True, return_counts=True)
     before = F.pad(counts.cumsum(0), (1, 0))
     # of a group from one size to another; there are few sizes, as their sum is at most the number of tokens
-    cost = (before[1:] - before[:-1, None]).clamp(min=least) * sizes + _COST_OF_A_GROUP
+    cost = (before[1:] - before[:-1, None]).clamp(min=min_rows) * sizes + _COST_OF_A_GROUP
     cost = cost.masked_fill(torch.ones_like(cost, dtype=torch.bool).tril(-1), torch.iinfo(cost.dtype).max // 4)
     totals, starts = [cost[0]], []  # of the sizes up to each, in so many groups; where the last of these starts
-    for _ in range(min(most, len(sizes)) - 1):
+    for _ in range(min(max_groups, len(sizes)) - 1):
         total, start = (totals[-1][:-1, None] + cost[1:]).min(0)
         totals.append(total)
         starts.append(start + 1)
     groups, end = [], len(sizes)
-    for number in range(int(torch.stack(totals)[:, -1].argmin()), -1, -1):
-        start = int(starts[number - 1][end - 1]) if number else 0
+    for index in range(int(torch.stack(totals)[:, -1].argmin()), -1, -1):
+        start = int(starts[index - 1][end - 1]) if index else 0
         groups.append(((size >= start) & (size < end)).nonzero()[:, 0])
         end = start
     return groups[::-1]

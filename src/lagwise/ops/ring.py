@@ -7,36 +7,36 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def ring_write(ring: Tensor, x: Tensor, number: Tensor) -> Tensor:
+def ring_write(ring: Tensor, x: Tensor, index: Tensor) -> Tensor:
     """The ring after one token of every row, which replaces the token ``reach`` before it.
 
-    Shapes: ring ``(batch, reach, channels)``; x ``(batch, channels)``; number ``(batch,)``, each token's index in its
+    Shapes: ring ``(batch, reach, channels)``; x ``(batch, channels)``; index ``(batch,)``, each token's index in its
     row, from 0; result like ring.
     """
     rows = torch.arange(ring.shape[0], device=ring.device)
-    return ring.index_put((rows, number % ring.shape[1]), x.to(ring.dtype))
+    return ring.index_put((rows, index % ring.shape[1]), x.to(ring.dtype))
 
 
-def ring_read(ring: Tensor, number: Tensor, lags: Tensor) -> Tensor:
+def ring_read(ring: Tensor, index: Tensor, lags: Tensor) -> Tensor:
     """Tokens at some lags before the last one written, ``(batch, n, channels)``.
 
-    Shapes: ring and number as in `ring_write`; lags ``(n,)`` in tokens, below reach.
+    Shapes: ring and index as in `ring_write`; lags ``(n,)`` in tokens, below reach.
     """
-    return _gather(ring, (number[:, None] - lags) % ring.shape[1])
+    return _gather(ring, (index[:, None] - lags) % ring.shape[1])
 
 
-def ring_lags(ring: Tensor, number: Tensor) -> Tensor:
+def ring_lags(ring: Tensor, index: Tensor) -> Tensor:
     """The lag of each position of the ring behind the last token written, ``(batch, reach)``."""
     positions = torch.arange(ring.shape[1], device=ring.device)
-    return (number[:, None] - positions) % ring.shape[1]
+    return (index[:, None] - positions) % ring.shape[1]
 
 
-def ring_product(ring: Tensor, taps: Tensor, number: Tensor) -> Tensor:
-    """A causal convolution at the last token written: ``y = sum_l taps_l x_{number - l}``.
+def ring_product(ring: Tensor, taps: Tensor, index: Tensor) -> Tensor:
+    """A causal convolution at the last token written: ``y = sum_l taps_l x_{index - l}``.
 
-    Shapes: ring and number as in `ring_write`; taps ``(reach, channels)``, lag 0 first; result ``(batch, channels)``.
+    Shapes: ring and index as in `ring_write`; taps ``(reach, channels)``, lag 0 first; result ``(batch, channels)``.
     """
-    return (ring * taps[ring_lags(ring, number)]).sum(1)
+    return (ring * taps[ring_lags(ring, index)]).sum(1)
 
 
 def ring_of(tokens: Tensor, reach: int, seen: Tensor) -> Tensor:

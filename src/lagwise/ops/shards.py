@@ -53,20 +53,20 @@ class Shard:
     ):
         self.group, self.rank, self.count = group, dist.get_rank(group), dist.get_world_size(group)
         own = torch.tensor([batch, length, mask is not None, seq_idx is not None], device=device)
-        found = torch.stack(_swapped([own] * self.count, [(4,)] * self.count, group)).cpu()
-        if (found[:, 0] != batch).any() or (found[:, 1] < 1).any():
+        shapes = torch.stack(_swapped([own] * self.count, [(4,)] * self.count, group)).cpu()
+        if (shapes[:, 0] != batch).any() or (shapes[:, 1] < 1).any():
             raise ValueError(
                 "processes that share sequences must each give a shard of the same rows, got (rows, tokens) "
-                f"{[tuple(each) for each in found[:, :2].tolist()]}"
+                f"{[tuple(each) for each in shapes[:, :2].tolist()]}"
             )
-        sizes = found[:, 1].tolist()
+        sizes = shapes[:, 1].tolist()
         self.spans: list[Span] = list(pairwise(accumulate(sizes, initial=0)))
         (self.start, self.end), self.length = self.spans[self.rank], sum(sizes)
         whole_mask = whole_documents = None
-        if found[:, 2].any():
+        if shapes[:, 2].any():
             real = torch.ones(batch, length, device=device) if mask is None else mask
             whole_mask = self.gathered(real.to(torch.uint8)).bool()
-        if found[:, 3].any():
+        if shapes[:, 3].any():
             document = torch.zeros(batch, length, device=device) if seq_idx is None else seq_idx
             whole_documents = self.gathered(document.long())
         self.whole = Layout(whole_mask, whole_documents)
@@ -155,9 +155,9 @@ class Shard:
                 continue
             if log_factor is not None:
                 each = each * (log_factor * gap).exp().to(each.dtype)
-            if (number := self.documents) is not None:
+            if (document := self.documents) is not None:
                 pair = (here - 1, there) if backward else (here, there - 1)
-                same = number[:, pair[0]] == number[:, pair[1]]
+                same = document[:, pair[0]] == document[:, pair[1]]
                 each = each.where(same.view(-1, *[1] * (each.dim() - 1)), 0)
             total = total + each
         return total
@@ -180,24 +180,24 @@ class Shard:
     def positions(self) -> Tensor:
         """The position of every token in its document, ``(batch or 1, all)``, counted from the document's first real
         token; negative at padding before it."""
-        mask, number = self.whole.mask, self.documents
-        like = mask if number is None else number
+        mask, document = self.whole.mask, self.documents
+        like = mask if document is None else document
         if like is None:
             return torch.arange(self.length)[None]
         index = torch.arange(self.length, device=like.device).expand(len(like), -1)
-        number = torch.ones_like(index) if number is None else number
+        document = torch.ones_like(index) if document is None else document
         first = index if mask is None else index.masked_fill(~mask, self.length)
-        first = torch.full_like(index, self.length).scatter_reduce(1, number - 1, first, "amin")
-        return index - first.gather(1, number - 1)
+        first = torch.full_like(index, self.length).scatter_reduce(1, document - 1, first, "amin")
+        return index - first.gather(1, document - 1)
 
     def has_holes(self) -> bool:
         """Whether there is padding between the tokens of a document."""
         mask, position = self.whole.mask, self.positions()
         if mask is None:
             return False
-        number = torch.ones_like(position) if self.documents is None else self.documents
-        real = torch.zeros_like(position).scatter_add(1, number - 1, mask.long())
-        last = torch.full_like(position, -1).scatter_reduce(1, number - 1, position.masked_fill(~mask, -1), "amax")
+        document = torch.ones_like(position) if self.documents is None else self.documents
+        real = torch.zeros_like(position).scatter_add(1, document - 1, mask.long())
+        last = torch.full_like(position, -1).scatter_reduce(1, document - 1, position.masked_fill(~mask, -1), "amax")
         return bool((real != last + 1).any())
 
     def sum(self, x: Tensor) -> Tensor:

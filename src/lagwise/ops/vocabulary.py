@@ -35,8 +35,8 @@ def chunked_cross_entropy(
     `torch.nn.functional.linear_cross_entropy` does the same in float32, but rounds the sum itself in half precision.
     """
     if in_graph():
-        given = weight.new_empty(0) if bias is None else bias
-        return _operator(x, weight, given, labels, rows, dtype)[0]
+        bias_or_empty = weight.new_empty(0) if bias is None else bias
+        return _operator(x, weight, bias_or_empty, labels, rows, dtype)[0]
     return _ChunkedCrossEntropy.apply(x, weight, bias, labels, dtype, rows)
 
 
@@ -69,14 +69,14 @@ def _with_gradients(
     labels: Tensor,
     rows: int,
     dtype: torch.dtype,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The sum, and its gradients with respect to x, weight and bias, where wanted."""
+    """The sum, and its gradients with respect to x, weight and bias, where they need them."""
     total = x.new_zeros((), dtype=torch.float32)
     w, b = weight.to(dtype), None if bias is None else bias.to(dtype)
-    dx = torch.empty_like(x) if wanted[0] else None
-    dw = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
-    db = None if bias is None or not wanted[2] else torch.zeros_like(bias, dtype=torch.float32)
+    dx = torch.empty_like(x) if needs_grad[0] else None
+    dw = torch.zeros_like(weight, dtype=torch.float32) if needs_grad[1] else None
+    db = None if bias is None or not needs_grad[2] else torch.zeros_like(bias, dtype=torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         for start in range(0, len(x), rows):
             part, label = x[start : start + rows].to(dtype), labels[start : start + rows]
@@ -98,8 +98,8 @@ def _with_gradients(
 
 
 def _of_graph(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, rows: int, dtype: torch.dtype) -> Any:
-    given = bias if len(bias) else None
-    total, dx, dw, db = _with_gradients(x, weight, given, labels, rows, dtype, (True, True, True))
+    bias_or_none = bias if len(bias) else None
+    total, dx, dw, db = _with_gradients(x, weight, bias_or_none, labels, rows, dtype, (True, True, True))
     return total, dx, dw, bias.new_empty(0, dtype=torch.float32) if db is None else db
 
 

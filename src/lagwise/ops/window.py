@@ -234,5 +234,5 @@ def common(count: Tensor) -> int | None:
     graph, or on another device than the CPU."""
     if count.device.type != "cpu" or traced():
         return None
-    numbers = set(count.tolist())
-    return numbers.pop() if len(numbers) == 1 else None
+    counts = set(count.tolist())
+    return counts.pop() if len(counts) == 1 else None

@@ -52,7 +52,7 @@ class TrainingOptions:
     accumulate: Count = 1
     """Micro-batches per step, to save memory."""
     sequence_parallel: Count = 1
-    """Processes that share every sequence, each with a piece of its tokens; 1: each process has whole sequences."""
+    """Processes that share every sequence, each with a shard of its tokens; 1: each process has whole sequences."""
     shard: Switch = False
     """Divide weights, gradients and optimiser states between the processes (FSDP2)."""
     optimizer: str = "adamw"

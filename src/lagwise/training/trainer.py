@@ -109,7 +109,7 @@ class LagwiseTrainer(Trainer):
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         inputs = super()._prepare_inputs(inputs)
-        return inputs if self.sharing is None else self.sharing.piece(inputs)
+        return inputs if self.sharing is None else self.sharing.shard(inputs)
 
     def get_train_dataloader(self) -> Any:
         return super().get_train_dataloader() if self.streamed is None else self.streamed.loader

@@ -12,8 +12,8 @@ from lagwise.kernels.network import ACTIVATIONS
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
 from lagwise.ops.packing import move_rows, row_extents
-from lagwise.ops.toeplitz import ragged_dft, ragged_irdft
 from lagwise.tables import known
+from lagwise_papers.family.ragged_dft import ragged_dft, ragged_irdft
 
 _DEVIATION = 0.02 * math.sqrt(96)  # the published 0.02 for heads of 96 channels, scaled by the inputs of a layer
 

@@ -124,21 +124,21 @@ class FlashMixer(Derived, Mixer):
         """A full chunk is added to the sums at its last token."""
         ring, sums, present, seen = state
         gate, inner = self._project(x[:, None], None)
-        ring, place = extended(ring, inner, seen), seen % self.chunk
-        met, (cos, sin) = recent(ring, place + 1, seen), self.derived()
+        ring, position = extended(ring, inner, seen), seen % self.chunk
+        met, (cos, sin) = recent(ring, position + 1, seen), self.derived()
         with torch.autocast(x.device.type, enabled=False):
             value, base = latest(ring, met).to(sums.dtype).split([self.width, self.scale.shape[1]], 2)
             key = base * self.scale[1].to(base.dtype) + self.shift[1].to(base.dtype)  # the other heads: of one token
             query, _, far_query, far_key = self.heads(inner.to(sums.dtype)[..., self.width :]).unbind(2)
-            query = rotate(query, (cos[place][:, None], sin[place][:, None]))
-            lags = place[:, None] - met.lags
+            query = rotate(query, (cos[position][:, None], sin[position][:, None]))
+            lags = position[:, None] - met.lags
             key = rotate(key, (cos[lags], sin[lags]))
             scores = (query.bmm(key.mT) / self.chunk).relu().square()  # `@` branches on whether the batch size is 1
             if met.allowed is not None:
                 scores = scores * met.allowed[:, None]
-            y = scores.bmm(value) + far_query.bmm(sums) / (seen - place).clamp(min=1)[:, None, None]
+            y = scores.bmm(value) + far_query.bmm(sums) / (seen - position).clamp(min=1)[:, None, None]
             present = present + far_key.mT.bmm(inner.to(sums.dtype)[..., : self.width])
-            full = (place == self.chunk - 1)[:, None, None]
+            full = (position == self.chunk - 1)[:, None, None]
             sums = torch.where(full, sums + present, sums)
             present = torch.where(full, torch.zeros_like(present), present)
         y = self.out(gate * y.to(inner.dtype))
@@ -166,24 +166,24 @@ class FlashMixer(Derived, Mixer):
         batch, length, _ = inner.shape
         size = self.chunk
         chunks = chunk_count(length, size) if symbolic(length) else -(-length // size)
-        place = torch.arange(chunks * size, device=inner.device)
-        real = (place < (end - start)[:, None]).unflatten(1, (chunks, size))
+        position = torch.arange(chunks * size, device=inner.device)
+        real = (position < (end - start)[:, None]).unflatten(1, (chunks, size))
         moved = move_rows(inner, -start, chunks * size).unflatten(1, (chunks, size)) * real[..., None]
         value, base = moved.split([self.width, self.scale.shape[1]], 3)
         dtype = torch.promote_types(inner.dtype, torch.float32)
         with torch.autocast(inner.device.type, enabled=False):
             value, base = value.to(dtype), base.to(dtype)
             query, key, far_query, far_key = (self.heads(base) * real[..., None, None]).unbind(3)
-            factors = rotary_factors(place[:size], base.shape[3], dtype=dtype)
+            factors = rotary_factors(position[:size], base.shape[3], dtype=dtype)
             query, key = (rotate(t.flatten(0, 1), factors).unflatten(0, (batch, chunks)) for t in (query, key))
             scores = (query @ key.mT / size).relu().square()
             y = (scores.tril() if self.causal else scores) @ value
             before = value.new_zeros(batch, base.shape[3], value.shape[3]) if sums is None else sums
             added = far_key.mT @ value
             total = torch.cat([before[:, None], added], 1).cumsum(1)
-            number = done[:, None] + place[::size]  # tokens before each chunk
+            chunk_index = done[:, None] + position[::size]  # tokens before each chunk
             if self.causal:
-                y = y + far_query @ total[:, :-1] / number.clamp(min=1)[..., None, None]
+                y = y + far_query @ total[:, :-1] / chunk_index.clamp(min=1)[..., None, None]
             else:
                 y = y + far_query @ total[:, -1:] / (end - start).clamp(min=1)[:, None, None, None]
         return move_rows(y.flatten(1, 2), start, length).to(inner.dtype), total, added

@@ -8,7 +8,7 @@ from torch import Tensor
 from lagwise.mixers.base import Mixer
 from lagwise.ops import Layout
 from lagwise.ops.packing import from_first_token, row_extents
-from lagwise.ops.toeplitz import ragged_dft
+from lagwise_papers.family.ragged_dft import ragged_dft
 
 
 class FNetMixer(Mixer):

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, check_heads
-from lagwise.ops import Layout, linear_attention
+from lagwise.ops import Layout
 from lagwise.ops.shards import documents
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import check_integer, known
+from lagwise_papers.family.linear_products import linear_attention
 
 FEATURE_MAPS = ("elu", "cosformer", "favor")
 
@@ -106,11 +107,13 @@ class LinearAttentionMixer(Mixer):
         whole = shard.whole
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
         counted = real.new_ones(len(x), shard.length).long() if whole.mask is None else whole.mask.long()
-        place = counted.cumsum(1)
-        if (number := shard.documents) is not None:  # less the tokens of earlier documents
-            before = torch.zeros_like(place).scatter_reduce(1, number - 1, place - counted, "amin", include_self=False)
-            place = place - before.gather(1, number - 1)
-        query, key, value = self._project(x, shard.own(place), real)
+        position = counted.cumsum(1)
+        if (document := shard.documents) is not None:  # less the tokens of earlier documents
+            before = torch.zeros_like(position).scatter_reduce(
+                1, document - 1, position - counted, "amin", include_self=False
+            )
+            position = position - before.gather(1, document - 1)
+        query, key, value = self._project(x, shard.own(position), real)
         sizes, heads = [t.shape[3] for t in (query, key, value)], self.heads
 
         def alone(joined: Tensor, _: Layout) -> Tensor:
@@ -130,15 +133,15 @@ class LinearAttentionMixer(Mixer):
     def _attend(self, x: Tensor, state: SumsState | None, mask: Tensor | None) -> tuple[Tensor, SumsState]:
         sums, seen = (None, None) if state is None else state
         real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
-        place = real.cumsum(1) + (0 if seen is None else seen[:, None])
-        query, key, value = self._project(x, place, real)
+        position = real.cumsum(1) + (0 if seen is None else seen[:, None])
+        query, key, value = self._project(x, position, real)
         y, sums = linear_attention(query, key, value, causal=self.causal, state=sums)
-        return self._normalised(y, x.dtype), SumsState(sums, place[:, -1].clone())
+        return self._normalised(y, x.dtype), SumsState(sums, position[:, -1].clone())
 
-    def _project(self, x: Tensor, place: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, position: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries and keys, and values with a one: ``(batch, heads, length, ...)``."""
         query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key = self._features(query, place, is_query=True), self._features(key, place)
+        query, key = self._features(query, position, is_query=True), self._features(key, position)
         key = key * real[:, None, :, None]
         return query, key, F.pad(value, (0, 1), value=1.0).to(query.dtype)
 
@@ -151,15 +154,15 @@ class LinearAttentionMixer(Mixer):
         if self.max_length is not None and length > self.max_length:
             raise ValueError(f"cosformer's span is {self.max_length} tokens, got a text of {length}")
 
-    def _features(self, u: Tensor, place: Tensor, *, is_query: bool = False) -> Tensor:
+    def _features(self, u: Tensor, position: Tensor, *, is_query: bool = False) -> Tensor:
         """``(batch, heads, length, features)`` in float32 or better; positions count from 1."""
         u = u.to(torch.promote_types(u.dtype, torch.float32))
         if self.feature_map == "elu":
             return torch.where(u > 0, 1 + u, u.clamp(max=0).exp())  # 1 + elu(u) without cancellation
         if self.max_length is not None:
             if not torch.compiler.is_compiling():
-                self._check_length(int(place.max()))
-            angle = (place.to(u.dtype) * (math.pi / 2 / self.max_length))[:, None, :, None]
+                self._check_length(int(position.max()))
+            angle = (position.to(u.dtype) * (math.pi / 2 / self.max_length))[:, None, :, None]
             return torch.cat([u.relu() * angle.cos(), u.relu() * angle.sin()], 3)
         assert self.random is not None
         u = u * u.shape[3] ** -0.25

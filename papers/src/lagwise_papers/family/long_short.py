@@ -80,8 +80,8 @@ class LongShortMixer(Mixer):
         query = query.unflatten(1, (-1, size)).unflatten(3, (self.heads, -1)).transpose(2, 3)
         allowed = F.pad(real, (left, right)).unfold(1, left + size + right, size)[:, :, None, None]
         index = torch.arange(left + size + right, device=x.device)
-        place = torch.arange(size, device=x.device)[:, None] + left
-        allowed = (index == place) | (allowed & ((index <= place) if self.causal else (index >= 0)))
+        position = torch.arange(size, device=x.device)[:, None] + left
+        allowed = (index == position) | (allowed & ((index <= position) if self.causal else (index >= 0)))
         segments = query.shape[1]
         far = torch.ones(segments, 1, 1, self.rank, dtype=torch.bool, device=x.device)
         if self.causal:
@@ -92,7 +92,7 @@ class LongShortMixer(Mixer):
         near_scores = scale * (query @ near_key.to(query.dtype))
         if self.position == "alibi":
             slopes = alibi_slopes(self.heads).to(near_scores)[:, None, None]
-            near_scores = near_scores - slopes * (index - place).abs().to(slopes.dtype)
+            near_scores = near_scores - slopes * (index - position).abs().to(slopes.dtype)
         far_scores = scale * torch.einsum("bghid,bhdr->bghir", query, far_key.to(query.dtype))
         scores = torch.cat([near_scores, far_scores], 4).masked_fill(~allowed, float("-inf"))
         weights = scores.softmax(4).to(near_value.dtype)

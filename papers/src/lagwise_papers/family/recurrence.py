@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
-from lagwise.ops import Layout, diagonal_scan
+from lagwise.ops import Layout
 from lagwise.ops.precision import KeepsFloat32
-from lagwise.ops.recurrence import diagonal_graph_scan, varying_scan, zoh_tokens
+from lagwise.ops.recurrence import varying_scan, zoh_tokens
 from lagwise.ops.shards import documents
 from lagwise.ops.symbolic import symbolic
+from lagwise_papers.family.diagonal_scan import diagonal_graph_scan, diagonal_scan
 
 
 class Recurrence(NamedTuple):

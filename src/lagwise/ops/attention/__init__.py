@@ -1,4 +1,4 @@
-"""Softmax attention, attention in chunks, and linear attention."""
+"""Softmax attention, whole and in chunks."""
 
 from lagwise.ops.attention.chunked import (
     ATTENTION_FUNCTIONS,
@@ -12,4 +12,3 @@ from lagwise.ops.attention.chunked import (
     rotate,
 )
 from lagwise.ops.attention.full import alibi_slopes, attention, attention_reference
-from lagwise.ops.attention.linear import linear_attention

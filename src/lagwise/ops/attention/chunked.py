@@ -231,8 +231,8 @@ def rotary_factors(
     rates = _ROTARY_BASE ** (-torch.arange(0, size, 2, dtype=dtype, device=positions.device) / size)
     count = positions.numel()
     table = limit is not None and (not has_static_value(count) or limit < count)
-    places = torch.arange(limit, device=positions.device) if table else positions
-    angles = places.to(dtype)[..., None] * rates
+    indices = torch.arange(limit, device=positions.device) if table else positions
+    angles = indices.to(dtype)[..., None] * rates
     cos, sin = angles.cos(), angles.sin()
     return (cos[positions], sin[positions]) if table else (cos, sin)
 
@@ -434,9 +434,9 @@ def _corner(bias: Tensor, n: int) -> Tensor:
 
 def _rolled(shift: Tensor, length: int) -> Tensor:
     """Index ``(batch, length)`` that rolls each row to the left by its shift; what falls off moves to the row's end."""
-    place = torch.arange(length, device=shift.device) + shift[:, None]  # between -length and 2 * length
-    place = torch.where(place < 0, place + length, place)  # not `%`, which ONNX lacks for an open length
-    return torch.where(place < length, place, place - length)
+    index = torch.arange(length, device=shift.device) + shift[:, None]  # between -length and 2 * length
+    index = torch.where(index < 0, index + length, index)  # not `%`, which ONNX lacks for an open length
+    return torch.where(index < length, index, index - length)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
@@ -466,8 +466,8 @@ def _check(
     if bias is None or symbolic(length):
         return
     n = min(chunk, length)
-    least = 2 * n - 1 if bias.dim() == 2 else n
-    if bias.dim() not in (2, 3) or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < least:
+    min_size = 2 * n - 1 if bias.dim() == 2 else n
+    if bias.dim() not in (2, 3) or bias.shape[0] not in (1, heads) or min(bias.shape[1:]) < min_size:
         raise ValueError(
             f"bias must be (heads={heads} or 1, at least {n}, at least {n}), or by lag (heads, at least {2 * n - 1}), "
             f"got {tuple(bias.shape)}"
@@ -479,6 +479,8 @@ def _check_sliding(length: int, chunk: int, causal: bool, bias: Tensor | None) -
         raise ValueError("sliding chunks need causal attention: a token sees the chunk before its own")
     if bias is None or symbolic(length):
         return
-    least = 2 * (2 * chunk if length > chunk else length) - 1
-    if bias.dim() != 2 or bias.shape[1] < least:
-        raise ValueError(f"bias of sliding chunks must be by lag, (heads, at least {least}), got {tuple(bias.shape)}")
+    min_size = 2 * (2 * chunk if length > chunk else length) - 1
+    if bias.dim() != 2 or bias.shape[1] < min_size:
+        raise ValueError(
+            f"bias of sliding chunks must be by lag, (heads, at least {min_size}), got {tuple(bias.shape)}"
+        )

@@ -127,8 +127,8 @@ def _attention_by_features(query: Tensor, key: Tensor, value: Tensor, slopes: Te
     query = torch.cat([query, query.new_ones(batch, heads, length, _FEATURES)], 3)
     key = torch.cat([key, bias], 3)
     query, key = (F.pad(t, (0, width - t.shape[3])) for t in (query, key))
-    value, wanted = F.pad(value, (0, width - value.shape[3])), value.shape[3]
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)[..., :wanted]
+    value, value_size = F.pad(value, (0, width - value.shape[3])), value.shape[3]
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)[..., :value_size]
 
 
 def _bias(query: Tensor, first: int, seen: int, causal: bool, slopes: Tensor | None, mask: Tensor | None) -> Tensor:

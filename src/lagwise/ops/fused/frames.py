@@ -134,8 +134,8 @@ def multiply(x: Tensor, kernel: Tensor, *, adjoint: bool = False) -> Tensor:
 
 def _pairs(kernel: Tensor, points: int) -> tuple[tuple[int, int], Tensor]:
     """The grid over frequencies k and n / 2 - k together, and the kernel's numbers."""
-    numbers = torch.view_as_real(kernel.contiguous().resolve_conj())
-    return (-(-(points // 2 + 1) // _PAIRS), len(kernel)), numbers
+    sizes = torch.view_as_real(kernel.contiguous().resolve_conj())
+    return (-(-(points // 2 + 1) // _PAIRS), len(kernel)), sizes
 
 
 @kernel(lambda x, kernel, adjoint: torch.empty_like(x))
@@ -144,9 +144,9 @@ def multiply_packed(x: Tensor, kernel: Tensor, adjoint: bool) -> Tensor:
 
     product = torch.empty_like(x)
     batch, channels, count, points = x.shape
-    grid, numbers = _pairs(kernel, points)
+    grid, sizes = _pairs(kernel, points)
     kernels.multiply[grid](
-        torch.view_as_real(x), numbers, torch.view_as_real(product), batch, channels, count, points,
+        torch.view_as_real(x), sizes, torch.view_as_real(product), batch, channels, count, points,
         ADJOINT=adjoint, BLOCK=_PAIRS,
     )  # fmt: skip
     return product
@@ -168,10 +168,10 @@ def spectrum_gradients(x: Tensor, grad: Tensor, kernel: Tensor, packed: bool) ->
 
     total, product = _gradients_like(x, grad, kernel, packed)
     batch, channels, count, points = grad.shape
-    grid, numbers = _pairs(kernel, points)
+    grid, sizes = _pairs(kernel, points)
     x, spectrum = torch.view_as_real(x), torch.view_as_real(grad)
     kernels.gradients[grid](
-        x, spectrum, numbers, torch.view_as_real(total), torch.view_as_real(product), batch, channels, count, points,
+        x, spectrum, sizes, torch.view_as_real(total), torch.view_as_real(product), batch, channels, count, points,
         PACKED=packed, BLOCK=_PAIRS,
     )  # fmt: skip
     return total, product

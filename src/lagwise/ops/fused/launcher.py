@@ -42,8 +42,8 @@ class launched:
                     key += (each.dtype, each.data_ptr() & _ALIGNMENT)
                 else:
                     key.append(each)
-            found = tuple(key)
-            compiled = self._compiled.get(found)
+            signature = tuple(key)
+            compiled = self._compiled.get(signature)
             if compiled is not None:
                 compiled[(*grid, 1, 1)](*arguments, *values)
                 return None
@@ -51,7 +51,7 @@ class launched:
             if compiled is not None and torch.version.hip is None:  # on AMD's cards sizes of tensors count too
                 if len(self._compiled) >= _MAX_LAUNCHES:
                     self._compiled.clear()
-                self._compiled[found] = compiled
+                self._compiled[signature] = compiled
             return None
 
         return launch

@@ -24,9 +24,9 @@ def joint_linear(
     ``(..., outputs)``, neighbours in memory, one of each layer or of these sizes. Weights are cast and joined in one
     pass, and their gradients are summed in float32 and not rounded.
     """
-    given = [b for b in biases if b is not None]
+    present = [b for b in biases if b is not None]
     cut = [len(weight) for weight in weights] if sizes is None else list(sizes)
-    return list(_JointLinear.apply(x, autocast_dtype(x), len(weights), cut, *weights, *given))
+    return list(_JointLinear.apply(x, autocast_dtype(x), len(weights), cut, *weights, *present))
 
 
 def _plain(x: Tensor, dtype: torch.dtype, count: int, sizes: list[int], *parameters: Tensor) -> Sequence[Tensor]:
@@ -62,8 +62,8 @@ class _JointLinear(torch.autograd.Function):
         grad = joined(full).flatten(0, -2)
         dx = (grad @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
         rows = x.flatten(0, -2) if rows is None else rows
-        found = joint_gradients(grad, rows, parameters[:count], parameters[count:], ctx.needs_input_grad[4:])
-        return dx if dx is None or dx.dtype == x.dtype else dx.to(x.dtype), None, None, None, *found
+        gradients = joint_gradients(grad, rows, parameters[:count], parameters[count:], ctx.needs_input_grad[4:])
+        return dx if dx is None or dx.dtype == x.dtype else dx.to(x.dtype), None, None, None, *gradients
 
 
 def cast_joint(weights: Sequence[Tensor], biases: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -103,16 +103,16 @@ def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def joint_gradients(
-    grad: Tensor, rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], wanted: Sequence[bool]
+    grad: Tensor, rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], needs_grad: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of weights and biases, where one of each is wanted, for that of their joint product."""
+    """Gradients of weights and biases, those of which any needs one, from that of their joint product."""
     count = len(weights)
-    found: list[Tensor | None] = [None] * (count + len(biases))
-    if any(wanted[:count]):
-        found[:count] = _parts(_outer(grad, rows, weights[0].dtype), weights)
-    if any(wanted[count:]):
-        found[count:] = _parts(column_sums(grad).to(biases[0].dtype), biases)
-    return found
+    gradients: list[Tensor | None] = [None] * (count + len(biases))
+    if any(needs_grad[:count]):
+        gradients[:count] = _parts(_outer(grad, rows, weights[0].dtype), weights)
+    if any(needs_grad[count:]):
+        gradients[count:] = _parts(column_sums(grad).to(biases[0].dtype), biases)
+    return gradients
 
 
 @kernel(lambda grad: grad.new_empty(grad.shape[1], dtype=torch.float32))

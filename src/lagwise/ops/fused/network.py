@@ -65,13 +65,13 @@ class _Layers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
         x, flat, sums, *parameters = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
+        needs_grad = ctx.needs_input_grad
         if differentiable():
-            return tuple(differentiable_gradients(_plain, (x, ctx.epsilon, *parameters), wanted, [grad]))
-        dx, parts = network_gradients(grad, x, flat, sums, ctx.epsilon, wanted[0])
-        found = parts.sum(0).split_with_sizes([each.numel() for each in parameters])
-        grads = (part.view(each.shape) for part, each in zip(found, parameters, strict=True))
-        return dx if wanted[0] else None, None, *grads
+            return tuple(differentiable_gradients(_plain, (x, ctx.epsilon, *parameters), needs_grad, [grad]))
+        dx, parts = network_gradients(grad, x, flat, sums, ctx.epsilon, needs_grad[0])
+        gradients = parts.sum(0).split_with_sizes([each.numel() for each in parameters])
+        grads = (part.view(each.shape) for part, each in zip(gradients, parameters, strict=True))
+        return dx if needs_grad[0] else None, None, *grads
 
 
 def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def network_layers(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: fl
     return y, sums
 
 
-def _gradients_like(grad, x, flat, sums, epsilon, wanted) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape if wanted else 0), flat.new_empty(_programs(x), flat.shape[0])
+def _gradients_like(grad, x, flat, sums, epsilon, needs_dx) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape if needs_dx else 0), flat.new_empty(_programs(x), flat.shape[0])
 
 
 def _programs(x: Tensor) -> int:
@@ -107,16 +107,16 @@ def _programs(x: Tensor) -> int:
 
 @kernel(_gradients_like)
 def network_gradients(
-    grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, epsilon: float, wanted: bool
+    grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, epsilon: float, needs_dx: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x, if wanted, and of the parameters, in parts."""
+    """Gradients of x, if it needs one, and of the parameters, in parts."""
     from lagwise.ops.fused import network_kernels as kernels
 
-    dx, parts = _gradients_like(grad, x, flat, sums, epsilon, wanted)
+    dx, parts = _gradients_like(grad, x, flat, sums, epsilon, needs_dx)
     count, _, hidden = sums.shape
     kernels.layer_gradients[(_programs(x),)](
         grad.contiguous(), x.contiguous(), flat, sums, dx, parts, *x.shape, hidden, epsilon,
-        **_sizes(x, hidden, count), DX=wanted,
+        **_sizes(x, hidden, count), DX=needs_dx,
     )  # fmt: skip
     return dx, parts
 

@@ -24,12 +24,12 @@ def layers(
     """Compute all layers for some rows. Stores each layer's output before its norm."""
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     k, c = tl.arange(0, INPUTS), tl.arange(0, HIDDEN)
-    given, made = (r < rows)[:, None] & (k < inputs)[None, :], (r < rows)[:, None] & (c < hidden)[None, :]
+    in_x, in_y = (r < rows)[:, None] & (k < inputs)[None, :], (r < rows)[:, None] & (c < hidden)[None, :]
     biases = parameters + hidden * (inputs + (COUNT - 1) * hidden)
     first = tl.load(parameters + c[None, :] * inputs + k[:, None], (k < inputs)[:, None] & (c < hidden)[None, :], 0.0)
-    z = tl.dot(tl.load(x + r[:, None] * inputs + k[None, :], given, 0.0), first, input_precision=PRECISION)
+    z = tl.dot(tl.load(x + r[:, None] * inputs + k[None, :], in_x, 0.0), first, input_precision=PRECISION)
     z += tl.load(biases + c, c < hidden, 0.0)[None, :]
-    tl.store(sums + r[:, None] * hidden + c[None, :], z, made)
+    tl.store(sums + r[:, None] * hidden + c[None, :], z, in_y)
     square = (c < hidden)[:, None] & (c < hidden)[None, :]
     for i in range(1, COUNT):
         v, _ = normed(z, hidden, epsilon)
@@ -37,9 +37,9 @@ def layers(
         w = tl.load(weight + c[None, :] * hidden + c[:, None], square, 0.0)
         z = tl.dot(tl.maximum(v, 0.0), w, input_precision=PRECISION)
         z += tl.load(biases + i * hidden + c, c < hidden, 0.0)[None, :]
-        tl.store(sums + (i * rows + r[:, None]) * hidden + c[None, :], z, made)
+        tl.store(sums + (i * rows + r[:, None]) * hidden + c[None, :], z, in_y)
     v, _ = normed(z, hidden, epsilon)
-    tl.store(y + r[:, None] * hidden + c[None, :], tl.maximum(v, 0.0), made)
+    tl.store(y + r[:, None] * hidden + c[None, :], tl.maximum(v, 0.0), in_y)
 
 
 @triton.jit
@@ -71,26 +71,26 @@ def layer_gradients(
     while tile * ROWS < rows:
         more = tile != tl.program_id(0)
         r = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        made = (r < rows)[:, None] & own[None, :]
+        in_y = (r < rows)[:, None] & own[None, :]
         position = r[:, None] * hidden + c[None, :]
-        g = tl.load(grad + position, made, 0.0)
+        g = tl.load(grad + position, in_y, 0.0)
         for j in range(1, COUNT):
             i = COUNT - j
-            d = before_norm(g, tl.load(sums + i * rows * hidden + position, made, 0.0), hidden, epsilon)
-            v, _ = normed(tl.load(sums + (i - 1) * rows * hidden + position, made, 0.0), hidden, epsilon)
+            d = before_norm(g, tl.load(sums + i * rows * hidden + position, in_y, 0.0), hidden, epsilon)
+            v, _ = normed(tl.load(sums + (i - 1) * rows * hidden + position, in_y, 0.0), hidden, epsilon)
             weight = hidden * (inputs + (i - 1) * hidden) + c[:, None] * hidden + c[None, :]
             outer = tl.dot(tl.trans(d), tl.maximum(v, 0.0), input_precision=PRECISION)
             add(part + weight, outer, square, more)
             add(part + bias + i * hidden + c, tl.sum(d, 0), own, more)
             g = tl.dot(d, tl.load(parameters + weight, square, 0.0), input_precision=PRECISION)
-        d = before_norm(g, tl.load(sums + position, made, 0.0), hidden, epsilon)
-        given = (r < rows)[:, None] & (k < inputs)[None, :]
-        v = tl.load(x + r[:, None] * inputs + k[None, :], given, 0.0)
+        d = before_norm(g, tl.load(sums + position, in_y, 0.0), hidden, epsilon)
+        in_x = (r < rows)[:, None] & (k < inputs)[None, :]
+        v = tl.load(x + r[:, None] * inputs + k[None, :], in_x, 0.0)
         weight = c[:, None] * inputs + k[None, :]
         add(part + weight, tl.dot(tl.trans(d), v, input_precision=PRECISION), first, more)
         add(part + bias + c, tl.sum(d, 0), own, more)
         if DX:
             w = tl.load(parameters + weight, first, 0.0)
-            tl.store(dx + r[:, None] * inputs + k[None, :], tl.dot(d, w, input_precision=PRECISION), given)
+            tl.store(dx + r[:, None] * inputs + k[None, :], tl.dot(d, w, input_precision=PRECISION), in_x)
         tl.debug_barrier()  # what `add` stored is read by the next tile
         tile += tl.num_programs(0)

@@ -70,18 +70,18 @@ class _ResidualNorm(torch.autograd.Function):
         if differentiable():  # the gradient of the sum is that of x and of the branch
             grads = [torch.zeros_like(total) if grad_total is None else grad_total, grad]
             inputs = (total, None, weight, bias, *ctx.settings)
-            wanted = (True, False, *ctx.needs_input_grad[2:4], False, False, False)
-            dx, _, dweight, dbias, *_ = differentiable_gradients(_plain, inputs, wanted, grads)
+            needs_grad = (True, False, *ctx.needs_input_grad[2:4], False, False, False)
+            dx, _, dweight, dbias, *_ = differentiable_gradients(_plain, inputs, needs_grad, grads)
             return dx, None if ctx.branch is None else _to(dx, ctx.branch), dweight, dbias, None, None, None
         dtype = total.dtype
-        given = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
-        dx, dbranch, parts = norm_gradients(*given, dtype, ctx.branch or dtype)
+        arguments = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
+        dx, dbranch, parts = norm_gradients(*arguments, dtype, ctx.branch or dtype)
         if ctx.branch is None:
             dbranch = None
         elif not dbranch.numel():  # both have one dtype, so the gradients are one tensor
             dbranch = dx
-        found = iter(parts.sum(0)) if parts.numel() else iter(())
-        dweight, dbias = (None if p is None else next(found).to(p.dtype) for p in (weight, bias))
+        sums = iter(parts.sum(0)) if parts.numel() else iter(())
+        dweight, dbias = (None if p is None else next(sums).to(p.dtype) for p in (weight, bias))
         return dx, dbranch, dweight, dbias, None, None, None
 
 

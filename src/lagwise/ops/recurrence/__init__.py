@@ -1,6 +1,5 @@
 """Linear recurrences: scans, moving averages, modal state spaces, and the reduction of taps to them."""
 
-from lagwise.ops.recurrence.diagonal_scan import diagonal_graph_scan, diagonal_scan
 from lagwise.ops.recurrence.ema import (
     ema_graph_prefill,
     ema_last,

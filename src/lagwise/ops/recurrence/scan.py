@@ -91,8 +91,8 @@ class _BlockScan(torch.autograd.Function):
         if differentiable():
             inputs = (x, near, inward, outward, log_carry, state, ctx.reverse)
             return tuple(differentiable_gradients(_plain_scan, inputs, ctx.needs_input_grad, [grad, grad_last]))
-        given = (x, near, inward, outward, log_carry, state, states, ctx.reverse)
-        return *_scan_gradients(grad, grad_last, *given), None
+        arguments = (x, near, inward, outward, log_carry, state, states, ctx.reverse)
+        return *_scan_gradients(grad, grad_last, *arguments), None
 
 
 def _scanned(
@@ -198,11 +198,11 @@ def _carried(
     """States at the start of each block from the blocks' contributions ``(channels, batch * blocks or one more,
     states)``: the first ``forward`` states run forwards from ``start``, the others backwards; with flip the other
     way round."""
-    given, parts = sums[:, : batch * blocks].unflatten(1, (batch, blocks)), []
+    blockwise, parts = sums[:, : batch * blocks].unflatten(1, (batch, blocks)), []
     for part, backwards in ((slice(0, forward), flip), (slice(forward, sums.shape[2]), not flip)):
         if part.start == part.stop:
             continue
-        piece = given[..., part].flip(2) if backwards else given[..., part]
+        piece = blockwise[..., part].flip(2) if backwards else blockwise[..., part]
         scanned = _scan(piece, log_carry[:, part], None if start is None or backwards else start.transpose(0, 1))
         parts.append(scanned.flip(2) if backwards else scanned)
     states = (torch.cat(parts, dim=3) if len(parts) > 1 else parts[0]).flatten(1, 2)
@@ -232,5 +232,5 @@ def _scan(sums: Tensor, log_carry: Tensor, start: Tensor | None) -> Tensor:
         starts.append(state)
         state = torch.addcmul(total[:, :, g], over, state)
     powers = (log_carry[:, None] * torch.arange(size, device=sums.device)[:, None]).exp()  # (channels, size, n)
-    found = torch.stack(states, dim=3).addcmul(powers[:, None, None], torch.stack(starts, dim=2)[:, :, :, None])
-    return found.flatten(2, 3)[:, :, :blocks]
+    scanned = torch.stack(states, dim=3).addcmul(powers[:, None, None], torch.stack(starts, dim=2)[:, :, :, None])
+    return scanned.flatten(2, 3)[:, :, :blocks]

@@ -98,7 +98,7 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
     gain = torch.cat(
         [torch.fft.rfft(part, frequencies(part.shape[1])).abs().amax(1) for part in k.split(_channels(8 * k.shape[1]))]
     )
-    found: dict[int, _Fit] = {}
+    fits_by_channel: dict[int, _Fit] = {}
     work = [(torch.arange(len(k), device=k.device), _FIRST_SUBSPACE)]
     while work:
         channels, size = work.pop()
@@ -114,13 +114,13 @@ def reduce_taps(taps: Tensor, tolerance: float = 1e-3, *, max_order: int | None 
             work.append((part[wider], 2 * size))
         for i in (~wider).nonzero()[:, 0].tolist():
             c, limit = int(part[i]), float(allowed[i])
-            least = int((values[i].abs() > limit).sum())
-            most = min(int((bounds[i] > limit).sum()), max_order, values.shape[1])
-            if least > max_order:
-                raise ValueError(_refusal(c, f"needs at least {least} states", max_order, tolerance))
+            min_states = int((values[i].abs() > limit).sum())
+            max_states = min(int((bounds[i] > limit).sum()), max_order, values.shape[1])
+            if min_states > max_order:
+                raise ValueError(_refusal(c, f"needs at least {min_states} states", max_order, tolerance))
             system = [t.cpu() for t in (k[c], values[i], shift[i], first[i], bounds[i])]
-            found[c] = _smallest(c, system, least, most, max_order, float(gain[c]), tolerance)
-    fits = [found[c] for c in range(len(k))]
+            fits_by_channel[c] = _smallest(c, system, min_states, max_states, max_order, float(gain[c]), tolerance)
+    fits = [fits_by_channel[c] for c in range(len(k))]
     width = max(1, max(len(fit.poles) for fit in fits))
     poles, weights = (torch.zeros(len(k), width, dtype=torch.complex128) for _ in range(2))
     for c, fit in enumerate(fits):
@@ -199,12 +199,12 @@ def _hankel_product(spectrum: Tensor, basis: Tensor, points: int) -> Tensor:
 
 
 def _smallest(
-    channel: int, system: list[Tensor], least: int, most: int, max_order: int, gain: float, tolerance: float
+    channel: int, system: list[Tensor], min_states: int, max_states: int, max_order: int, gain: float, tolerance: float
 ) -> _Fit:
     """The modes of the smallest order within the tolerance. ValueError if there is none."""
     best, nearest = None, (float("inf"), 0)
-    last = min(most + _EXTRA_ORDERS, max_order, len(system[1]))
-    for s in range(most, max(most, last) + 1):
+    last = min(max_states + _EXTRA_ORDERS, max_order, len(system[1]))
+    for s in range(max_states, max(max_states, last) + 1):
         fit = _fit(system, s, gain, tolerance * gain)
         if fit.error <= tolerance * gain:
             best = fit
@@ -215,14 +215,14 @@ def _smallest(
             f"is off by {nearest[0] / max(gain, 1e-300):.2g} of its gain with {nearest[1]} states in float32, too much"
         )
         raise ValueError(_refusal(channel, why, max_order, tolerance))
-    most = best.order
-    while least < most:
-        s = (least + most) // 2
+    max_states = best.order
+    while min_states < max_states:
+        s = (min_states + max_states) // 2
         fit = _fit(system, s, gain, tolerance * gain)
         if fit.error <= tolerance * gain:
-            best, most = fit, s
+            best, max_states = fit, s
         else:
-            least = s + 1
+            min_states = s + 1
     return best
 
 

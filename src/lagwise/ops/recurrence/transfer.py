@@ -63,9 +63,9 @@ def largest_difference(taps: Tensor, modes: Modes, *, enough: float = math.inf) 
     bound = met
     while True:
         phase = (high - low) * (len(taps) - 1 + density)
-        most = ends / (phase / 4).clamp(max=math.pi / 2).cos()
-        wide = most > (1 + _TIGHTNESS) * met
-        bound = max(bound, float(torch.where(wide, 0.0, most).max()))
+        maxima = ends / (phase / 4).clamp(max=math.pi / 2).cos()
+        wide = maxima > (1 + _TIGHTNESS) * met
+        bound = max(bound, float(torch.where(wide, 0.0, maxima).max()))
         if not wide.any():
             return bound, total
         low, high, ends = low[wide, None], high[wide, None], ends[wide]

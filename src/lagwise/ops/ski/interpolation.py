@@ -128,10 +128,10 @@ def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
 def _block_weights(grid: NodeGrid) -> BlockWeights:
     size = min(_BLOCK, grid.length)
     count = -(-grid.length // size)
-    place = torch.arange(count * size, dtype=torch.float64)
-    left, weights = _weights_at((place.clamp(max=grid.length - 1) - grid.start) / grid.spacing, grid.nodes, grid.degree)
+    token = torch.arange(count * size, dtype=torch.float64)
+    left, weights = _weights_at((token.clamp(max=grid.length - 1) - grid.start) / grid.spacing, grid.nodes, grid.degree)
     left = left.view(count, size)
-    weights = (weights * (place < grid.length)[:, None]).view(count, size, -1)
+    weights = (weights * (token < grid.length)[:, None]).view(count, size, -1)
     if torch.compiler.is_compiling():  # nothing may depend on values
         width = min(int((size - 1) / grid.spacing) + grid.degree + 2, grid.nodes)
     else:
@@ -174,9 +174,9 @@ def row_matrix(first: Tensor, lengths: Tensor, nodes: Tensor, length: int, rank:
 
 def _row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, length: int, degree: int) -> tuple[Tensor, Tensor]:
     """`interpolation_weights` of every row, ``(batch, length)`` and ``(batch, length, degree + 1)``: zero outside."""
-    place = torch.arange(length, dtype=torch.float64, device=first.device) - first[:, None]
-    inside = (place >= 0) & (place < lengths[:, None])
-    position = place.clamp(min=0).minimum(lengths[:, None] - 1) / row_spacing(lengths, nodes)[:, None]
+    token = torch.arange(length, dtype=torch.float64, device=first.device) - first[:, None]
+    inside = (token >= 0) & (token < lengths[:, None])
+    position = token.clamp(min=0).minimum(lengths[:, None] - 1) / row_spacing(lengths, nodes)[:, None]
     left, weights = _weights_at(position, nodes[:, None], degree)
     return left, weights * inside[..., None]
 

@@ -379,15 +379,15 @@ def _backward(
     form: _Form,
     blocks: BlockWeights,
     z: Tensor,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the signal, the taps and the coarse taps, where wanted."""
+    """Gradients of the signal, the taps and the coarse taps, where they need them."""
     dx = dtaps = dz = dcoarse = None
-    if wanted[0] or wanted[2]:
+    if needs_grad[0] or needs_grad[2]:
         nodes = restrict(grad.to(coarse.dtype), form.grid, blocks)
         signal, kernel = _as_channels(z, coarse)
         nodes, _ = _as_channels(nodes, coarse)
-        dz, dcoarse = fft_gradients(nodes, signal, kernel, form.coarse_origin, "auto", (wanted[0], wanted[2]))
+        dz, dcoarse = fft_gradients(nodes, signal, kernel, form.coarse_origin, "auto", (needs_grad[0], needs_grad[2]))
         dcoarse = None if dcoarse is None else dcoarse.view_as(coarse)
     if dz is not None and taps is not None and fused(grad, x, taps):
         far = prolong(_as_rows(dz, z), form.grid, blocks)
@@ -395,7 +395,7 @@ def _backward(
     elif dz is not None:
         near = None if taps is None else convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - form.origin))
         dx = prolong(_as_rows(dz, z), form.grid, blocks, into=near).to(x.dtype)
-    if taps is not None and wanted[1]:
+    if taps is not None and needs_grad[1]:
         if fused(grad, x, taps):
             parts = fused_convolution.tap_gradient_parts(x, taps)
             fused_convolution.convolution_gradients(grad, x, taps, parts, form.origin, 1, False)
@@ -419,8 +419,8 @@ def _graph_forward(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> Tenso
 
 
 def _graph_gradients(grad: Tensor, x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> list[Tensor]:
-    own, form, given = _of_graph(x, taps, rest)
-    z, blocks = _at_nodes(x.to(coarse.dtype), form.grid, given)
+    own, form, weights = _of_graph(x, taps, rest)
+    z, blocks = _at_nodes(x.to(coarse.dtype), form.grid, weights)
     dx, dtaps, dcoarse = _backward(grad, x, own, coarse, form, blocks, z, (True, True, True))
     assert dx is not None
     assert dcoarse is not None

@@ -90,11 +90,11 @@ class OnlineTaps:
         looks_ahead = self._taps.requires_grad and not torch.is_grad_enabled()
         if looks_ahead and self._without_graph.shape[1] >= within:
             return self._without_graph
-        made = self.make(self._within_support(1 << (lags - 1).bit_length()))
-        self._without_graph = made
+        taps = self.make(self._within_support(1 << (lags - 1).bit_length()))
+        self._without_graph = taps
         if not looks_ahead:
-            self._taps = made
-        return made
+            self._taps = taps
+        return taps
 
     def _within_support(self, lags: int) -> int:
         return lags if self.support is None else min(lags, self.support)

@@ -15,5 +15,4 @@ from lagwise.ops.toeplitz.dilated import (
 )
 from lagwise.ops.toeplitz.direct import direct_product
 from lagwise.ops.toeplitz.gated import gated_product
-from lagwise.ops.toeplitz.ragged_dft import ragged_dft, ragged_irdft
 from lagwise.ops.toeplitz.spectral import fast_length, spectral_product

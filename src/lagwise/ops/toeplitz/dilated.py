@@ -166,12 +166,12 @@ def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> 
     """
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
-    wanted = length if causal else 2 * length - 1
+    needed = length if causal else 2 * length - 1
     for depth in range(1, max_depth + 1):
         kernel_size = 2 if causal else 3
-        while receptive_field(kernel_size, kernel_size, depth) < wanted:
+        while receptive_field(kernel_size, kernel_size, depth) < needed:
             kernel_size += 1 if causal else 2
-        yield StackShape(kernel_size, smallest_dilation(kernel_size, depth, wanted), depth)
+        yield StackShape(kernel_size, smallest_dilation(kernel_size, depth, needed), depth)
 
 
 def centre_tap(kernel_size: int, causal: bool) -> int:

@@ -66,19 +66,19 @@ class _DirectForm(NamedTuple):
     def channel_axis(self) -> int:
         return 0
 
-    def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
+    def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
         last = self.n_taps - 1 - self.origin
-        if wanted == 0:
+        if index == 0:
             return owned(convolve(a, b, self.origin, self.dilation))
-        if wanted == 1:
+        if index == 1:
             return owned(convolve(a, b.flip(1), last, self.dilation))
         return tap_gradient(a, b, -self.origin, last, self.dilation)
 
     def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
+        self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        dx = self.contract(1, grad, kernel).to(x.dtype) if wanted[0] else None
-        return dx, self.contract(2, grad, x).to(kernel.dtype) if wanted[1] else None
+        dx = self.contract(1, grad, kernel).to(x.dtype) if needs_grad[0] else None
+        return dx, self.contract(2, grad, x).to(kernel.dtype) if needs_grad[1] else None
 
 
 def _form(x: Tensor, taps: Tensor, origin: int, dilation: int) -> _DirectForm:

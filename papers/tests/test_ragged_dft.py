@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lagwise.ops.toeplitz import ragged_dft, ragged_irdft
+from lagwise_papers.family.ragged_dft import ragged_dft, ragged_irdft
 
 LENGTHS = (1, 2, 7, 12, 30)
 

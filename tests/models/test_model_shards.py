@@ -1,4 +1,4 @@
-"""Language models on pieces of sequences: the loss and all gradients of one process."""
+"""Language models on shards of sequences: the loss and all gradients of one process."""
 
 from __future__ import annotations
 

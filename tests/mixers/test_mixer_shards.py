@@ -84,7 +84,7 @@ def finish(wrong: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_pieces_equal_the_whole() -> None:
+def test_shards_equal_the_whole() -> None:
     assert run_together(check, QUICK, ["plain", "both"]) == [0, 0]
 
 
