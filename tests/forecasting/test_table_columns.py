@@ -82,12 +82,12 @@ def test_columns_of_a_table_with_a_column_for_each_series(tmp_path: Path) -> Non
         (
             lambda x: x.iloc[:-2],
             {"future": ["promo"]},
-            r"column 'promo' of the future has no value at 2024-03-26 for series 'b'; .* or forecast the 5 that it has",
+            r"column 'promo' of the future has no value at 2024-03-26 for series 'b'; add",
         ),
         (lambda x: x, {"future": ["price"]}, "unknown future column: 'price'"),
         (lambda x: x, {"future": ["promo"], "past": ["promo"]}, "column 'promo' has two uses"),
         (lambda x: x, {"future": ["sales"]}, "column 'sales' has two uses"),
-        (lambda x: x, {"static": ["promo"]}, "column 'promo' is not static: series 'a' has 0 and 1"),
+        (lambda x: x, {"static": ["promo"]}, "column 'promo' is not static: series 'a' has several values"),
         (
             lambda x: x.assign(promo=np.where(x["shop"] == "a", np.nan, 1)),
             {"past": ["promo"]},
@@ -108,16 +108,3 @@ def test_errors_name_column_and_series(tmp_path: Path, change: Any, beside: dict
 def test_static_columns_need_a_long_table(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="static columns need a table with a row for each series and time"):
         read(tmp_path, retail(80)[["date", "sales", "size"]], beside={"static": ["size"]})
-
-
-def test_a_note_names_columns_that_may_be_known_in_advance(tmp_path: Path) -> None:
-    rows = pd.DataFrame({"day": pd.date_range("2024-01-01", periods=60), "sold": np.arange(60.0), "holiday": 0})
-    rows.loc[50:, "sold"] = np.nan
-    rows.loc[5, "holiday"] = 1
-    rows.to_csv(tmp_path / "shop.csv", index=False)
-    (note,) = (note for note in read_series(tmp_path / "shop.csv").notes if "in advance" in note)
-    assert "'sold' has no value in the last 10 rows" in note
-    assert "'holiday'" in note
-    assert not any("in advance" in note for note in read_series(tmp_path / "shop.csv", columns=["sold"]).notes)
-    known = read_series(tmp_path / "shop.csv", beside={"future": ["holiday"]})
-    assert not any("in advance" in note for note in known.notes)

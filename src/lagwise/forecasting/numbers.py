@@ -1,8 +1,7 @@
-"""Read the numbers of a table, and find codes for missing values among them."""
+"""Read the numbers of a table."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,85 +11,72 @@ from lagwise.data.numbers import to_floats
 from lagwise.tables import shown
 
 _OUTLIER_DEVIATIONS = 30  # robust deviations from the median: a value worth a note
-_MIN_VALUES = 10  # to know their range
 _MAX_OUTLIER_SHARE = 0.05
-_MAX_CODES = 10  # different ones below, and above, all other values
-_CODE = r"-9+(\.9+)?|9{3,}(\.9+)?|-?(32768|32767|2147483648|2147483647)|-?1e\+(20|30|36)|9\.96920996\de\+36"
+_MAX_TEXTS = 50  # different ones in a column beside the series
 _TRUTHS = {"true": "1", "false": "0"}
 
 
-def to_numbers(column: pd.Series, decimal: str) -> np.ndarray:
-    """Read a column of numbers, or of true and false, as float64: NaN where missing.
+def is_typed(column: pd.Series) -> bool:
+    """Whether a column has numbers, or true and false, and no text."""
+    return pd.api.types.is_numeric_dtype(column)
+
+
+def to_numbers(column: pd.Series, decimal: str, missing: Sequence[float] = ()) -> np.ndarray:
+    """Read a column of numbers, percentages, or true and false as float64: NaN where missing or one of the codes for a
+    missing value.
 
     Text is read as by `lagwise.data.numbers.to_floats`. ValueError names the row and value of anything else, and of
     infinity.
     """
     name = str(column.name)
     if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
-        raise ValueError(
-            f"column {name!r} has times, not numbers; choose columns with `columns`, or name the times with `time`"
-        )
-    if pd.api.types.is_numeric_dtype(column):
+        raise ValueError(f"column {name!r} has times, not numbers; choose columns with `columns` or `time`")
+    if is_typed(column):
         numbers, row = column.to_numpy(np.float64, na_value=np.nan), None
     else:
-        cells = column.fillna("").astype(str)
-        lower = cells.str.strip().str.lower()
+        cells = column.fillna("").astype(str).str.strip()
+        lower = cells.str.lower()
         cells = lower.map(_TRUTHS) if lower.isin(_TRUTHS).all() else cells
+        cells = cells.str.removesuffix("%") if cells[cells != ""].str.endswith("%").all() else cells
         numbers, row = to_floats(cells.tolist(), decimal)
     if row is None and np.isinf(numbers).any():
         row = int(np.isinf(numbers).argmax())
     if row is not None:
-        labels = column.nunique() <= len(column) / 2
         raise ValueError(
-            f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a number; leave "
-            "it empty if it is missing, choose columns with `columns`, or name the times with `time`"
-            + (", or with `id` the column that tells series apart" if labels else "")
+            f"column {name!r} has {shown(str(column.iloc[row]))} in row {row + 1}, which is not a number; leave it "
+            "empty if it is missing, choose columns with `columns` or `time`, name with `id` the column that tells "
+            "series apart, or read the table with pandas and give the DataFrame to read_series"
         )
+    numbers = np.where(np.isin(numbers, missing), np.nan, numbers)
     if np.isnan(numbers).all():
         raise ValueError(f"column {name!r} has no value at all; choose columns with `columns`")
     return numbers
 
 
-def without_codes(name: str, values: np.ndarray, codes: Sequence[float] | None = None) -> tuple[np.ndarray, list[str]]:
-    """Replace codes for missing values by NaN, and return notes on codes and outliers.
-
-    Args:
-        name: Of the series.
-        values: Of the series; NaN where missing.
-        codes: Values that stand for a missing one. By default numbers of nines (-999, 9999; not 99) and fill values
-            (-32768, 1e20) that are far from all other values: by more than their range, or by half of it if only the
-            code is negative, and occur twice or are ten (three) times that far away.
-    """
-    notes = []
-    if codes is not None:
-        values = np.where(np.isin(values, codes), np.nan, values)
-        if np.isnan(values).all():
-            raise ValueError(f"column {name!r} has no value but the codes {list(codes)} for missing ones")
-    found, counts = np.unique(values[~np.isnan(values)], return_counts=True)
-    ends = [*range(len(found))[:_MAX_CODES], *range(len(found))[_MAX_CODES:][-_MAX_CODES:]]
-    is_code = np.zeros(len(found), dtype=bool)  # codes are far from all others, so at the ends
-    is_code[ends] = [bool(re.fullmatch(_CODE, f"{found[i]:.10g}")) for i in ends]
-    others = found[~is_code]
-    if codes is None and counts.sum() >= _MIN_VALUES and len(others) > 1:
-        for value, count in zip(found[is_code], counts[is_code], strict=True):
-            distance = max(others[0] - value, value - others[-1]) / (others[-1] - others[0])
-            least, alone = (0.5, 3) if value < 0 <= others[0] else (1, 10)
-            if distance > least and (count > 1 or distance > alone):
-                values = np.where(values == value, np.nan, values)
-                notes.append(
-                    f"series {name!r} has {value:g} {count:,} {'time' if count == 1 else 'times'}, far from its other "
-                    f"values ({others[0]:g} to {others[-1]:g}): it counts as missing; name other codes, or none, with "
-                    "`missing`"
-                )
+def outlier_notes(name: str, values: np.ndarray) -> list[str]:
+    """Note values of a series that are so far from all others that they may stand for missing ones."""
     middle = np.nanmedian(values)
     deviation = 1.4826 * np.nanmedian(np.abs(values - middle))
     with np.errstate(over="ignore"):
         far = np.abs(values - middle) > _OUTLIER_DEVIATIONS * deviation
-    if deviation > 0 and 0 < far.sum() <= _MAX_OUTLIER_SHARE * np.count_nonzero(~np.isnan(values)):
-        row = int(far.argmax())
-        more = f" and {far.sum() - 1:,} more" if far.sum() > 1 else ""
-        notes.append(
-            f"series {name!r} has {values[row]:g} in row {row + 1}{more}, over {_OUTLIER_DEVIATIONS} deviations from "
-            f"its median of {middle:g}; leave it empty if it stands for a missing value"
-        )
-    return values, notes
+    if not (deviation > 0 and 0 < far.sum() <= _MAX_OUTLIER_SHARE * np.count_nonzero(~np.isnan(values))):
+        return []
+    row = int(far.argmax())
+    more = f" and {far.sum() - 1:,} more" if far.sum() > 1 else ""
+    return [
+        f"series {name!r} has {values[row]:g} in row {row + 1}{more}, over {_OUTLIER_DEVIATIONS} deviations from its "
+        f"median of {middle:g}; if it stands for a missing value, name it with `missing`"
+    ]
+
+
+def to_columns(column: pd.Series, decimal: str) -> dict[str, np.ndarray]:
+    """Read a column beside the series, by name. One of text becomes a column of 0 and 1 for each of its values, at most
+    50."""
+    try:
+        return {str(column.name): to_numbers(column, decimal)}
+    except ValueError:
+        texts = column.dropna().astype(str).str.strip().unique()
+        if not 0 < len(texts) <= _MAX_TEXTS or {text.lower().lstrip("+-") for text in texts} & {"inf", "infinity"}:
+            raise
+    text = column.astype(str).str.strip()
+    return {f"{column.name}={each}": (text == each).to_numpy(np.float64) for each in sorted(texts) if each}

@@ -23,8 +23,7 @@ def season(frame: pd.DataFrame) -> int:
     """
     times: Any = frame.index
     if not isinstance(times, pd.DatetimeIndex):
-        step = times[1] - times[0] if len(times) > 1 else 0
-        return rows_a_year(times[0], step) or _repeating(frame.to_numpy(np.float64))
+        return rows_a_year(times.to_numpy()) or _repeating(frame.to_numpy(np.float64))
     days = times.tz_localize(None).normalize()
     for cycle in (days, days.to_period("W")):
         counts = pd.Series(1, index=cycle).groupby(level=0).sum()

@@ -12,31 +12,21 @@ import pandas as pd
 import pyarrow as pa
 
 from lagwise.data.numbers import decimal_separator, is_missing, usual_decimal
-from lagwise.data.reading import check_spreadsheet, inner_suffix
+from lagwise.data.reading import check_spreadsheet, inner_suffix, without_pipe
 from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_table
-from lagwise.data.text_tables import parse_text_table, read_head, read_text_table
+from lagwise.data.text_tables import read_head, read_text_table
 from lagwise.files import one_line
 from lagwise.forecasting.columns import KINDS, Columns
 from lagwise.forecasting.grids import Grid
-from lagwise.forecasting.numbers import to_numbers, without_codes
-from lagwise.forecasting.roles import (
-    find_ids,
-    find_target,
-    find_time,
-    with_joined_times,
-    without_lines_below,
-    without_row_numbers,
-)
+from lagwise.forecasting.numbers import is_typed, outlier_notes, to_columns, to_numbers
+from lagwise.forecasting.roles import find_ids, find_time, only_number, without_row_numbers
 from lagwise.forecasting.times import plain_times, regular_times
-from lagwise.tables import counted, known, shown
+from lagwise.tables import known, shown
 
-_MAX_TEXTS = 50  # different ones in a column beside the series
-_MAX_NAMED = 3  # series and columns in a note
 _MIN_VALUES = 3  # of a series
-_MIN_ROWS_WITH_STEP = 5  # of a series, to say that its steps are longer than those of the others
 #: The columns beside series: their kind, name and values.
 Beside = tuple[tuple[str, str, np.ndarray], ...]
-_DECIMAL_OF_THOUSANDS = {",": ".", ".": ",", " ": None, "'": None}
+_DECIMAL_OF_THOUSANDS = {",": ".", ".": ",", " ": None, "'": None, None: None}
 
 
 @dataclass(frozen=True)
@@ -62,10 +52,8 @@ class SeriesTable:
     @property
     def ends(self) -> np.ndarray:
         """The number of rows up to the end of each series: in a long table, its last value."""
-        rows = len(self.frame)
-        if self.ids is None:
-            return np.full(self.frame.shape[1], rows)
-        return rows - self.frame.notna().to_numpy()[::-1].argmax(0)
+        observed = self.frame.notna().to_numpy()
+        return len(observed) - (observed if self.ids is not None else observed | True)[::-1].argmax(0)
 
     @property
     def values(self) -> np.ndarray:
@@ -82,28 +70,26 @@ class SeriesTable:
 
         ValueError names a column, a series and a time of the horizon without a value, and a series without any value.
         """
-        if not self.beside:
-            return None
         names, rows = list(self.frame.columns), len(self.frame)
-        parts: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
+        parts: dict[str, list[np.ndarray]] = {}
         for kind, name, x in self.beside:
             if (never := np.isnan(x).all(0)).any():
                 raise ValueError(f"column {name!r} has no value for series {names[int(never.argmax())]!r}")
-            if kind == "static":
-                parts[kind].append(_constant(name, names, x))
-                continue
-            own = _ending_together(x, self.ends, rows + (horizon if kind == "future" else 0), rows)
-            parts[kind].append(own)
+            own = _ending_together(x, self.ends, rows + horizon * (kind == "future"), rows)
             if (gone := np.isnan(own[rows:])).any():
                 row, series = np.argwhere(gone)[0]
                 when = plain_times([self.next_times(horizon, int(self.ends[series]))[row]])[0]
-                there = int(gone.any(1).argmax())
-                fewer = f", or forecast the {there} that it has, with `horizon` {there}" if there else ""
                 raise ValueError(
                     f"column {name!r} of the future has no value at {when} for series {names[series]!r}; add the "
-                    f"{horizon} rows of the horizon to the table, with its values and without values to forecast{fewer}"
+                    f"{horizon} rows of the horizon to the table, with its values and without values to forecast"
                 )
-        return Columns(**{kind: np.stack(each, axis=-1) if each else None for kind, each in parts.items()})
+            low = np.nanmin(x, axis=0)
+            if kind == "static" and (wrong := low != np.nanmax(x, axis=0)).any():
+                raise ValueError(
+                    f"column {name!r} is not static: series {names[int(wrong.argmax())]!r} has several values"
+                )
+            parts.setdefault(kind, []).append(low if kind == "static" else own)
+        return Columns(**{kind: np.stack(each, axis=-1) for kind, each in parts.items()}) if parts else None
 
 
 def read_series(
@@ -122,31 +108,28 @@ def read_series(
     """Read a table with a column of times and columns of numbers, or a long table, with a row for each series and time.
 
     Rows are sorted by time, as `lagwise.forecasting.times.regular_times` reads it. Times that are missing from a
-    regular grid become rows of missing values. Lines such as totals below the rows, and rows without any value after
-    the last one, are left out. Notes say so.
+    regular grid become rows of missing values, and rows after the last value are left out.
 
     Args:
-        data: The path of a table as `lagwise.data.open_rows` reads it, or of any other text file with a line for each
-            time; or a DataFrame of pandas or polars, or a table of pyarrow.
+        data: The path of a .csv, .tsv, .parquet, .json or .jsonl file, also compressed, or of any other text file with
+            a line for each time; or a DataFrame of pandas or polars, or a table of pyarrow.
         time: The name of the column of times, dates or evenly spaced numbers; by default the first column.
         columns: The series; by default all other columns.
-        ids: The columns that tell the series of a long table apart; by default found where times repeat: a column with
-            a usual name (id, unique_id, item_id, series_id, series) or of text.
-        target: The column to forecast; by default, in a long table, the only one with numbers or one named y, target or
-            value.
+        ids: The columns that tell the series of a long table apart; by default, where times repeat, the only one of
+            text.
+        target: The column to forecast; by default, in a long table, the only one with numbers.
         beside: Columns that help, by kind: ``future`` ones, whose values are known in advance, in rows without a value
             to forecast below; ``past`` ones; and in a long table ``static`` ones, with one value for each series.
         date_order: What dates of three numbers begin with: ``day``, ``month`` or ``year``; by default what gives the
             shortest regular grid.
         decimal: The decimal separator of text, "." or ","; by default as the numbers show.
         thousands: The separator between thousands of text: ",", ".", a space or an apostrophe; as for ``decimal``.
-        missing: Numbers that stand for a missing value; none if it is empty. By default numbers such as -999 that are
-            far from all others.
+        missing: Numbers that stand for a missing value, such as -999.
 
     Raises:
         ValueError: For a table without rows or series, times that cannot be used, text or infinity in a column of
             numbers, and in a long table a row without an id, a time that occurs twice in a series, series with
-            different steps, and an unclear target.
+            different steps, and an unclear target. What is not read here can be read with pandas.
 
     >>> months = pd.DataFrame({"month": ["2024-01", "2024-02", "2024-03"], "sales": ["1.200,5", "1.310,0", "1.290,7"]})
     >>> table = read_series(months)
@@ -154,80 +137,70 @@ def read_series(
     ([1200.5, 1310.0, 1290.7], '2024-01-01')
     """
     name = shown(str(data)) if isinstance(data, str | Path) else "the table"
-    decimal = _decimal_option(decimal, thousands)
+    known(thousands, _DECIMAL_OF_THOUSANDS, "separator between thousands")
+    if decimal is not None and decimal == thousands:
+        raise ValueError(f"decimal and thousands must differ, got {decimal!r} for both")
+    decimal = known(decimal or _DECIMAL_OF_THOUSANDS[thousands], (".", ",", None), "decimal separator")
     frame, usual, notes = _frame(data)
-    if frame.empty or frame.shape[1] < (1 if time is None else 2):
+    if frame.empty or frame.shape[1] < 2:
         raise ValueError(f"{name} has no rows, or no column besides the times")
-    frame.columns = [str(column) for column in frame.columns]
     given = [*(ids or ()), *(columns or ()), *([target] if target is not None else [])]
-    frame, numbering = without_row_numbers(frame, time, given)
+    frame = without_row_numbers(frame, [time, *given])
     names = list(frame.columns)
-    time = find_time(frame, ids or ()) if time not in names and time in (None, "Unnamed: 0") else time
-    time = known(time, names, "column of times")
-    frame, joined, said = with_joined_times(frame, time)
-    beside = {kind: list(some) for kind, some in (beside or {}).items() if some}
-    used = _check_beside(beside, names, [time, *joined, *given])
-    rest = [each for each in names if each not in (time, *joined, *used)]
+    time = find_time(frame, ids or ()) if time is None else known(time, names, "column of times")
+    beside = {known(kind, KINDS, "kind of column"): list(some) for kind, some in (beside or {}).items() if some}
+    used = [known(each, names, f"{kind} column") for kind, some in beside.items() for each in some]
+    if twice := [each for i, each in enumerate(used) if each in (time, *given, *used[:i])]:
+        raise ValueError(f"column {shown(twice[0])} has two uses; name it once")
+    rest = [each for each in names if each not in (time, *used)]
     found = find_ids(frame, time, rest) if ids is None and columns is None else []
     ids = [known(each, rest, "column of ids") for each in ids or found]
     others = [each for each in rest if each not in ids]
-    notes += [*numbering, *said]
-    if ids:
-        chosen = [find_target(frame, others) if target is None else known(target, others, "column to forecast")]
-        said = [f"series are told apart by {' and '.join(map(repr, ids))}"] if found else []
-        said += [f"the column to forecast is {chosen[0]!r}"] if target is None else []
-        notes += ["; ".join(said)] if said else []
-    elif beside.get("static"):
+    if ids and target is None:
+        target = only_number(frame, others)
+    if found:
+        notes.append(f"series are told apart by {ids[0]!r}; the column to forecast is {target!r}")
+    if not ids and beside.get("static"):
         raise ValueError("static columns need a table with a row for each series and time; name its series with `id`")
-    else:
-        wanted = [target] if target is not None else columns
-        chosen = others if wanted is None else [known(each, names, "column") for each in wanted]
-        chosen = [each for each in chosen if each not in (time, *joined)]
+    wanted = [target] if target is not None else columns
+    chosen = others if wanted is None else [known(each, rest, "column") for each in wanted]
     if not chosen:
-        more = f" and {', '.join(map(repr, used))}, which are known beside it" if used else ""
-        raise ValueError(f"{name} has no column to forecast besides the times in {time!r}{more}")
-    frame, below = without_lines_below(frame, time)
+        raise ValueError(f"{name} has no column to forecast besides {', '.join(map(repr, [time, *used]))}")
 
-    def separator(names: Sequence[str]) -> str:
-        texts = frame[names].select_dtypes(exclude=["number", "bool", "datetime", "datetimetz", "timedelta"])
-        return decimal or decimal_separator([cells.dropna().astype(str).tolist() for _, cells in texts.items()], usual)
+    def numbers(names: Sequence[str], read: Callable[[pd.Series, str], Any]) -> list[Any]:
+        texts = [frame[each].dropna().astype(str).tolist() for each in names if not is_typed(frame[each])]
+        mark = decimal or decimal_separator(texts, usual)
+        return [read(frame[each], mark) for each in names]
 
-    values, codes = [], []
     try:
-        mark = separator(chosen)
-        for each in chosen:
-            own, said = without_codes(each, to_numbers(frame[each], mark), missing)
-            values.append(own)
-            codes += said
+        values = numbers(chosen, lambda column, mark: to_numbers(column, mark, missing or ()))
     except ValueError:
         regular_times(frame[time], date_order=date_order)  # a wrong column of times is what to name first
         raise
-    some = np.atleast_1d(~np.isnan(np.stack(values)).all(0))
+    some = ~np.isnan(np.stack(values)).all(0)
     places, read = _place_rows(frame, time, ids, some, date_order)
-    notes += [*below, *read, *codes]
+    notes += [*read, *(note for pair in zip(chosen, values, strict=True) for note in outlier_notes(*pair))]
     size = int(places.rows[some].max()) + 1
-    grid = Grid(places.grid.times[:size], places.grid.make)
     x = np.concatenate([places.spread(own) for own in values], axis=1)[:size]
-    along = _columns_along(frame, beside, separator, places.spread)
-    if not ids:
-        along = tuple((kind, each, np.repeat(own, len(chosen), axis=1)) for kind, each, own in along)
-        full = pd.DataFrame(x, grid.times, chosen)
-        notes += [*_gap_notes(full, places), *_end_notes(full, places, bool(beside.get("future")))]
-        return SeriesTable(full, tuple(notes), grid, beside=along)
-    kept, said = _enough_values(places.names, x, grid.times)
-    later = _later_notes(frame, some, places.rows >= size, ids, chosen[0], [] if beside.get("future") else others)
-    notes += [*said, *later]
-    full = pd.DataFrame(x[:, kept], grid.times, [places.names[i] for i in kept])
-    _check_steps(full)
-    along = tuple((kind, each, own[:, kept]) for kind, each, own in along)
-    keys = places.ids.iloc[kept].reset_index(drop=True)
-    table = SeriesTable(full, (), grid, keys, chosen[0], along)
-    observed = full.notna().to_numpy()
-    if inside := int((table.ends - observed.argmax(0) - observed.sum(0)).sum()):
-        notes.append(
-            f"{inside:,} values are missing within series; as inputs, the last value before each stands in for it"
-        )
-    return replace(table, notes=tuple(notes))
+    full = pd.DataFrame(x, places.grid.times[:size], places.names if ids else chosen)
+    kept = np.flatnonzero(full.count() >= (_MIN_VALUES if ids else 0))
+    if not len(kept):
+        raise ValueError(f"no series has {_MIN_VALUES} values; {shown(places.names[0])} has {full.iloc[:, 0].count()}")
+    for each in full.columns.delete(kept):
+        notes.append(f"series {each!r} has fewer than {_MIN_VALUES} values; no forecast is made")
+    full = full.iloc[:, kept]
+    own = kept if ids else [0] * len(chosen)
+    along = tuple(
+        (kind, each, places.spread(x)[:, own])
+        for kind, some in beside.items()
+        for made in numbers(some, to_columns)
+        for each, x in made.items()
+    )
+    if ids:
+        _check_steps(full)
+    keys = places.ids.iloc[kept].reset_index(drop=True) if ids else None
+    table = SeriesTable(full, (), Grid(full.index, places.grid.make), keys, chosen[0] if ids else "", along)
+    return replace(table, notes=(*notes, *_gap_notes(table)))
 
 
 def table_columns(path: str | Path) -> list[str] | None:
@@ -263,164 +236,46 @@ def _place_rows(
 ) -> tuple[_Places, tuple[str, ...]]:
     """Find the series and time of each row, and notes. All series share one grid, on which each row with ``some`` value
     is. ValueError for a row without an id, and a time that occurs twice in a series."""
-    for name in ids:
-        if (missing := frame[name].isna() | (frame[name].astype(str).str.strip() == "")).any():
-            row = int(missing.to_numpy().argmax()) + 1
-            raise ValueError(f"column {name!r} has no value in row {row}; every row needs the id of its series")
+    if (missing := frame[ids].isna().to_numpy()).any():
+        row, place = np.argwhere(missing)[0]
+        raise ValueError(f"column {ids[place]!r} has no value in row {row + 1}; every row needs the id of its series")
     series = frame.groupby(list(ids), sort=False).ngroup().to_numpy() if ids else np.zeros(len(frame), dtype=int)
-    keys = frame[list(ids)].iloc[np.unique(series, return_index=True)[1]].reset_index(drop=True)
+    keys = frame[ids].iloc[np.unique(series, return_index=True)[1]].reset_index(drop=True)
     names = [" / ".join(str(value).strip() for value in row) for row in keys.itertuples(index=False)] or [""]
-    codes, unique = pd.factorize(frame[time], use_na_sentinel=False)
-    used = np.zeros(len(unique), dtype=bool)
-    used[codes[some]] = True
-    try:
-        found = regular_times(pd.Series(unique, name=time), used, date_order)
-    except ValueError:
-        regular_times(frame[time], some, date_order)  # names the row of the table
-        raise
-    times = found.times[codes]
+    times, grid, notes = regular_times(frame[time], some, date_order)
     again = pd.DataFrame({"series": series, "time": times}).duplicated().to_numpy()
     if again.any():
-        raise _repeated(frame, time, ids, times[int(again.argmax())], names[series[int(again.argmax())]])
-    first, last = found.grid.times[0], times.max()
-    longer = found.grid.make(first, max(last, found.grid.times[-1]), None).rename(time)
-    grid = Grid(longer, found.grid.make)
-    rows = grid.times.get_indexer(times, method=None if isinstance(times, pd.DatetimeIndex) else "nearest")
-    return _Places(keys, names, grid, series, rows), found.notes
-
-
-def _repeated(frame: pd.DataFrame, time: str, ids: Sequence[str], at: Any, series: str) -> ValueError:
-    local = isinstance(at, pd.Timestamp) and at.tz is None and at != at.normalize()
-    clock = ", write local times with their UTC offset if the clock was changed" if local else ""
-    others = [str(name) for name in frame.columns if name not in (time, *ids)]
-    apart = [name for name in others if not frame.duplicated([*ids, name, time]).any()]
-    hint = f", as `id` {','.join([*ids, apart[0]])} does" if apart and ids else ""
-    return ValueError(
-        f"{f'series {series!r}: ' if ids else ''}column {time!r} has {at} more than once; keep one row for each "
-        f"time{clock}, join date and time if they are in several columns, or name the column that tells series apart "
-        f"with `id`{hint}"
-    )
-
-
-def _gap_notes(frame: pd.DataFrame, places: _Places) -> list[str]:
-    """Note times and values that are missing, and constant series."""
-    notes = []
-    if added := len(frame) - len(np.unique(places.rows[(places.rows >= 0) & (places.rows < len(frame))])):
-        notes.append(
-            "1 time is missing from the grid; it counts as a row without values"
-            if added == 1
-            else f"{added:,} times are missing from the grid; they count as rows without values"
+        row = int(again.argmax())
+        raise ValueError(
+            f"{f'series {names[series[row]]!r}: ' if ids else ''}column {time!r} has {times[row]} more than once; keep "
+            "one row for each time, name the columns that tell series apart with `id`, join date and time if they are "
+            "in several columns, and write local times with their UTC offset if the clock was changed"
         )
-    if missing := int(frame.isna().to_numpy().sum()):
-        notes.append(
-            f"{missing:,} of {frame.size:,} values {'is' if missing == 1 else 'are'} missing; as inputs, the last "
-            "value before each stands in for it"
-        )
-    constant = frame.columns[(frame.max() == frame.min()).to_numpy()]
-    return [*notes, *(f"series {name!r} is constant" for name in constant)]
+    longer = grid.make(grid.times[0], max(times.max(), grid.times[-1]), None).rename(time)
+    rows = longer.get_indexer(times, method=None if isinstance(times, pd.DatetimeIndex) else "nearest")
+    return _Places(keys, names, Grid(longer, grid.make), series, rows), notes
 
 
-def _end_notes(frame: pd.DataFrame, places: _Places, future: bool) -> list[str]:
-    """Note rows without values at the end: after all series, or after some, which others may help to forecast."""
-    empty = int((places.rows >= len(frame)).sum())
-    if empty and not future:
-        at = plain_times([frame.index[-1]])[0]
-        return [f"{counted(empty, 'row')} after {at}, the last with a value, {'has' if empty == 1 else 'have'} none"]
-    rows = frame.notna().to_numpy()[::-1].argmax(0)  # without values, at the end
-    early, others = frame.columns[rows > 0], frame.columns[rows == 0]
-    if not len(early) or rows.max() == 1:
+def _gap_notes(table: SeriesTable) -> list[str]:
+    """Note values that are missing before the end of their series, also of times that are missing."""
+    observed = table.frame.notna().to_numpy()
+    sizes = table.ends - (0 if table.ids is None else observed.argmax(0))
+    if not (missing := int((sizes - observed.sum(0)).sum())):
         return []
-    named, one = ", ".join(map(repr, others[:_MAX_NAMED])), len(others) == 1
     return [
-        f"series {early[0]!r} has no value in the last {rows.max()} rows; if {named} {'is' if one else 'are'} known in "
-        f"advance, name {'it' if one else 'them'} with `future`, to forecast these rows"
+        f"{missing:,} of {sizes.sum():,} values are missing; as inputs, the last value before each stands in for it"
     ]
-
-
-def _enough_values(names: Sequence[str], x: np.ndarray, times: pd.Index) -> tuple[np.ndarray, list[str]]:
-    """Find the indices of the series ``(times, series)`` with enough values, and note the others and different ends.
-    ValueError if none has enough."""
-    counts = (~np.isnan(x)).sum(0)
-    kept = counts >= _MIN_VALUES
-    if not kept.any():
-        raise ValueError(f"no series has {_MIN_VALUES} values; {shown(names[0])} has {counts[0]}")
-    notes = []
-    if not kept.all():
-        few = _listed([name for name, enough in zip(names, kept, strict=True) if not enough])
-        notes.append(f"{few} fewer than {_MIN_VALUES} values; no forecast is made")
-    early = kept & np.isnan(x[-1])
-    if early.any():
-        at = plain_times([times[-1]])[0]
-        ended = _listed([name for name, ends in zip(names, early, strict=True) if ends])
-        notes.append(f"{ended} no values up to {at}; each series is forecast from its own end")
-    return np.flatnonzero(kept), notes
 
 
 def _check_steps(frame: pd.DataFrame) -> None:
     """ValueError for a series all of whose steps are multiples of several times of the grid that it shares."""
-    gcds = [np.gcd.reduce(np.diff(np.flatnonzero(own))) for own in frame.notna().to_numpy().T]
-    for name, gcd in zip(frame.columns, gcds, strict=True):
-        if gcd > 1 and frame[name].count() >= _MIN_ROWS_WITH_STEP:
+    for name, observed in frame.notna().items():
+        gcd = np.gcd.reduce(np.diff(np.flatnonzero(observed)))
+        if gcd > 1 and observed.sum() > _MIN_VALUES:
             raise ValueError(
                 f"series {name!r} has other steps than the table, one row for every {gcd} of its times; put series "
                 "with the same steps and times into a table of their own"
             )
-
-
-def _later_notes(
-    frame: pd.DataFrame, some: np.ndarray, later: np.ndarray, ids: Sequence[str], target: str, others: Sequence[str]
-) -> list[str]:
-    """Note columns that have values after the last value to forecast, and change within series before: they may be
-    known in advance."""
-    found = [name for name in others if name != target and frame[name][later].notna().any()]
-    found = [name for name in found if frame[some].groupby(list(ids))[name].nunique().gt(1).any()]
-    if not found:
-        return []
-    one = len(found) == 1
-    return [
-        f"{later.sum():,} rows after the last {target!r} have {', '.join(map(repr, found[:_MAX_NAMED]))}; if "
-        f"{'it is' if one else 'these are'} known in advance, name {'it' if one else 'them'} with `future`"
-    ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    some = ", ".join(map(shown, names[:_MAX_NAMED])) + (", ..." if len(names) > _MAX_NAMED else "")
-    return f"{len(names):,} series ({some}) have" if len(names) > 1 else f"series {some} has"
-
-
-def _columns_along(
-    frame: pd.DataFrame,
-    beside: Mapping[str, Sequence[str]],
-    separator: Callable[[Sequence[str]], str],
-    spread: Callable[[np.ndarray], np.ndarray],
-) -> Beside:
-    """Read the columns of each kind. One of text becomes a column of 0 and 1 for each of its values, at most 50."""
-    found = []
-    decimal = separator([name for names in beside.values() for name in names])
-    for kind, name in [(kind, name) for kind, names in beside.items() for name in names]:
-        try:
-            found.append((kind, name, spread(to_numbers(frame[name], decimal))))
-            continue
-        except ValueError:
-            texts = frame[name].dropna().astype(str).str.strip()
-            texts = texts[texts != ""]
-            if not 0 < texts.nunique() <= _MAX_TEXTS or texts.str.fullmatch(r"[+-]?inf(inity)?", case=False).any():
-                raise
-        text = frame[name].astype(str).str.strip()
-        found += [(kind, f"{name}={each}", spread((text == each).to_numpy(np.float64))) for each in sorted(set(texts))]
-    return tuple(found)
-
-
-def _constant(name: str, names: Sequence[str], x: np.ndarray) -> np.ndarray:
-    """Find the one value of each series ``(times, series)``; ValueError if one has several."""
-    low, high = np.nanmin(x, axis=0), np.nanmax(x, axis=0)
-    if (low != high).any():
-        index = int((low != high).argmax())
-        raise ValueError(
-            f"column {name!r} is not static: series {names[index]!r} has {low[index]:g} and {high[index]:g}; name it "
-            "with `future` or `past`"
-        )
-    return low
 
 
 def _ending_together(x: np.ndarray, ends: np.ndarray, rows: int, last: int) -> np.ndarray:
@@ -431,64 +286,28 @@ def _ending_together(x: np.ndarray, ends: np.ndarray, rows: int, last: int) -> n
     return np.where(at >= 0, np.take_along_axis(longer, at.clip(0), axis=0), np.nan)
 
 
-def _check_beside(beside: Mapping[str, Sequence[str]], names: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """List the columns beside the series; ValueError for one that is unknown, named twice, or taken already."""
-    found: list[str] = []
-    for kind, some in beside.items():
-        known(kind, KINDS, "kind of column")
-        for name in some:
-            known(name, names, f"{kind} column")
-            if name in taken or name in found:
-                raise ValueError(f"column {shown(name)} has two uses; name it once")
-            found.append(name)
-    return found
-
-
-def _decimal_option(decimal: str | None, thousands: str | None) -> str | None:
-    """Find the decimal separator that the options say; None if they leave it open."""
-    if decimal not in (None, ".", ","):
-        raise ValueError(f"decimal must be '.' or ',', got {shown(decimal)}")
-    if thousands not in (None, *_DECIMAL_OF_THOUSANDS):
-        raise ValueError(f"thousands must be ',', '.', a space or an apostrophe, got {shown(thousands)}")
-    if decimal is not None and decimal == thousands:
-        raise ValueError(f"decimal and thousands must differ, got {decimal!r} for both")
-    return decimal or _DECIMAL_OF_THOUSANDS.get(thousands or " ")
-
-
 def _frame(data: Any) -> tuple[pd.DataFrame, str | None, list[str]]:
     """Read a table, of text files as text; the decimal separator that is usual in it, and notes on lines that are no
     rows."""
-    if not isinstance(data, str | Path):
-        return _without_index(data if isinstance(data, pd.DataFrame) else pa.table(data).to_pandas()), None, []
-    path = Path(data)
-    if path.is_dir() or not path.exists():
-        raise FileNotFoundError(
-            f"{str(path)!r} is a folder; give a file in it" if path.is_dir() else f"no file {str(path)!r}"
-        )
-    try:
-        if path.is_fifo():  # which has no ending, and can be read once
-            table = parse_text_table(path.read_bytes(), path, titles=True)
-        else:
+    if isinstance(data, str | Path):
+        path = Path(data)
+        if path.is_dir() or not path.exists():
+            raise FileNotFoundError(f"no file {str(path)!r}; give the path of a table")
+        path = without_pipe(path, ".csv")
+        try:
             check_spreadsheet(path)
-            if inner_suffix(path) in RECORDS:
-                return _without_index(read_table(path).to_pandas()), ".", []
-            table = read_text_table(path, titles=True)
-        if not table.names:
-            raise ValueError("it is empty")
-    except (ValueError, EOFError, OSError) as error:  # parsing errors of the libraries are ValueErrors
-        if str(path) in str(error):
-            raise
-        raise ValueError(f"{str(path)!r} cannot be read as a table: {one_line(error)}") from error
-    cells = {
-        name: [None if not cell[-1:].isdigit() and is_missing(cell) else cell for cell in column]
-        for name, column in table.columns.items()
-    }
-    frame = pd.DataFrame(cells, dtype=str).dropna(how="all").reset_index(drop=True)
-    return frame, usual_decimal(table.separator), list(table.notes)
-
-
-def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
-    """Make a column of the index: times are often there, but integers without a name are the rows that a selection
-    kept."""
+            if inner_suffix(path) not in RECORDS:
+                table = read_text_table(path, titles=True)
+                frame = pd.DataFrame(table.columns, dtype=str)
+                frame = frame.mask(frame.map(is_missing)).dropna(how="all").reset_index(drop=True)
+                return frame, usual_decimal(table.separator), list(table.notes)
+            data = read_table(path)
+        except (ValueError, EOFError, OSError) as error:  # parsing errors of the libraries are ValueErrors
+            if str(path) in str(error):
+                raise
+            raise ValueError(f"{str(path)!r} cannot be read as a table: {one_line(error)}") from error
+    frame = data if isinstance(data, pd.DataFrame) else pa.table(data).to_pandas()
+    # Times are often the index, but integers without a name are the rows that a selection kept.
     left_over = frame.index.name is None and pd.api.types.is_integer_dtype(frame.index)
-    return frame.reset_index(drop=left_over)
+    frame = frame.reset_index(drop=left_over)
+    return frame.set_axis([str(name) for name in frame.columns], axis=1), None, []
