@@ -195,9 +195,10 @@ def main() -> None:
     if not native.available():
         raise SystemExit("the loops in C are not available here: install a C compiler")
     steps, convolutions = [], []
-    for *case, least in CONVOLUTIONS:
+    for batch, length, channels, n_taps, least in CONVOLUTIONS:
+        case = f"{batch} x {length} x {channels} with {n_taps} taps"
         for dtype in DTYPES:
-            row = time_convolution(*case, dtype, given.repeats) | {"goal": least}
+            row = time_convolution(batch, length, channels, n_taps, dtype, given.repeats) | {"goal": least}
             convolutions.append(row)
             print(
                 f"convolution {case} {row['dtype']}: {row['times as fast']:.2f} times as fast, goal {least}", flush=True

@@ -208,7 +208,7 @@ def test_second_derivatives_of_gated_units() -> None:
     for function in (unit(True, "fft"), plain_unit(True)):
         first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
         found.append(torch.autograd.grad(sum(t.square().sum() for t in first), inputs))
-    assert_near(*found, 1e-5)
+    assert_near(found[0], found[1], 1e-5)
 
 
 @pytest.mark.parametrize("kernel", [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8}])
