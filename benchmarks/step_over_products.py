@@ -194,25 +194,24 @@ def main() -> None:
     keep_freed_memory()
     if not native.available():
         raise SystemExit("the loops in C are not available here: install a C compiler")
-    steps, convolutions = [], []
-    for *case, least in CONVOLUTIONS:
+    found: dict[str, list[dict[str, Any]]] = {"convolutions": [], "steps": []}
+
+    def keep(kind: str, row: dict[str, Any]) -> None:  # after every row, because a run takes many minutes
+        found[kind].append(row)
+        save_results(given.out, f"python benchmarks/step_over_products.py --repeats {given.repeats}", found)
+
+    for batch, length, channels, n_taps, least in CONVOLUTIONS:
+        case = f"{batch} x {length} x {channels} with {n_taps} taps"
         for dtype in DTYPES:
-            row = time_convolution(*case, dtype, given.repeats) | {"goal": least}
-            convolutions.append(row)
-            print(
-                f"convolution {case} {row['dtype']}: {row['times as fast']:.2f} times as fast, goal {least}", flush=True
-            )
+            row = time_convolution(batch, length, channels, n_taps, dtype, given.repeats) | {"goal": least}
+            print(f"{case} in {row['dtype']}: {row['times as fast']:.2f} times as fast, goal {least}", flush=True)
+            keep("convolutions", row)
     for recipe, options, batch, length, most in STEPS:
         for dtype, goal in zip(DTYPES, most, strict=True):
             row = time_step(recipe, options, batch, length, dtype, given.repeats) | {"goal": goal}
-            steps.append(row)
             ratios = f"{row['step over products']:.2f} times its products (goal {goal}), by FFT {row['before']:.2f}"
-            print(f"{recipe} {options} {batch} x {length} {row['dtype']}: {ratios}", flush=True)
-    save_results(
-        given.out,
-        f"python benchmarks/step_over_products.py --repeats {given.repeats}",
-        {"convolutions": convolutions, "steps": steps},
-    )
+            print(f"{recipe} {options} {batch} x {length} in {row['dtype']}: {ratios}", flush=True)
+            keep("steps", row)
 
 
 if __name__ == "__main__":

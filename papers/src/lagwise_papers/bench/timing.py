@@ -34,7 +34,7 @@ class Timing:
 
 @denormals_as_zero()
 def interleaved(
-    methods: Mapping[str, Callable[[], None]],
+    methods: Mapping[str, Callable[[], Any]],
     *,
     repeats: int,
     warmup: int = 2,

@@ -1,6 +1,6 @@
 """Loops in C, compiled on the machine that runs them, for the few operations that PyTorch does slowly on a CPU.
 
-The C files are compiled at first use, in about two seconds, with the compiler in ``$CC`` or ``cc``, and kept in the
+The C files are compiled at first use, in a few seconds, with the compiler in ``$CC`` or ``cc``, and kept in the
 cache for later processes (`load_compiled`). Without a compiler, on systems other than Linux, or with
 ``LAGWISE_NATIVE=0``, callers use PyTorch, which gives the same results for finite values.
 """

@@ -114,7 +114,9 @@ def _loops() -> Loops | None:
         return None
     try:
         compiler = find_compiler()
-        return None if compiler is None else load_compiled(_SOURCES, compiler, _FLAGS, _bound)
+        if compiler is None:
+            raise FileNotFoundError("there is no C compiler 'cc'; install one, or set CC")
+        return load_compiled(_SOURCES, compiler, _FLAGS, _bound)
     except Exception as error:  # whatever failed, PyTorch gives the same results
         warnings.warn(
             f"Could not compile the C kernel; falling back to PyTorch (training is slower): {error}",
