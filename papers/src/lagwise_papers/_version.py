@@ -1,3 +1,3 @@
 """The version, for modules that must not import the package itself."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
