@@ -10,12 +10,12 @@ from torch import Tensor
 from lagwise.models.linear.scaling import DenseFeatures
 from lagwise.tables import check_integer
 
-_LEVELS = 15  # thresholds of each column, where they help
-_MAX_LEVELS = 2000  # thresholds of all columns
+_LEVELS = 15  # maximum thresholds of each column
+_MAX_LEVELS = 2000  # maximum thresholds of all columns together
 
 
 class ColumnsState(NamedTuple):
-    """The sums of the features of a stream's samples ``(batch, size)``, and the number of its samples ``(batch,)``."""
+    """State of a stream: sums of its features ``(batch, size)``, and the number of its samples ``(batch,)``."""
 
     total: Tensor
     seen: Tensor
@@ -32,10 +32,10 @@ class Columns(DenseFeatures):
     ``(batch, size)``: the columns first. Padding has no effect.
 
     Args:
-        channels: Columns.
+        channels: Number of columns.
         levels: Thresholds of each column; 0 for none.
-        mean: Of each column, by which it is standardised.
-        std: Likewise.
+        mean: Mean of each column, by which it is standardised.
+        std: Standard deviation of each column, by which it is standardised.
 
     Source: an additive model with steps (Hastie and Tibshirani 1986) at quantiles of the rows.
     """
@@ -51,7 +51,7 @@ class Columns(DenseFeatures):
 
     @staticmethod
     def plan(channels: int) -> dict[str, Any]:
-        """Thresholds of a table with so many columns, fewer of each where there are many."""
+        """Choose the number of thresholds per column, fewer for tables with many columns."""
         return {"levels": min(_LEVELS, _MAX_LEVELS // channels)}
 
     @torch.no_grad()
@@ -62,19 +62,19 @@ class Columns(DenseFeatures):
         self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())
 
     def without_levels(self) -> int:
-        """Number of the features that are not levels, which are last."""
+        """Number of features before the levels (levels come last)."""
         return self.channels
 
     def drop_levels(self) -> None:
-        """Leave the levels out."""
+        """Remove the features of levels."""
         self.levels, self.size = 0, self.channels
         self.biases = self.biases[:, :0].clone()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        found = self._each(x)
+        features = self._each(x)
         if mask is None:
-            return found.mean(1)
-        return (found * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+            return features.mean(1)
+        return (features * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
     def start(self, batch: int) -> ColumnsState:
         """The state before a stream's first sample."""
@@ -82,8 +82,7 @@ class Columns(DenseFeatures):
         return ColumnsState(total, torch.zeros(batch, dtype=torch.long, device=total.device))
 
     def step(self, x: Tensor, state: ColumnsState) -> tuple[Tensor, ColumnsState]:
-        """The features after each of the next samples ``(batch, n, channels)``: ``(batch, n, size)``; and the state
-        after them."""
+        """Push samples ``(batch, n, channels)``. Returns features ``(batch, n, size)`` after each, and the state."""
         totals = state.total[:, None] + self._each(x).double().cumsum(1)
         seen = state.seen[:, None] + torch.arange(1, x.shape[1] + 1, device=x.device)
         return (totals / seen[..., None]).to(self.biases.dtype), ColumnsState(totals[:, -1], seen[:, -1])

@@ -1,4 +1,4 @@
-"""Features of series: how often fixed dilated convolutions exceed thresholds."""
+"""MiniRocket features of series: shares of samples at which fixed dilated convolutions exceed thresholds."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from lagwise.tables import check_integer
 _TAPS = 9
 _TRIPLES = tuple(itertools.combinations(range(_TAPS), 3))
 KERNELS = len(_TRIPLES)  # 84
-_MAX_CHANNELS = 9  # that a kernel sums
-THRESHOLDS = 119  # per kernel, over all dilations: 9,996 features
+_MAX_CHANNELS = 9  # channels that a kernel sums
+THRESHOLDS = 119  # thresholds per kernel, over all dilations: 9,996 features
 _MAX_DILATIONS = 32
-LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
-_SAMPLED = 4096  # samples whose quantiles are thresholds of levels
-_FEW = 1 << 10  # samples of which all kernels' values are small
-_COMPARISONS = 1 << 17  # at once
+LEVELS = 30  # thresholds of each sum of channels, if the levels of a series help
+_SAMPLED = 4096  # samples from whose quantiles thresholds of levels are taken
+_FEW = 1 << 10  # samples of a batch up to which all kernels are computed at once
+_COMPARISONS = 1 << 17  # upper bound per chunk, so that results stay in a processor's cache
 _GOLDEN = (5**0.5 + 1) / 2
 
 
 class ConvolutionState(NamedTuple):
-    """The last samples of a stream ``(batch, reach, channels)``, standardised; the number of its samples ``(batch,)``;
-    and how often each feature's threshold was exceeded ``(batch, size)``."""
+    """State of a stream: its last standardised samples ``(batch, reach, channels)``, their number so far ``(batch,)``,
+    and how often each threshold was exceeded ``(batch, size)``."""
 
     past: Tensor
     seen: Tensor
@@ -38,7 +38,7 @@ class ConvolutionState(NamedTuple):
 
 
 class Convolutions(DenseFeatures):
-    """Shares of the samples at which fixed dilated convolutions exceed thresholds.
+    """MiniRocket features: shares of the samples at which fixed dilated convolutions exceed thresholds.
 
     Formula: ``mean_t [y_{k,d,t} > b_{k,d,j}]`` with ``y_{k,d,t} = sum_m w_{k,m} z_{t - m d}``, where w_k is one of the
     84 kernels of 9 taps that have three taps of 2 and six of -1, d a dilation, b a threshold, and z a standardised
@@ -58,8 +58,8 @@ class Convolutions(DenseFeatures):
         dilations: Dilations in samples.
         thresholds: Thresholds of each kernel with each dilation.
         levels: Thresholds of each sum of channels; 0 for none.
-        mean: Of each channel, by which samples are standardised.
-        std: Likewise.
+        mean: Mean of each channel, by which samples are standardised.
+        std: Standard deviation of each channel, by which samples are standardised.
 
     Source: Dempster, Schmidt and Webb 2021 (MiniRocket), with their kernels, dilations and shares; there convolutions
     are centred. Levels are ours.
@@ -84,7 +84,7 @@ class Convolutions(DenseFeatures):
         self.reach = (_TAPS - 1) * max(dilations)
         self.size = KERNELS * (sum(thresholds) + levels)
         summed = min(channels, _MAX_CHANNELS)
-        # Numbers of the channels that a kernel sums; the number ``channels`` is a channel of zeros.
+        # Indices of the channels that a kernel sums; index ``channels`` is a channel of zeros.
         self.register_buffer("chosen", torch.zeros(len(dilations), KERNELS, summed, dtype=torch.long))
         self.register_buffer("biases", torch.zeros(KERNELS, sum(thresholds)))
         self.register_buffer("signs", torch.zeros(channels, KERNELS if levels else 0))
@@ -92,7 +92,7 @@ class Convolutions(DenseFeatures):
 
     @staticmethod
     def plan(lengths: Sequence[int], *, total: int = THRESHOLDS) -> dict[str, Any]:
-        """Dilations up to an eighth of the median length, and how many thresholds each has, of so many per kernel."""
+        """Choose dilations up to an eighth of the median length, and divide ``total`` thresholds between them."""
         largest = max(1, (int(np.median(lengths)) - 1) // (_TAPS - 1))
         count = min(total, _MAX_DILATIONS)
         dilations, times = np.unique(np.geomspace(1, largest, count).astype(int), return_counts=True)
@@ -130,36 +130,36 @@ class Convolutions(DenseFeatures):
                 self.level_biases[kernel] = torch.quantile(values[:, kernel], own)
 
     def _shares_of_values(self, count: int) -> Tensor:
-        """Which quantiles thresholds are, evenly spread however many are taken."""
+        """Low-discrepancy sequence of quantiles in (0, 1) (golden ratio), for ``count`` thresholds."""
         return torch.from_numpy(np.arange(1, count + 1) * _GOLDEN % 1).float().to(self.biases.device)
 
     def _drawn_channels(self, random: np.random.Generator) -> np.ndarray:
-        """For each dilation and kernel 1 to 9 channels, fewer more often, as in MiniRocket."""
+        """Draw 1 to 9 channels for each dilation and kernel, fewer more often, as in MiniRocket."""
         shape = tuple(self.chosen.shape)
         numbers = np.full(shape, self.channels)
-        for place in np.ndindex(shape[:2]):
+        for pair in np.ndindex(shape[:2]):
             count = int(2 ** random.uniform(0, np.log2(shape[2] + 1)))
-            numbers[place][:count] = random.choice(self.channels, count, replace=False)
+            numbers[pair][:count] = random.choice(self.channels, count, replace=False)
         return numbers
 
     def without_levels(self) -> int:
-        """Number of the features that are not levels, which are last."""
+        """Number of features before the levels (levels come last)."""
         return KERNELS * sum(self.thresholds)
 
     def drop_levels(self) -> None:
-        """Leave the levels out."""
+        """Remove the features of levels."""
         self.levels, self.size = 0, self.without_levels()
         self.signs, self.level_biases = self.signs[:, :0].clone(), self.level_biases[:, :0].clone()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         z = self._scaled(x)
         if mask is None:
-            place = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+            position = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         else:
-            place = torch.where(mask, mask.long().cumsum(1) - 1, -1)
+            position = torch.where(mask, mask.long().cumsum(1) - 1, -1)
             z = z * mask[..., None]
-        counts = self._counts(z, place, padded=mask is not None)
-        return self._shares(counts, (place >= 0).sum(1))
+        counts = self._counts(z, position, padded=mask is not None)
+        return self._shares(counts, (position >= 0).sum(1))
 
     def start(self, batch: int) -> ConvolutionState:
         """The state before a stream's first sample."""
@@ -168,18 +168,17 @@ class Convolutions(DenseFeatures):
         return ConvolutionState(past, seen, past.new_zeros(batch, self.size, dtype=torch.float64))
 
     def step(self, x: Tensor, state: ConvolutionState) -> tuple[Tensor, ConvolutionState]:
-        """The features after each of the next samples ``(batch, n, channels)``: ``(batch, n, size)``; and the state
-        after them."""
+        """Push samples ``(batch, n, channels)``. Returns features ``(batch, n, size)`` after each, and the state."""
         z = torch.cat([state.past, self._scaled(x)], 1)
-        place = state.seen[:, None] + torch.arange(x.shape[1], device=x.device)
-        totals = state.counts[:, None] + self._counts(z, place, each=True).cumsum(1)
+        position = state.seen[:, None] + torch.arange(x.shape[1], device=x.device)
+        totals = state.counts[:, None] + self._counts(z, position, each=True).cumsum(1)
         later = ConvolutionState(z[:, z.shape[1] - self.reach :].clone(), state.seen + x.shape[1], totals[:, -1])
-        found = self._shares(totals.flatten(0, 1), (place + 1).flatten())
-        return found.unflatten(0, place.shape), later
+        found = self._shares(totals.flatten(0, 1), (position + 1).flatten())
+        return found.unflatten(0, position.shape), later
 
     def _lagged(self, z: Tensor, index: int, past: int = 0) -> list[Tensor]:
-        """What the taps of kernels with a dilation see, and the sum of it, each ``(batch, kernels or 1, length)``, at
-        samples after the first ``past``, before which there are zeros."""
+        """Inputs of the nine taps at a dilation, then their sum, each ``(batch, kernels or 1, length)``, at the samples
+        after the first ``past``; zeros come before the first sample."""
         dilation, length = self.dilations[index], z.shape[1] - past
         summed = self._sums_of_channels(z, index)
         missing = (_TAPS - 1) * dilation - past
@@ -191,14 +190,14 @@ class Convolutions(DenseFeatures):
         return [*lagged, total]
 
     def _convolved(self, z: Tensor, index: int, past: int = 0) -> Tensor:
-        """``(batch, kernels, length)``: `_convolution` by all kernels at once."""
+        """Convolve with all kernels at once: ``(batch, kernels, length)``."""
         lagged = torch.stack(self._lagged(z, index, past)).expand(-1, -1, KERNELS, -1)
         taps, own = torch.tensor(_TRIPLES, device=z.device).t(), torch.arange(KERNELS, device=z.device)
         first, second, third = (lagged[places, :, own] for places in taps)  # (kernels, batch, length)
         return 3 * (first + second + third).transpose(0, 1) - lagged[-1]
 
     def _sums_of_channels(self, z: Tensor, index: int) -> Tensor:
-        """``(batch, kernels or 1, length)``: the channel or the sum of channels that each kernel sees."""
+        """Sum the channels that each kernel reads: ``(batch, kernels or 1, length)``."""
         by_channel = z.transpose(1, 2)
         if self.channels == 1:
             return by_channel
@@ -209,28 +208,28 @@ class Convolutions(DenseFeatures):
             total = total + each
         return total
 
-    def _counts(self, z: Tensor, place: Tensor, *, padded: bool = False, each: bool = False) -> Tensor:
-        """Numbers of samples at which features' thresholds are exceeded, ``(batch, size)``, or whether they are at each
+    def _counts(self, z: Tensor, position: Tensor, *, padded: bool = False, each: bool = False) -> Tensor:
+        """Count the samples at which each threshold is exceeded, ``(batch, size)``; with ``each``, compare every
         sample, ``(batch, length, size)``.
 
         Args:
-            z: the samples, perhaps with earlier ones before them.
-            place: the place of each of the last samples in its series, -1 at padding.
-            padded: whether there is padding.
-            each: whether each sample is asked for.
+            z: Standardised samples ``(batch, past + length, channels)``.
+            position: Position ``(batch, length)`` of the last samples in their series, -1 at padding.
+            padded: Whether there is padding.
+            each: Whether to return values of each sample instead of sums.
         """
-        past, found, start = z.shape[1] - place.shape[1], [], 0
-        at_once = each or traced() or place.numel() <= _FEW  # few operations, with all values in memory
+        past, found, start = z.shape[1] - position.shape[1], [], 0
+        at_once = each or traced() or position.numel() <= _FEW  # few operations, with all values in memory
         kernel = torch.arange(KERNELS, device=z.device)
-        padding = place < 0 if padded else None
+        padding = position < 0 if padded else None
         for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
             first, biases = (_TAPS - 1) * dilation, self.biases[:, start : start + count]
             if at_once:
                 missed = torch.where((kernel + index) % 2 == 1, first, 0)
-                y = self._convolved(z, index, past).masked_fill(place[:, None] < missed[:, None], -torch.inf)
+                y = self._convolved(z, index, past).masked_fill(position[:, None] < missed[:, None], -torch.inf)
                 found.append(_exceeded(y, biases, each))
             else:
-                hidden = padding, place < first
+                hidden = padding, position < first
                 convolved = (
                     _hide(_convolution(seen, number), hidden[(number + index) % 2])
                     for number, seen in enumerate(_by_kernel(self._lagged(z, index, past)))
@@ -238,12 +237,12 @@ class Convolutions(DenseFeatures):
                 found.append(_counted(convolved, biases))
             start += count
         if self.levels:
-            y = (z[:, past:] @ self.signs).transpose(1, 2).masked_fill(place[:, None] < 0, -torch.inf)
+            y = (z[:, past:] @ self.signs).transpose(1, 2).masked_fill(position[:, None] < 0, -torch.inf)
             found.append(_exceeded(y, self.level_biases, each) if at_once else _counted(y.unbind(1), self.level_biases))
         return torch.cat(found, -1)
 
     def _shares(self, counts: Tensor, seen: Tensor) -> Tensor:
-        """Counts ``(batch, size)`` over the numbers of samples that were compared, of ``seen (batch,)`` samples."""
+        """Divide counts ``(batch, size)`` by the numbers of samples compared, of ``seen (batch,)`` samples."""
         kernel, parts, start = torch.arange(KERNELS, device=counts.device), [], 0
         for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
             missed = torch.where((kernel + index) % 2 == 1, (_TAPS - 1) * dilation, 0)
@@ -256,37 +255,36 @@ class Convolutions(DenseFeatures):
 
 
 def _by_kernel(lagged: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """For each kernel what its taps see, and the sum of it, each ``(batch, length)``."""
+    """Regroup the results of `_lagged` by kernel, each ``(batch, length)``."""
     rows = list(zip(*(each.unbind(1) for each in lagged), strict=True))
     return rows * (KERNELS // len(rows))
 
 
 def _convolution(seen: Sequence[Tensor], kernel: int) -> Tensor:
-    """``(batch, length)``: the convolution by one kernel of what its taps see, and of the sum of that. The taps are -1,
-    but 2 at three places a, b and c: ``3 (z_a + z_b + z_c) - sum z``."""
+    """Convolve with one kernel, ``(batch, length)``: its taps are 2 at indices a, b and c and -1 elsewhere, so the
+    result is ``3 (z_a + z_b + z_c) - sum z``."""
     a, b, c = _TRIPLES[kernel]
     return (seen[a] + seen[b]).add_(seen[c]).mul_(3).sub_(seen[-1])
 
 
-def _hide(y: Tensor, places: Tensor | None) -> Tensor:
-    return y if places is None else y.masked_fill_(places, -torch.inf)
+def _hide(y: Tensor, hidden: Tensor | None) -> Tensor:
+    return y if hidden is None else y.masked_fill_(hidden, -torch.inf)
 
 
 def _counted(convolved: Iterable[Tensor], biases: Tensor) -> Tensor:
-    """How often the ``(batch, length)`` of each kernel exceed its thresholds, ``(kernels, n)``:
-    ``(batch, kernels * n)``. Few comparisons at once stay in a processor's cache, and those into floats are ten times
-    as fast as booleans that are converted."""
+    """Count how often the ``(batch, length)`` of each kernel exceeds its thresholds ``(kernels, n)``: ``(batch,
+    kernels * n)``. Comparisons into floats are ten times as fast as booleans that are converted."""
     found, above = [], biases.new_empty(0)
     for y, own in zip(convolved, biases, strict=True):
-        most = max(1, min(len(own), _COMPARISONS // max(1, y.numel())))
+        chunk = max(1, min(len(own), _COMPARISONS // max(1, y.numel())))
         if not found:
-            above = y.new_empty(most, *y.shape)
-        found += [torch.gt(y, b[:, None, None], out=above[: len(b)]).sum(2) for b in own.split(most)]
+            above = y.new_empty(chunk, *y.shape)
+        found += [torch.gt(y, b[:, None, None], out=above[: len(b)]).sum(2) for b in own.split(chunk)]
     return torch.cat(found).t()
 
 
 def _exceeded(y: Tensor, biases: Tensor, each: bool) -> Tensor:
-    """How often y ``(batch, kernels, length)`` exceeds thresholds ``(kernels, n)``: ``(batch, kernels * n)``, or at
-    each sample whether it does: ``(batch, length, kernels * n)``."""
+    """Count how often y ``(batch, kernels, length)`` exceeds thresholds ``(kernels, n)``: ``(batch, kernels * n)``;
+    with ``each``, compare every sample: ``(batch, length, kernels * n)``."""
     above = y[..., None] > biases[:, None]
     return above.transpose(1, 2).flatten(2).to(torch.float64) if each else above.to(y.dtype).sum(2).flatten(1)

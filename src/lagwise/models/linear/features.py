@@ -11,7 +11,7 @@ from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.linear.patches import Patches
 from lagwise.tables import build
 
-#: Each is constructed with the number of channels, or of token ids, and its options.
+#: Feature extractors by name; the first argument is the number of channels, or of token ids.
 FEATURES: dict[str, Any] = {
     "columns": Columns,
     "convolutions": Convolutions,
@@ -21,8 +21,7 @@ FEATURES: dict[str, Any] = {
 
 
 def made_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
-    """Features of a model's inputs, which are of this name and have these options. options: the features' name and
-    options."""
+    """Build a feature extractor from its spec ``options`` (name and options), for the inputs of a model."""
     sizes = {"tokens": vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
     context: dict[str, Any] = {each: inputs.get(each) for each in ("mean", "std")}
     return build(FEATURES, options, sizes[name], what="features", **context)

@@ -1,4 +1,4 @@
-"""Features of texts: which n-grams of words and of characters occur."""
+"""N-gram features of texts: TF-IDF with presence instead of counts, for words and characters."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch import Tensor, nn
 
 from lagwise.tables import check_integer
 
-_PLANE = 1 << 16  # characters of the basic plane have an entry in the tables
-_IDEOGRAPHS = 0x20000  # planes of letters; the one before has mostly symbols
+_PLANE = 1 << 16  # size of the tables: code points of Unicode's basic plane
+_IDEOGRAPHS = 0x20000  # first code point of the planes of letters; the plane before has mostly symbols
 _WORD, _SPACE = 1, 2
 _MULTIPLIER, _POSITION = 6364136223846793005, 1442695040888963407  # products wrap around 64 bits
-_MAX_CHARACTERS = 3_000_000  # longer training texts use no n-grams of characters, which take ten times as long
-_MANY_ROWS, _MANY_CHARACTERS = 1000, 100_000  # for which n-grams must occur twice
+_MAX_CHARACTERS = 3_000_000  # of training text with n-grams of characters, which take ten times as long as words
+_MANY_ROWS, _MANY_CHARACTERS = 1000, 100_000  # larger data sets keep only n-grams that occur twice
 _COSINE = 4.0  # weight of the cosine of a pair, a single feature that says more than others
 
 
 class Sparse(NamedTuple):
-    """Features of rows, of which most are 0: numbers of features ``(batch, n)`` and their values, 0 at padding."""
+    """Sparse features of a batch: feature indices ``(batch, n)``, and values, 0 at padding."""
 
     numbers: Tensor
     values: Tensor
 
 
 def inputs_of(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What `Ngrams` takes of a batch as models read it: ids, mask and types."""
+    """Select the arguments of `Ngrams` from a batch of model inputs: ids, mask and types."""
     mask = batch.get("attention_mask")
     return batch["input_ids"], None if mask is None else mask.bool(), batch.get("token_type_ids")
 
 
 class Ngrams(nn.Module):
-    """Which n-grams of words and of characters occur in a text, as TF-IDF with presence in place of counts.
+    """TF-IDF of the n-grams of words and characters in a text, with presence instead of counts.
 
     Formula: feature g is ``idf_g / norm`` if n-gram g occurs in the text, with ``idf_g = log((1 + N) / (1 + N_g)) + 1``
     for N training rows, of which N_g have g. The norm is Euclidean, of the n-grams of words and of those of characters
@@ -81,7 +81,7 @@ class Ngrams(nn.Module):
             raise ValueError(f"kept must be the numbers of n-grams of words and of characters, got {kept}")
         if min(self.characters, default=1) < 1:
             raise ValueError(f"characters must be numbers of at least 1, got {characters}")
-        self.count = sum(kept) + 1  # the last is for all others
+        self.count = sum(kept) + 1  # + 1: the out-of-vocabulary bucket
         self.size = (3 + differences) * self.count + 2 if pairs else self.count
         self.register_buffer("spellings", torch.zeros(vocab_size, check_integer("longest", longest), dtype=torch.uint8))
         self.register_buffer("spelled", torch.zeros(vocab_size, dtype=torch.uint8))
@@ -98,7 +98,7 @@ class Ngrams(nn.Module):
         *,
         pairs: bool,
     ) -> tuple[dict[str, Any], Ngrams]:
-        """`fitted` with sizes of n-grams that suit the amount of training text. batches: as models read them."""
+        """Call `fitted` with sizes of n-grams that suit the amount of training text. batches: model inputs."""
         sizes, read = torch.tensor([len(each) for each in spellings]), [inputs_of(batch) for batch in batches]
         characters = sum(int(sizes[ids].sum()) for ids, _, _ in read)
         rows = sum(len(ids) for ids, _, _ in read)
@@ -108,7 +108,7 @@ class Ngrams(nn.Module):
             words=2,
             characters=[2, 3, 4, 5] if characters <= _MAX_CHARACTERS else [],
             pairs=pairs,
-            least=2 if rows > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
+            min_rows=2 if rows > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
         )
 
     @classmethod
@@ -120,14 +120,14 @@ class Ngrams(nn.Module):
         words: int,
         characters: Sequence[int],
         pairs: bool,
-        least: int,
+        min_rows: int,
     ) -> tuple[dict[str, Any], Ngrams]:
         """The options and the features for training texts.
 
         Args:
-            spellings: the bytes of each token id.
-            batches: input_ids, mask and types.
-            least: rows in which an n-gram must occur.
+            spellings: Bytes of each token id.
+            batches: ``(input_ids, mask, types)`` of each batch.
+            min_rows: Rows in which an n-gram must occur to be kept.
         """
         shape = {"words": words, "characters": list(characters), "longest": max(1, *map(len, spellings))}
         scanner = cls(len(spellings), kept=[0, 0], **shape)
@@ -142,7 +142,7 @@ class Ngrams(nn.Module):
         kept, counts = [], []
         for parts in found:
             hashes, times = np.unique(np.concatenate(parts or [np.zeros(0, np.int64)]), return_counts=True)
-            chosen = times >= least
+            chosen = times >= min_rows
             kept.append(hashes[chosen])
             counts.append(times[chosen])
         options = {**shape, "kept": [len(each) for each in kept], "pairs": pairs, "differences": pairs}
@@ -202,8 +202,8 @@ class Ngrams(nn.Module):
         for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
             kept = self.hashes[start : start + count]
             if count:
-                place = torch.clamp(_searched(kept, hashes), max=count - 1)
-                numbers.append(torch.where(kept[place] == hashes, place + start, self.count - 1))
+                index = torch.clamp(_searched(kept, hashes), max=count - 1)
+                numbers.append(torch.where(kept[index] == hashes, index + start, self.count - 1))
             start += count
         numbers = numbers or [torch.full_like(ids[:, :1], self.count - 1)]
         return torch.cat(numbers, 1).sort(1).values
@@ -257,13 +257,13 @@ class Ngrams(nn.Module):
         if not self.words:
             return text.new_zeros(text.shape[0], 0)
         inside = real & ((text >= _IDEOGRAPHS) | (self.kinds[text.clamp(max=_PLANE - 1)] == _WORD))
-        place = torch.arange(text.shape[1], device=text.device).expand_as(text)
+        index = torch.arange(text.shape[1], device=text.device).expand_as(text)
         starts = inside & ~F.pad(inside, (1, 0))[:, :-1]
-        # As a lookup of the word's number: ONNX has no running maximum.
-        begins, _ = _compact(place, starts)
+        # A lookup by the index of the word, because ONNX has no running maximum.
+        begins, _ = _compact(index, starts)
         start = begins.gather(1, (starts.long().cumsum(1) - 1).clamp(min=0))
-        # A word's hash is the sum over its characters of a hash of the character and its place in the word.
-        own = torch.where(inside, _mixed(text + 1 + (place - start) * _POSITION), 0)
+        # A word's hash is the sum over its characters of a hash of the character and its index in the word.
+        own = torch.where(inside, _mixed(text + 1 + (index - start) * _POSITION), 0)
         total = own.cumsum(1)
         ends = inside & ~F.pad(inside, (0, 1))[:, 1:]
         word, real = _compact(total - (total - own).gather(1, start), ends)
@@ -276,27 +276,27 @@ class Ngrams(nn.Module):
 
 
 def _mixed(number: Tensor) -> Tensor:
-    """A hash of 64 bits of numbers of 64 bits, 0 for none of them in practice."""
+    """Hash 64-bit integers to 64 bits; in practice no hash is 0."""
     number = (number ^ ((number >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     number = (number ^ ((number >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
     return number ^ ((number >> 31) & 0x1FFFFFFFF)
 
 
 def _searched(ordered: Tensor, values: Tensor) -> Tensor:
-    """`torch.searchsorted`, in programs by halving, as ONNX has no search."""
+    """`torch.searchsorted`; a bisection in exported programs, because ONNX has no such operation."""
     if not torch.compiler.is_compiling():
         return torch.searchsorted(ordered, values)
-    place, step = torch.zeros_like(values), 1 << len(ordered).bit_length()
+    index, step = torch.zeros_like(values), 1 << len(ordered).bit_length()
     while step := step // 2:
-        further = place + step
+        further = index + step
         less = ordered[further.clamp(max=len(ordered)) - 1] < values
-        place = torch.where((further <= len(ordered)) & less, further, place)
-    return place
+        index = torch.where((further <= len(ordered)) & less, further, index)
+    return index
 
 
 def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """The kept entries of each row ``(batch, n)``, moved to its start, as many columns as the longest row needs and at
-    least one; and where there are any."""
+    """Move the kept entries of each row ``(batch, n)`` to its start. Returns as many columns as the longest row needs,
+    at least one, and a mask of the entries."""
     counts = kept.sum(1)
     width = x.shape[1] if torch.compiler.is_compiling() else max(1, int(counts.max()))
     target = torch.where(kept, kept.cumsum(1) - 1, width)
@@ -305,7 +305,7 @@ def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distinct(hashes: Tensor) -> np.ndarray:
-    """The different hashes of each row, of all rows after one another, without 0."""
+    """Concatenate the distinct nonzero hashes of each row."""
     ordered = np.sort(hashes.numpy(force=True), axis=1)
     new = np.ones(ordered.shape, dtype=bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
