@@ -50,12 +50,12 @@ def test_tuples_instead_of_outputs() -> None:
     model.config.return_dict = False
     assert torch.equal(model(IDS, use_cache=False)[0], out.logits)
     assert torch.equal(model.model(IDS)[0], states)
-    assert model.generate(IDS, max_new_tokens=2, do_sample=False, pad_token_id=257).shape == (2, 6)
-
-
-def test_generation_refuses_return_dict() -> None:
+    options = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 257}
+    assert model.generate(IDS, **options).shape == (2, 6)
+    config = GenerationConfig(cache_implementation="dynamic", **options)  # transformers' name of the default
+    assert model.generate(IDS, generation_config=config).shape == (2, 6)
     with pytest.raises((TypeError, ValueError), match="return_dict"):
-        tiny("mega-lm").generate(IDS, max_new_tokens=2, return_dict=False, pad_token_id=257)
+        model.generate(IDS, return_dict=False, **options)
 
 
 def test_attention_weights_are_refused() -> None:
@@ -123,11 +123,6 @@ def test_a_cache_passes_through_an_exported_step() -> None:
         logits, after = exported(ids[:, 20:21], cache.copy())
     assert isinstance(after, StreamingCache)
     torch.testing.assert_close(logits, model(ids[:, :21]).logits[:, -1:], rtol=1e-4, atol=1e-5)
-
-
-def test_a_generation_config_with_the_default_cache_is_accepted() -> None:
-    config = GenerationConfig(cache_implementation="dynamic", max_new_tokens=2, do_sample=False, pad_token_id=257)
-    assert tiny("mega-lm").generate(IDS, generation_config=config).shape == (2, 6)
 
 
 @pytest.mark.parametrize("token", [-1, 20])

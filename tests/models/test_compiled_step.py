@@ -12,31 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILY, tiny
+from tiny_models import by_tokens, tiny, tiny_step
 
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled, in_place
 from lagwise.models.sources import source_digests
 
 pytestmark = pytest.mark.cpu  # a GPU has CUDA graphs: test_cuda_graph.py
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-KINDS = (
-    "tnn-lm",
-    "fd-tnn-lm",
-    "ski-tnn-lm",
-    "mega-lm",
-    "megalodon-lm",
-    "tcnca-lm",
-    "converted",
-    "family",
-    "positions",
-    "context",
-)
+
+
+def compiles(test: Any) -> Any:
+    """Mark a test as one that compiles code."""
+    test = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")(test)
+    return pytest.mark.slow(pytest.mark.timeout(600)(test))
+
+
+RECIPES = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm")
+KINDS = (*RECIPES, "converted", "family", "positions", "context")
 COMPILED = [kind for kind in KINDS if kind != "positions"]  # whose sinusoids are in float32
-VARIANTS: dict[str, dict[str, Any]] = {
-    "family": {"block": FAMILY},
-    "positions": {"position_embedding": "sinusoidal"},
-    "context": {"ngram_sizes": [2, 4], "match_sizes": [2, 3]},
-}
 
 
 class Eager:
@@ -77,12 +69,6 @@ def eager(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiled, "_compile", made)
 
 
-def model_of(kind: str, **fields: Any) -> LagwiseForCausalLM:
-    fields |= VARIANTS.get(kind, {})
-    model = tiny("tnn-lm" if kind == "converted" or kind in VARIANTS else kind, sharp=True, **fields)
-    return model.to_recurrent() if kind == "converted" else model
-
-
 def runs(model: LagwiseForCausalLM) -> int:
     return sum(step._loader.runs for step in model._steps.values())
 
@@ -92,7 +78,7 @@ def runs(model: LagwiseForCausalLM) -> int:
 @torch.no_grad()
 def test_streams_switch_between_eager_and_compiled_code(kind: str, eager: None) -> None:
     """Prompts, single tokens and copies in any order, with rows padded on the left."""
-    model, ids = model_of(kind), torch.randint(6, (2, 130))
+    model, ids = tiny_step(kind), torch.randint(6, (2, 130))
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     expected = model(ids, attention_mask=mask).logits
@@ -114,7 +100,7 @@ def test_streams_switch_between_eager_and_compiled_code(kind: str, eager: None) 
 
 @torch.no_grad()
 def test_generating_and_sessions_use_it(eager: None) -> None:
-    model, ids = model_of("mega-lm"), torch.randint(258, (1, 9))
+    model, ids = tiny_step("mega-lm"), torch.randint(258, (1, 9))
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(ids, **options)
     beams = model.generate(ids, **options, num_beams=2)
@@ -141,7 +127,7 @@ def test_generating_and_sessions_use_it(eager: None) -> None:
 @torch.no_grad()
 def test_a_step_of_any_batch_size_in_sessions(kind: str, eager: None) -> None:
     """Each sequence gets the same as alone, and every token is computed by the compiled step."""
-    model, ids = model_of(kind, position_embedding="sinusoidal"), torch.randint(6, (4, 90))
+    model, ids = tiny_step(kind, position_embedding="sinusoidal"), torch.randint(6, (4, 90))
     alone = model(ids).logits
     model.compile_step(None)
     session, rows, steps = StreamingSession(model), dict[int, tuple[int, int]](), 0
@@ -171,7 +157,7 @@ def test_a_step_of_any_batch_size_in_sessions(kind: str, eager: None) -> None:
 
 @torch.no_grad()
 def test_beam_search_reorders_compiled_states(eager: None) -> None:
-    model, ids = model_of("mega-lm"), torch.randint(258, (2, 9))
+    model, ids = tiny_step("mega-lm"), torch.randint(258, (2, 9))
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "num_beams": 3}
     expected = model.generate(ids, **options)
     model.compile_step(None)
@@ -181,31 +167,26 @@ def test_beam_search_reorders_compiled_states(eager: None) -> None:
 
 @torch.no_grad()
 def test_weights_may_change_between_streams(eager: None) -> None:
-    model, ids = model_of("converted"), torch.randint(258, (1, 20))
+    model, ids = tiny_step("converted"), torch.randint(258, (1, 20))
     model.compile_step()
 
-    def streamed() -> torch.Tensor:
-        cache = StreamingCache(2)
-        model(ids[:, :10], past_key_values=cache)
-        return torch.cat([model(token, past_key_values=cache).logits for token in ids[:, 10:].split(1, 1)], 1)
-
-    first = streamed()
+    first = by_tokens(model, ids, 10)[0]
     for parameter in model.parameters():
         parameter.mul_(1.01)
-    second = streamed()
+    second = by_tokens(model, ids, 10)[0]
     assert (second - first).abs().max() > 1e-3
     torch.testing.assert_close(second, model(ids).logits[:, 10:], rtol=0, atol=1e-9)
     assert runs(model) == 20
     model.float()
     with pytest.warns(UserWarning, match="call compile_step again"):
-        streamed()
+        by_tokens(model, ids, 10)[0]
     assert runs(model) == 20
 
 
 @torch.no_grad()
 def test_unsupported_calls_use_the_model(eager: None) -> None:
     """Errors, gradients, hidden states and other batch sizes; copies of the model are not compiled."""
-    model, ids = model_of("mega-lm"), torch.randint(258, (1, 9))
+    model, ids = tiny_step("mega-lm"), torch.randint(258, (1, 9))
     model.compile_step()
     cache = StreamingCache(2)
     model(ids, past_key_values=cache)
@@ -240,7 +221,7 @@ def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_sources_of_a_model_are_those_of_its_parts() -> None:
-    digests = source_digests(model_of("family"))
+    digests = source_digests(tiny_step("family"))
     for name in ("ops.precision", "ops.toeplitz.spectral", "models.step", "mixers.short_conv"):
         assert len(digests[f"lagwise.{name}"]) == 64
     assert len(digests["lagwise_papers.family.recurrence"]) == 64
@@ -306,70 +287,54 @@ def test_a_change_of_a_notebook_changes_the_digest_of_the_classes_that_use_it(
     assert (before != after) == (changed in ("class", "function", "value"))
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@compiles
 @pytest.mark.parametrize("kind", COMPILED)
 # In float32 the whole sequence is itself up to 2.6e-5 off float64 (kind "family"), and its plain steps 1.5e-5 off it.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 5e-5)])
 @torch.inference_mode()
 def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    model, ids = model_of(kind).to(dtype), torch.randint(6, (1, 400))
+    model, ids = tiny_step(kind).to(dtype), torch.randint(6, (1, 400))
     lines: list[str] = []
     assert model.compile_step(report=lines.append)
     assert model.compile_step(cached=True)
     assert [line.split()[0] for line in lines] == ["compiling", "compiled"]
-    expected, cache = model(ids).logits, StreamingCache(2)
-    model(ids[:, :100], past_key_values=cache)
-    steps = torch.cat([model(token, past_key_values=cache).logits for token in ids[:, 100:].split(1, 1)], 1)
+    expected, (steps, cache) = model(ids).logits, by_tokens(model, ids, 100)
     assert (steps - expected[:, 100:]).abs().max() <= tolerance * expected.abs().max()
     assert cache.stream is not None
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@compiles
 @pytest.mark.parametrize("kind", COMPILED)
 @torch.inference_mode()
 def test_compiled_code_of_any_batch_size(kind: str) -> None:
-    model, ids = model_of(kind).float(), torch.randint(6, (9, 90))
+    model, ids = tiny_step(kind).float(), torch.randint(6, (9, 90))
     assert model.compile_step(None)
     for rows in (1, 2, 9):
-        expected, cache = model(ids[:rows]).logits, StreamingCache(2)
-        model(ids[:rows, :20], past_key_values=cache)
-        steps = torch.cat([model(ids[:rows, i : i + 1], past_key_values=cache).logits for i in range(20, 90)], 1)
+        expected, (steps, cache) = model(ids[:rows]).logits, by_tokens(model, ids[:rows], 20)
         assert cache.stream is not None
         assert (steps - expected[:, 20:]).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@compiles
 @torch.inference_mode()
 def test_compiled_code_of_a_fixed_batch_size() -> None:
     """Ids may be views of longer rows and of a smaller dtype."""
-    model, ids = model_of("converted").float(), torch.randint(258, (3, 60), dtype=torch.int32)
-    expected, cache = model(ids).logits, StreamingCache(2)
+    model, ids = tiny_step("converted").float(), torch.randint(258, (3, 60), dtype=torch.int32)
     model.compile_step(3)
-    model(ids[:, :20], past_key_values=cache)
-    steps = torch.cat([model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(20, 60)], 1)
+    expected, (steps, cache) = model(ids).logits, by_tokens(model, ids, 20)
     assert cache.stream is not None
     assert (steps - expected[:, 20:]).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@compiles
 @torch.no_grad()
 def test_compiled_code_serves_other_weights() -> None:
     """Also those of one number, as in the norms of `norm="scale"`."""
-    model, ids = model_of("tnn-lm", norm="scale").float(), torch.randint(258, (1, 40))
+    model, ids = tiny_step("tnn-lm", norm="scale").float(), torch.randint(258, (1, 40))
     assert model.compile_step()
     for factor in (1.0, 2.0):
         for parameter in model.parameters():
             parameter.mul_(factor)
-        expected, cache = model(ids).logits, StreamingCache(2)
-        model(ids[:, :20], past_key_values=cache)
-        steps = torch.cat([model(token, past_key_values=cache).logits for token in ids[:, 20:].split(1, 1)], 1)
+        expected, (steps, cache) = model(ids).logits, by_tokens(model, ids, 20)
         assert cache.stream is not None
         assert (steps - expected[:, 20:]).abs().max() <= 1e-5 * expected.abs().max()

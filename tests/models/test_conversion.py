@@ -16,29 +16,28 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, recu
 from lagwise.models.conversion import KERNEL_MIXERS
 
 _RPE = {"name": "rpe", "layers": 1, "hidden": 8, "decay": 0.9}
+_GTU = {"name": "gtu", "expansion": 1}
+_GSS = {"name": "gss", "expansion": 1, "contraction": 1}
+
+
+def _prenorm(**token_mixer: Any) -> dict[str, Any]:
+    return {"name": "prenorm", "token_mixer": token_mixer}
+
+
 BLOCKS: dict[str, dict[str, Any]] = {
-    "gtu": {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": _RPE}},
-    "direct engine": {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": _RPE, "engine": "direct"}},
-    "ski": {
-        "name": "prenorm",
-        "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {"name": "warped", "decay": 0.9}, "engine": "ski"},
-    },
+    "gtu": _prenorm(**_GTU, kernel=_RPE),
+    "direct engine": _prenorm(name="toeplitz", kernel=_RPE, engine="direct"),
+    "ski": _prenorm(**_GTU, kernel={"name": "warped", "decay": 0.9}, engine="ski"),
     "mega": {"name": "mega", "memory": {"name": "toeplitz", "kernel": _RPE}, "chunk": 16},
-    "hyena": {"name": "prenorm", "token_mixer": {"name": "hyena", "kernel": _RPE}},
-    "gss": {"name": "prenorm", "token_mixer": {"name": "gss", "expansion": 1, "contraction": 1, "kernel": _RPE}},
-    "with a state space": {
-        "name": "chain",
-        "blocks": [
-            {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": _RPE}},
-            {"name": "prenorm", "token_mixer": {"name": "gss", "expansion": 1, "contraction": 1}},
-            {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3}}},
-        ],
-    },
+    "hyena": _prenorm(name="hyena", kernel=_RPE),
+    "gss": _prenorm(**_GSS, kernel=_RPE),
     "chain": {
         "name": "chain",
         "blocks": [
-            {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": _RPE}},
-            {"name": "prenorm", "token_mixer": {"name": "ema"}},
+            _prenorm(**_GTU, kernel=_RPE),
+            _prenorm(**_GSS),
+            _prenorm(name="toeplitz", kernel={"name": "s4d", "modes": 3}),
+            _prenorm(name="ema"),
         ],
     },
 }
@@ -105,19 +104,17 @@ def test_a_smaller_tolerance_needs_more_modes_and_is_more_accurate() -> None:
 
 
 def test_a_kernel_of_infinite_support_is_truncated() -> None:
-    original = model(
-        {"name": "prenorm", "token_mixer": {"name": "gtu", "expansion": 1, "kernel": {**_RPE, "decay": 1}}}
-    )
+    original = model(_prenorm(**_GTU, kernel={**_RPE, "decay": 1}))
     converted, _ = recurrent_form(original, 0.3, lags=60, max_order=60)
     assert converted.model.length_limit is None
 
 
 def test_models_that_cannot_be_converted_are_refused() -> None:
-    noise = {"name": "prenorm", "token_mixer": {"name": "toeplitz", "kernel": {"name": "free", "max_length": 300}}}
+    noise = _prenorm(name="toeplitz", kernel={"name": "free", "max_length": 300})
     with pytest.raises(ValueError, match=r"layers.0.*channel \d+ needs .* states for tolerance 0.001"):
         model(noise).to_recurrent()
     with pytest.raises(ValueError, match="no lag kernel to convert"):
-        model({"name": "prenorm", "token_mixer": {"name": "ema"}}).to_recurrent()
+        model(_prenorm(name="ema")).to_recurrent()
     with pytest.raises(ValueError, match="no lag kernel to convert"):
         model(BLOCKS["gtu"]).to_recurrent().to_recurrent()
     with pytest.raises(ValueError, match="tolerance must be"):
@@ -163,7 +160,7 @@ def test_encoders_and_defaults_are_converted_too() -> None:
     ids=lambda mixer: mixer.get("kernel", mixer)["name"],
 )
 def test_poles_stay_in_float32_in_a_model_loaded_in_lower_precision(mixer: dict[str, Any], tmp_path: Path) -> None:
-    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, block={"name": "prenorm", "token_mixer": mixer})
+    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=_prenorm(**mixer))
     LagwiseForCausalLM(config).save_pretrained(tmp_path)
     model = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     kept = [(part, name) for part in model.modules() for name in getattr(part, "kept_in_float32", ())]

@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny
+from tiny_models import tiny_step
 
-from lagwise.models import LagwiseForCausalLM, StreamingSession, cuda_graph
+from lagwise.models import StreamingSession, cuda_graph
 from lagwise.models.in_place import InPlaceStream
 from lagwise.models.step import StreamingStep
 
 KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted")
-
-
-def model_of(kind: str) -> LagwiseForCausalLM:
-    model = tiny("tnn-lm" if kind == "converted" else kind, sharp=True)
-    return model.to_recurrent() if kind == "converted" else model
 
 
 def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: Any) -> tuple[Callable[[], Any], Any]:
@@ -43,7 +38,7 @@ def test_streams_on_fixed_tensors_give_the_models_logits(
     kind: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     monkeypatch.setattr(cuda_graph, "capture", replayed)
-    model, ids = model_of(kind), torch.randint(6, (2, 200))
+    model, ids = tiny_step(kind), torch.randint(6, (2, 200))
     if device.type != "cpu":
         assert cuda_graph.branches(StreamingStep(model, online=True), 2) == (kind == "ski-tnn-lm")
         if kind == "ski-tnn-lm":
@@ -71,7 +66,7 @@ def test_batches_whose_rows_come_and_go(kind: str, monkeypatch: pytest.MonkeyPat
         return replayed(warm, run, device)
 
     monkeypatch.setattr(cuda_graph, "capture", counting)
-    model, texts = model_of(kind), torch.randint(6, (4, 80))
+    model, texts = tiny_step(kind), torch.randint(6, (4, 80))
     with torch.no_grad():
         expected = model(texts).logits
     model._steps[None] = cuda_graph.GraphStep(model, None, StreamingStep(model, online=True))
@@ -109,7 +104,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monkey
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(cuda_graph, "capture", refused)
-    model, ids = model_of("mega-lm"), torch.randint(6, (2, 30))
+    model, ids = tiny_step("mega-lm"), torch.randint(6, (2, 30))
     expected = model(ids).logits
     model._steps[2] = cuda_graph.GraphStep(model, 2, StreamingStep(model, online=True))
     cache = model(ids[:, :20], use_cache=True).past_key_values
@@ -128,7 +123,7 @@ def test_what_a_graph_reads_is_kept() -> None:
 @torch.no_grad()
 def test_graphs_are_refused_elsewhere() -> None:
     with pytest.raises(ValueError, match="CPU or a CUDA device"):
-        cuda_graph.graph_step(model_of("mega-lm").cpu(), 1)
+        cuda_graph.graph_step(tiny_step("mega-lm").cpu(), 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +148,7 @@ def test_a_graph_reads_no_values(kind: str, pytestconfig: pytest.Config) -> None
             return out
 
     with SecondDevice(), torch.no_grad():
-        step = StreamingStep(model_of(kind).to(NAME), online=True)
+        step = StreamingStep(tiny_step(kind).to(NAME), online=True)
         state, token = step.start(2), torch.zeros(2, dtype=torch.long, device=NAME)
         step(token, state)  # tables are made
         with Crossings() as crossings:

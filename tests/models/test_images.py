@@ -104,11 +104,8 @@ def test_positions_on_a_grid_equal_their_formula() -> None:
         torch.testing.assert_close(found[i, j], math.sqrt(2) * rms * torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_positions_are_relative_to_the_sides() -> None:
+def test_positions_are_relative_to_the_sides_and_as_large_as_embeddings() -> None:
     torch.testing.assert_close(positions(12, 9)[1::3, 1::3], positions(4, 3))
-
-
-def test_positions_are_as_large_as_embeddings() -> None:
     model = make(VIT, position_embedding="sinusoidal_2d", hidden_size=64).model
     embedded = model.embed_tokens(torch.randn(4, 1, 64, 64)).square().mean().sqrt().item()
     assert positions(32, 32, hidden_size=64).square().mean().sqrt().item() == pytest.approx(embedded, rel=0.1)
@@ -139,16 +136,13 @@ def test_a_kernels_limit_applies_to_each_axis() -> None:
         model(pixel_values=torch.randn(1, 1, 12, 14))
 
 
-def test_grids_need_images_and_two_sided_mixers() -> None:
+def test_other_inputs_are_refused() -> None:
     block = {"name": "prenorm", "token_mixer": {"name": "gtu2d"}}
     model = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block, causal=False))
     with pytest.raises(ValueError, match="give images"):
         model(torch.zeros(1, 4, dtype=torch.long))
     with pytest.raises(ValueError, match="causal=False"):
         LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block))
-
-
-def test_other_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="reads patches"):
         LagwiseForImageClassification(LagwiseConfig(causal=False))
     with pytest.raises(ValueError, match="'signed_pair' is for pairs of texts"):

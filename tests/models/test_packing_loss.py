@@ -105,29 +105,30 @@ def test_a_limit_applies_to_documents() -> None:
         model(ids, seq_idx=torch.arange(LIMIT + 50)[None] // (LIMIT + 1))
 
 
-class TestBadInput:
-    def test_boundaries_given_twice(self) -> None:
-        ids, boundaries = torch.zeros(1, 4, dtype=torch.long), torch.tensor([0, 1, 4])
-        with pytest.raises(ValueError, match="exactly one of seq_idx and cu_seqlens"):
-            tiny("tnn-lm")(ids, seq_idx=ids, cu_seqlens=boundaries)
-        with pytest.raises(ValueError, match="seq_idx and cu_seq_lens_q put the boundaries"):
-            tiny("tnn-lm")(ids, seq_idx=ids, cu_seq_lens_q=boundaries)
-        with pytest.raises(ValueError, match="cu_seq_lens_q and cu_seq_lens_k put the boundaries"):
-            tiny("tnn-lm")(ids, cu_seq_lens_q=boundaries, cu_seq_lens_k=torch.tensor([0, 2, 4]))
+BOUNDARIES = torch.tensor([0, 1, 4])
 
-    def test_boundaries_of_several_rows(self) -> None:
-        with pytest.raises(ValueError, match="cu_seqlens is for a batch of one packed row, got 2 rows"):
-            tiny("tnn-lm")(torch.zeros(2, 4, dtype=torch.long), cu_seqlens=torch.tensor([0, 1, 4]))
 
-    def test_boundaries_beyond_the_row(self) -> None:
-        with pytest.raises(ValueError, match="cu_seqlens must grow from 0 to at most 4"):
-            tiny("tnn-lm")(torch.zeros(1, 4, dtype=torch.long), cu_seqlens=torch.tensor([0, 5]))
+@pytest.mark.parametrize(
+    ("rows", "boundaries", "message"),
+    [
+        (1, {"seq_idx": torch.zeros(1, 4), "cu_seqlens": BOUNDARIES}, "exactly one of seq_idx and cu_seqlens"),
+        (1, {"seq_idx": torch.zeros(1, 4).long(), "cu_seq_lens_q": BOUNDARIES}, "seq_idx and cu_seq_lens_q put the"),
+        (1, {"cu_seq_lens_q": BOUNDARIES, "cu_seq_lens_k": torch.tensor([0, 2, 4])}, "_q and cu_seq_lens_k put the"),
+        (2, {"cu_seqlens": BOUNDARIES}, "cu_seqlens is for a batch of one packed row, got 2 rows"),
+        (1, {"cu_seqlens": torch.tensor([0, 5])}, "cu_seqlens must grow from 0 to at most 4"),
+    ],
+    ids=str,
+)
+def test_wrong_boundaries_are_named(rows: int, boundaries: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny("tnn-lm")(torch.zeros(rows, 4, dtype=torch.long), **boundaries)
 
-    @pytest.mark.parametrize("position_ids", [[[0, 0, 0, 1, 2]], [[1, 1, 0, 1, 2]], [[0, 1, 1, 1, 1]]])
-    def test_padding_is_not_a_document(self, position_ids: list) -> None:
-        """For any positions that transformers gives to padding."""
-        model, ids = tiny("tnn-lm"), torch.randint(0, 256, (1, 5))
-        mask = torch.tensor([[1, 1, 0, 0, 0] if position_ids[0][-1] == 1 else [0, 0, 1, 1, 1]])
-        with_positions = model(ids, attention_mask=mask, position_ids=torch.tensor(position_ids))
-        assert with_positions.past_key_values is not None
-        assert torch.equal(with_positions.logits, model(ids, attention_mask=mask).logits)
+
+@pytest.mark.parametrize("position_ids", [[[0, 0, 0, 1, 2]], [[1, 1, 0, 1, 2]], [[0, 1, 1, 1, 1]]])
+def test_padding_is_not_a_document(position_ids: list) -> None:
+    """For any positions that transformers gives to padding."""
+    model, ids = tiny("tnn-lm"), torch.randint(0, 256, (1, 5))
+    mask = torch.tensor([[1, 1, 0, 0, 0] if position_ids[0][-1] == 1 else [0, 0, 1, 1, 1]])
+    with_positions = model(ids, attention_mask=mask, position_ids=torch.tensor(position_ids))
+    assert with_positions.past_key_values is not None
+    assert torch.equal(with_positions.logits, model(ids, attention_mask=mask).logits)

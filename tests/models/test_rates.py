@@ -30,15 +30,10 @@ CONTINUOUS: dict[str, dict[str, Any]] = {
 def make(mixer: dict[str, Any], rate: float = 1.0, *, layers: int = 1, **fields: Any) -> Any:
     torch.manual_seed(0)
     block = {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "none"}}
-    config = {
-        "hidden_size": 6,
-        "num_hidden_layers": layers,
-        "block": block,
-        "inputs": "values",
-        "num_labels": 3,
-        "initializer_range": 0.5,
-    }
-    return LagwiseForTokenClassification(LagwiseConfig(**config, **fields, rate=rate)).double().eval()
+    config = {"hidden_size": 6, "num_hidden_layers": layers, "num_labels": 3, "initializer_range": 0.5, **fields}
+    return (
+        LagwiseForTokenClassification(LagwiseConfig(block=block, inputs="values", rate=rate, **config)).double().eval()
+    )
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import LIMIT, tiny
 from torch import Tensor
 
 from lagwise.models import (
@@ -15,19 +16,10 @@ from lagwise.models import (
     StreamingCache,
     StreamingSession,
 )
-from lagwise.training.recipe import load_recipe
 
 VOCABULARY = 30
-RECIPES = (
-    "tnn-lm",
-    "fd-tnn-lm",
-    "ski-tnn-lm",
-    "mega-lm",
-    "megalodon-lm",
-    "tcnca-lm",
-    "transformer-learned-lm",
-    "transformer-alibi-lm",
-)
+RECIPES = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm")
+RECIPES += ("transformer-learned-lm", "transformer-alibi-lm")
 GTU: dict[str, Any] = {"name": "gtu", "expansion": 1}
 # The kinds of model that recipes do not have: options of the block's mixer.
 MIXERS: dict[str, dict[str, Any]] = {
@@ -45,18 +37,10 @@ every_model = pytest.mark.parametrize("kind", [*RECIPES, *MIXERS, "chain"])
 
 
 def make(kind: str, **fields: Any) -> LagwiseForCausalLM:
-    if kind in RECIPES:
-        fields = {**load_recipe(kind).model, **fields}
-    else:
+    if kind not in RECIPES:
         block = CHAIN if kind == "chain" else {"name": "prenorm", "token_mixer": MIXERS[kind]}
-        fields = {"block": block, **fields}
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2}
-    model = LagwiseForCausalLM(LagwiseConfig(**{**fields, **sizes})).eval().double()
-    with torch.no_grad():  # sharpened, so that equal outputs mean something
-        for module in model.modules():
-            if type(module) is torch.nn.Linear:
-                module.weight.mul_(10)
-    return model
+        kind, fields = "tnn-lm", {"block": block, **fields}
+    return tiny(kind, sharp=True, vocab_size=VOCABULARY, **fields)
 
 
 def tokens(length: int) -> Tensor:
@@ -98,7 +82,7 @@ class Texts:
 def test_sequences_that_come_and_go_get_the_same_logits_as_alone(kind: str) -> None:
     texts = Texts(make(kind), prefill_chunk=50)
     session = texts.session
-    long, short = texts.add(170), texts.add(1)
+    long, short = texts.add(100), texts.add(1)
     texts.step(3)
     texts.check()
     third, fourth = texts.add(31), texts.add(64)
@@ -108,7 +92,7 @@ def test_sequences_that_come_and_go_get_the_same_logits_as_alone(kind: str) -> N
     assert session.handles == (short, fourth)
     texts.check()  # before a step too
     texts.step(2)
-    fifth = texts.add(130)
+    fifth = texts.add(90)
     texts.step(9)
     session.drop(fourth)
     texts.step(4)
@@ -164,11 +148,9 @@ def test_greedy_choice_equals_generate(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["transformer-learned-lm", "gtu-free"])
 def test_the_limit_applies_to_each_sequence(kind: str) -> None:
     """It does not depend on the batch's oldest sequence, nor on the tokens of all sequences so far."""
-    limit = 40 if kind == "gtu-free" else 30
-    fields: dict[str, Any] = {"max_position_embeddings": 30}
-    if kind == "gtu-free":
-        kernel = {"name": "free", "max_length": limit}
-        fields = {"block": {"name": "prenorm", "token_mixer": {**GTU, "kernel": kernel}}}
+    limit = 40 if kind == "gtu-free" else LIMIT
+    mixer = {**GTU, "kernel": {"name": "free", "max_length": limit}}
+    fields = {"block": {"name": "prenorm", "token_mixer": mixer}} if kind == "gtu-free" else {}
     texts = Texts(make(kind, **fields))
     session = texts.session
     with pytest.raises(ValueError, match=f"at most {limit} tokens, the prompt has {limit + 1}"):

@@ -17,13 +17,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 from transformers import AutoConfig
 
-from lagwise.models import (
-    LagwiseConfig,
-    LagwiseForCausalLM,
-    LagwiseForMaskedLM,
-    LagwiseForPrediction,
-    LagwiseForSequenceClassification,
-)
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM, LagwiseForPrediction
 
 SIZES: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 50}
 ROTATIONS = ("allgather", "alltoall")
@@ -39,7 +33,6 @@ def models() -> list[tuple[Any, dict[str, Tensor]]]:
         (LagwiseForCausalLM(LagwiseConfig(**SIZES)), {"input_ids": ids}),
         (LagwiseForCausalLM(LagwiseConfig(**SIZES, block=attention)), {"input_ids": ids}),
         (LagwiseForMaskedLM(LagwiseConfig(**encoder)), {"input_ids": ids}),
-        (LagwiseForSequenceClassification(LagwiseConfig(**encoder)), {"input_ids": ids}),
         (LagwiseForPrediction(LagwiseConfig(**encoder, **forecasts)), {"past_values": torch.randn(2, 16, 1)}),
     ]
 
@@ -84,37 +77,31 @@ def test_programs_that_split_sequences_read_the_types_of_layers(causal: bool, tm
 
 
 @pytest.mark.parametrize(
-    ("position_ids", "mask", "place"),
+    ("position_ids", "mask", "wrong"),
     [
         ([8, 9, 10, 11], None, "8 at token 0"),
         ([0, 1, 6, 7], None, "6 at token 2"),
         ([0, 1, 0, 3], None, "3 at token 3"),
         ([1, 1, 0, 2], [0, 0, 1, 1], "2 at token 3"),
         ([4, 5, 6, 6], [1, 1, 1, 0], "4 at token 0"),
+        ([0, 1, 2, 3], None, None),
+        ([0, 1, 0, 0], None, None),
+        ([0, 0, 0, 1], [0, 0, 1, 1], None),
+        ([1, 1, 0, 1], [0, 0, 1, 1], None),
+        ([2, 3, 4, 5], [0, 0, 1, 1], None),
+        ([0, 1, 9, 9], [1, 1, 0, 0], None),
     ],
 )
-def test_positions_that_leave_tokens_out(position_ids: list[int], mask: list[int] | None, place: str) -> None:
-    """As the shards of a process have, split in order or from both ends."""
+def test_positions_that_leave_tokens_out_are_refused(
+    position_ids: list[int], mask: list[int] | None, wrong: str | None
+) -> None:
+    """Shards of a process have them, whether they are cut in order or from both ends."""
     model = LagwiseForCausalLM(LagwiseConfig(**SIZES))
     inputs = {"input_ids": torch.arange(4)[None], "position_ids": torch.tensor([position_ids])}
     if mask is not None:
         inputs["attention_mask"] = torch.tensor([mask])
-    with pytest.raises(ValueError, match=f"position_ids of row 0 have {place}.*{REFUSED}"):
+    if wrong is None:
+        assert model(**inputs).logits.isfinite().all()
+        return
+    with pytest.raises(ValueError, match=f"position_ids of row 0 have {wrong}.*{REFUSED}"):
         model(**inputs)
-
-
-@pytest.mark.parametrize(
-    ("position_ids", "mask"),
-    [
-        ([0, 1, 2, 3], None),
-        ([0, 1, 0, 0], None),
-        ([0, 0, 0, 1], [0, 0, 1, 1]),
-        ([1, 1, 0, 1], [0, 0, 1, 1]),
-        ([2, 3, 4, 5], [0, 0, 1, 1]),
-        ([0, 1, 9, 9], [1, 1, 0, 0]),
-    ],
-)
-def test_positions_of_whole_sequences(position_ids: list[int], mask: list[int] | None) -> None:
-    model, ids = LagwiseForCausalLM(LagwiseConfig(**SIZES)), torch.arange(4)[None]
-    attention_mask = None if mask is None else torch.tensor([mask])
-    assert model(ids, attention_mask=attention_mask, position_ids=torch.tensor([position_ids])).logits.isfinite().all()

@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILY, tiny
+from tiny_models import tiny, tiny_step
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
 from lagwise.models.step import StreamingStep
 from lagwise.ops.streaming.blocks import Tile
 
-CASES: dict[str, LagwiseForCausalLM] = {}
-
-
-def case(name: str) -> LagwiseForCausalLM:
-    """A model of each kind that has a fixed-shape step."""
-    if name not in CASES:
-        recipe, _, variant = name.partition("+")
-        fields: dict[str, Any] = {
-            "positions": {"position_embedding": "sinusoidal"},
-            "context": {"position_embedding": "sinusoidal", "ngram_sizes": [2, 4], "match_sizes": [2, 3]},
-            "family": {"block": FAMILY},
-        }.get(variant, {})
-        model = tiny(recipe, sharp=True, **fields)
-        CASES[name] = model.to_recurrent() if variant == "converted" else model
-    return CASES[name]
-
-
+case = functools.cache(tiny_step)
 _NARROW = {"name": "mega", "memory": {"name": "ema", "dimension": 1}, "query_size": 2, "value_size": 1, "chunk": 4}
-KINDS = (
-    "tnn-lm",
-    "fd-tnn-lm",
-    "ski-tnn-lm",
-    "mega-lm",
-    "tcnca-lm",
-    "tnn-lm+converted",
-    "mega-lm+positions",
-    "megalodon-lm",
-)
-KINDS += ("tnn-lm+family", "fd-tnn-lm+context")
+KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "megalodon-lm")
+KINDS += ("converted", "positions", "family", "context")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForTextToWaveform
 
 from lagwise.models import LagwiseConfig, LagwiseForSignalRegression, LagwiseForTokenClassification, StreamingRegressor
 from lagwise.models.streaming_regressor import whole_output
@@ -148,17 +147,6 @@ def test_the_loss_counts_the_targets_that_are_known() -> None:
         model(x, labels=labels[..., 0])
 
 
-def test_saved_and_loaded_by_name(tmp_path: Any) -> None:
-    model = make()
-    with torch.no_grad():
-        model.outputs.analysis.mul_(0.9)  # as if it was learned
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForTextToWaveform.from_pretrained(tmp_path)
-    assert type(loaded) is LagwiseForSignalRegression
-    x = signal(model)
-    torch.testing.assert_close(whole_output(loaded.double(), x), whole_output(model, x), rtol=0, atol=1e-12)
-
-
 def test_wrong_samples_do_not_change_the_stream() -> None:
     model = make("ema")
     x, stream = signal(model), StreamingRegressor(model)
@@ -181,7 +169,6 @@ def test_wrong_samples_do_not_change_the_stream() -> None:
     ("changes", "message"),
     [
         ({"inputs": "tokens"}, "signals need inputs 'values'"),
-        ({"outputs": {"window": 8}}, None),
         ({"outputs": {"windows": 8}}, "unknown option of outputs .*: 'windows'; did you mean 'window'"),
         ({"outputs": {"delay": -1}}, "delay must be an integer of at least 0"),
         ({"outputs": {"window": 2}}, r"outputs.window must be 0 or at least stride \+ delay = 3, got 2"),
@@ -190,10 +177,7 @@ def test_wrong_samples_do_not_change_the_stream() -> None:
         ({"outputs": {"mean": [0.0, 1.0]}}, "outputs.mean must have a number for each of 1 outputs"),
     ],
 )
-def test_wrong_options_are_named(changes: dict[str, Any], message: str | None) -> None:
-    if message is None:
-        make(**changes)
-        return
+def test_wrong_options_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**changes)
 
@@ -201,8 +185,6 @@ def test_wrong_options_are_named(changes: dict[str, Any], message: str | None) -
 def test_models_that_cannot_stream_are_refused() -> None:
     with pytest.raises(ValueError, match="causal=False"):
         StreamingRegressor(make(shape="no delay", causal=False))
-    with pytest.raises(ValueError, match="training mode"):
-        StreamingRegressor(make().train())
     config = {"hidden_size": 8, "num_hidden_layers": 1, "inputs": {"name": "values"}}
     with pytest.raises(ValueError, match="must be a LagwiseForSignalRegression, got LagwiseForTokenClassification"):
         StreamingRegressor(LagwiseForTokenClassification(LagwiseConfig(**config)).eval())

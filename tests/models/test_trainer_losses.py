@@ -40,25 +40,16 @@ def heads() -> list[tuple[Any, dict[str, Tensor], Tensor]]:
     patches: Any = {"name": "patches", "channels": 1, "size": 2}
     mixer = {"name": "prenorm", "token_mixer": {"name": "gtu2d"}}
     images = LagwiseConfig(**SIZES, causal=False, num_labels=3, inputs=patches, block=mixer)
+    masked, sparse = (LagwiseConfig(**SIZES, causal=False, sparse_prediction=each) for each in (False, True))
+    pixels = torch.randn(3, 1, 4, 4)
+    following = F.pad(ids, (0, 1), value=-100)[:, 1:]
     return [
-        (
-            LagwiseForCausalLM(LagwiseConfig(**SIZES)),
-            {"input_ids": ids, "labels": ids},
-            F.pad(ids, (0, 1), value=-100)[:, 1:],
-        ),
-        (LagwiseForMaskedLM(encoder), {"input_ids": ids, "labels": some}, some),
-        (
-            LagwiseForMaskedLM(LagwiseConfig(**SIZES, causal=False, sparse_prediction=True)),
-            {"input_ids": ids, "labels": some},
-            some,
-        ),
+        (LagwiseForCausalLM(LagwiseConfig(**SIZES)), {"input_ids": ids, "labels": ids}, following),
+        (LagwiseForMaskedLM(masked), {"input_ids": ids, "labels": some}, some),
+        (LagwiseForMaskedLM(sparse), {"input_ids": ids, "labels": some}, some),
         (LagwiseForTokenClassification(encoder), {"input_ids": ids, "labels": ids % 3}, ids % 3),
         (LagwiseForSequenceClassification(encoder), {"input_ids": ids, "labels": classes}, classes),
-        (
-            LagwiseForImageClassification(images),
-            {"pixel_values": torch.randn(3, 1, 4, 4), "labels": classes},
-            classes,
-        ),
+        (LagwiseForImageClassification(images), {"pixel_values": pixels, "labels": classes}, classes),
     ]
 
 

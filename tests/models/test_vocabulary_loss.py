@@ -68,43 +68,39 @@ def prepared(case: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     return kind, fields, {name: value.to(there) if torch.is_tensor(value) else value for name, value in more.items()}
 
 
+def with_and_without_logits(case: str, dtype: torch.dtype, autocast: bool) -> list[list[Any]]:
+    """The loss and the gradients of a case with logits, and those without."""
+    kind, fields, more = prepared(case)
+    results = []
+    for skip in (False, True):
+        model = build(kind, **fields).to(dtype)
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=autocast):
+            out = model(**{**batch(), **more}, skip_logits=skip)
+        assert (out.logits is None) == skip
+        out.loss.backward()
+        results.append([out.loss, *(p.grad for p in model.parameters())])
+    return results
+
+
 @NEW_ENOUGH
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_equal_those_with_logits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)  # several chunks, the last one shorter
-    kind, fields, more = prepared(case)
-    losses, gradients = [], []
-    for skip in (False, True):
-        model = build(kind, **fields)
-        out = model(**{**batch(), **more}, skip_logits=skip)
-        assert (out.logits is None) == skip
-        out.loss.backward()
-        losses.append(out.loss)
-        gradients.append([p.grad for p in model.parameters()])
-    torch.testing.assert_close(losses[1], losses[0])
-    torch.testing.assert_close(gradients[1], gradients[0])
+    torch.testing.assert_close(*with_and_without_logits(case, torch.float32, autocast=False))
 
 
 @NEW_ENOUGH
-@pytest.mark.parametrize("case", ["bfloat16", "autocast"])
-@pytest.mark.parametrize("kind", ["causal, tanh", "causal, accumulated", "masked"])
-def test_in_half_precision_too(case: str, kind: str, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("case", ["causal, tanh", "causal, accumulated", "masked"])
+def test_in_half_precision_too(autocast: bool, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks have the same logits; their gradients of the weights are added in float32."""
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
-    monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
-    name, fields, more = prepared(kind)
-    losses, gradients = [], []
-    for skip in (False, True):
-        model = build(name, **fields).to(torch.bfloat16 if case == "bfloat16" else torch.float32)
-        with torch.autocast(device.type, torch.bfloat16, enabled=case == "autocast"):
-            out = model(**batch(), **more, skip_logits=skip)
-        assert (out.logits is None) == skip
-        out.loss.backward()
-        losses.append(out.loss)
-        gradients.append([p.grad for p in model.parameters()])
-    torch.testing.assert_close(losses[1].float(), losses[0].float(), rtol=1e-5 if case == "autocast" else 1e-2, atol=0)
-    for ours, plain in zip(*gradients, strict=True):
-        assert (ours - plain).norm() <= 0.02 * plain.norm()
+    monkeypatch.setattr(heads_module, "_MAX_LOGITS", 1)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    (plain, *expected), (loss, *found) = with_and_without_logits(case, dtype, autocast)
+    torch.testing.assert_close(loss.float(), plain.float(), rtol=1e-5 if autocast else 1e-2, atol=0)
+    for ours, gradient in zip(found, expected, strict=True):
+        assert (ours - gradient).norm() <= 0.02 * gradient.norm()
 
 
 class _Largest(TorchDispatchMode):
@@ -132,7 +128,7 @@ def test_no_tensor_has_the_logits_of_all_tokens(
     half: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 16)
-    monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
+    monkeypatch.setattr(heads_module, "_MAX_LOGITS", 1)
     model = LagwiseForCausalLM(LagwiseConfig(vocab_size=4096, hidden_size=WIDTH, num_hidden_layers=1))
     for skip in (False, True):
         with _Largest() as seen:
@@ -149,7 +145,7 @@ def test_no_tensor_has_the_logits_of_all_tokens(
 def test_a_graph_has_chunks_too(case: str, half: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """One graph for every number of tokens, with the loss and the gradients of the model."""
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
-    monkeypatch.setattr(heads_module, "_MOST_LOGITS", 1)
+    monkeypatch.setattr(heads_module, "_MAX_LOGITS", 1)
     monkeypatch.setattr(tokens_module, "_MIN_ELEMENTS", 0)  # loops of gates and norms for few numbers, as in graphs
     torch.compiler.reset()
     name, fields, more = prepared(case)
@@ -205,13 +201,8 @@ def test_training_leaves_the_logits_out(tmp_path: Path, monkeypatch: pytest.Monk
     """In training and validation, and a model without them learns the same."""
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question " * 40)
     recipe = ["model.hidden_size=32", "model.num_hidden_layers=1", "model.block.token_mixer.kernel.hidden=4"]
-    recipe += [
-        "data.length=32",
-        "training.steps=3",
-        "training.precision=float32",
-        "training.batch_size=2",
-        "training.evaluate_every=3",
-    ]
+    recipe += ["data.length=32", f"data.source={tmp_path / 'text.txt'}", "training.steps=3", "training.batch_size=2"]
+    recipe += ["training.precision=float32", "training.evaluate_every=3"]
     seen: list[bool] = []
     forward = LagwiseForCausalLM.loss_without_logits
 
@@ -223,11 +214,7 @@ def test_training_leaves_the_logits_out(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(LagwiseForCausalLM, "loss_without_logits", counted)
     weights = []
     for chunked in (True, False):
-        run = train(
-            load_recipe("tnn-lm", [*recipe, f"data.source={tmp_path / 'text.txt'}"]),
-            tmp_path / f"{chunked}",
-            progress=False,
-        )
+        run = train(load_recipe("tnn-lm", recipe), tmp_path / f"{chunked}", progress=False)
         assert len(seen) >= 4
         assert all(each == chunked for each in seen)
         seen.clear()

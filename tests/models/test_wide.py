@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,54 +173,45 @@ def test_a_saved_model_has_its_features(kind: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.cpu
 @needs_onnx
-def test_an_exported_model_of_images_has_the_same_logits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["images", "texts"])
+@torch.no_grad()
+def test_an_exported_model_has_the_same_logits(kind: str, tmp_path: Path) -> None:
     import onnxruntime
 
-    model, rows = make("images"), rows_of("images")
-    with torch.no_grad():
-        export_forward(model, tmp_path / "images.onnx", sides=(8, 8))
-        expected = model(**rows).logits.numpy()
-    given = {"pixel_values": rows["pixel_values"].numpy()}
-    found = onnxruntime.InferenceSession(tmp_path / "images.onnx").run(None, given)[0]
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    model, images = make(kind), kind == "images"
+    export_forward(model, tmp_path / "model.onnx", **({"sides": (8, 8)} if images else {}))
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    texts = [texts_as_tokens([text]) for text in (*TEXTS, "the  cat\nsat; unseen words")]
+    for rows in [rows_of(kind)] if images else texts:
+        found = session.run(None, {name: values.numpy() for name, values in rows.items()})[0]
+        np.testing.assert_allclose(found, model(**rows).logits.numpy(), atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.cpu
-@needs_onnx
-def test_an_exported_model_of_texts_has_the_same_logits(tmp_path: Path) -> None:
-    import onnxruntime
-
-    model = make("texts")
-    with torch.no_grad():
-        export_forward(model, tmp_path / "texts.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "texts.onnx")
-    for text in (*TEXTS, "the  cat\nsat; unseen words"):
-        row = texts_as_tokens([text])
-        found = session.run(None, {name: values.numpy() for name, values in row.items()})[0]
-        with torch.no_grad():
-            np.testing.assert_allclose(found, model(**row).logits.numpy(), atol=1e-4)
+ONE_ROW = "a wide part reads inputs with one row for each answer"
 
 
 def test_other_inputs_are_refused() -> None:
-    with pytest.raises(ValueError, match="wide must be the features 'ngrams' for inputs 'tokens', got 'convolutions'"):
-        LagwiseConfig(wide=WIDE)
     model = make(inputs={**INPUTS, "stride": 1}, block={"name": "prenorm", "token_mixer": {"name": "ema"}}, causal=True)
-    x = some_series()[0][None]
-    documents = torch.arange(x.shape[1])[None] // 7
-    with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
-        model(input_values=x, seq_idx=documents)
-    with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
-        model(input_values=x, seq_idx=torch.zeros(1, x.shape[1], dtype=torch.long))  # one document in each row
-    with pytest.raises(ValueError, match="a wide part reads inputs with one row for each answer"):
-        model(inputs_embeds=torch.randn(1, 5, 8))
-    with pytest.raises(ValueError, match=r"rate 0\.5 is not for a model with a map of convolutions"):
-        at_rate(model, 0.5)
-    with pytest.raises(ValueError, match="tokens with times of their own need a model without a map"):
-        model(input_values=x, token_time=torch.ones(x.shape[:2]))
-    with pytest.raises(ValueError, match=r"\(inputs.time\) go with no wide part"):
-        LagwiseConfig(inputs={"name": "values", "features": 2, "time": 1.0}, wide=WIDE)
-    with pytest.raises(ValueError, match="needs LagwiseForImageClassification"):
-        LagwiseForSequenceClassification(make("images").config)
-    with pytest.raises(ValueError, match="reads whole images, got an attention_mask with padding"):
-        make("images")(**rows_of("images"), attention_mask=torch.tensor([[1, 1, 0, 1]] * 6))
+    x, images = some_series()[0][None], make("images")
+    one = torch.zeros(1, x.shape[1], dtype=torch.long)  # one document in each row
+    times = {"name": "values", "features": 2, "time": 1.0}
+    attempts: list[tuple[Callable[[], Any], str]] = [
+        (
+            lambda: LagwiseConfig(wide=WIDE),
+            "wide must be the features 'ngrams' for inputs 'tokens', got 'convolutions'",
+        ),
+        (lambda: model(input_values=x, seq_idx=torch.arange(x.shape[1])[None] // 7), ONE_ROW),
+        (lambda: model(input_values=x, seq_idx=one), ONE_ROW),
+        (lambda: model(inputs_embeds=torch.randn(1, 5, 8)), ONE_ROW),
+        (lambda: at_rate(model, 0.5), r"rate 0\.5 is not for a model with a map of convolutions"),
+        (lambda: model(input_values=x, token_time=torch.ones(x.shape[:2])), "times of their own need a model without"),
+        (lambda: LagwiseConfig(inputs=times, wide=WIDE), r"\(inputs.time\) go with no wide part"),
+        (lambda: LagwiseForSequenceClassification(images.config), "needs LagwiseForImageClassification"),
+        (
+            lambda: images(**rows_of("images"), attention_mask=torch.tensor([[1, 1, 0, 1]] * 6)),
+            "reads whole images, got an attention_mask with padding",
+        ),
+    ]
+    for attempt, message in attempts:
+        with pytest.raises(ValueError, match=message):
+            attempt()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM, StreamingCache
 from lagwise.training.recipe import load_recipe
 
 RECIPES = (
@@ -59,18 +59,28 @@ def tiny(recipe: str, *, sharp: bool = False, **fields: Any) -> LagwiseForCausal
     return built
 
 
+# Fields of models that have a step of fixed shapes, by the name of a variant.
+_STEPS: dict[str, dict[str, Any]] = {
+    "family": {"block": FAMILY},
+    "positions": {"position_embedding": "sinusoidal"},
+    "context": {"position_embedding": "sinusoidal", "ngram_sizes": [2, 4], "match_sizes": [2, 3]},
+}
+
+
+def tiny_step(kind: str, **fields: Any) -> LagwiseForCausalLM:
+    """The model of a recipe, of a variant of `tnn-lm`, or ``converted`` to state spaces, which has a step."""
+    recipe = "tnn-lm" if kind == "converted" or kind in _STEPS else kind
+    model = tiny(recipe, sharp=True, **{**_STEPS.get(kind, {}), **fields})
+    return model.to_recurrent() if kind == "converted" else model
+
+
 def tiny_head(recipe: str, *, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:
     """The model of a recipe of language models, with few words and little memory for n-grams."""
     torch.manual_seed(10)
     model = {**load_recipe(recipe).model, "ngram_buckets": 64}
     model |= {name: _shrunk(model[name]) for name in ("norm",) if name in model}
-    model |= {
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "block": _shrunk(model.get("block")),
-        **fields,
-    }
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2}
+    model |= {**sizes, "block": _shrunk(model.get("block")), **fields}
     if recipe in MASKED:
         return LagwiseForMaskedLM(LagwiseConfig(**{**model, "causal": False})).to(dtype)
     return LagwiseForCausalLM(LagwiseConfig(**model)).to(dtype)
@@ -84,6 +94,14 @@ def in_chunks(model: LagwiseForCausalLM, ids: torch.Tensor, sizes: list[int]) ->
         cache = out.past_key_values
         parts.append(out.logits)
     return torch.cat(parts, 1)
+
+
+def by_tokens(model: LagwiseForCausalLM, ids: torch.Tensor, start: int) -> tuple[torch.Tensor, StreamingCache]:
+    """The logits of all tokens from ``start``, read one by one after a prompt, and the cache after them."""
+    cache = StreamingCache(len(model.model.streamed))
+    model(ids[:, :start], past_key_values=cache)
+    parts = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(start, ids.shape[1])]
+    return torch.cat(parts, 1), cache
 
 
 def _shrunk(spec: Any) -> Any:

@@ -23,6 +23,7 @@ from fastapi.testclient import TestClient
 from lagwise.models.generation import PLAIN_TEMPLATE
 from lagwise.serving.app import make_app
 
+JSON = {"content-type": "application/json"}
 ASK: dict[str, Any] = {"model": "small", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
 CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "w1"}], "max_tokens": 4}
 
@@ -174,9 +175,6 @@ def test_messages_without_a_text_are_refused(client: TestClient, content: Any) -
     assert error(response).startswith("the content of message 1 must be a text or a list of parts of type text")
 
 
-JSON = {"content-type": "application/json"}
-
-
 OBJECT = "the body must be a JSON object, sent with Content-Type: application/json"
 
 
@@ -278,11 +276,8 @@ def test_probabilities_of_tokens(
     for place, likely in enumerate(said["top_logprobs"]):
         best = expected[place + 2].topk(3)
         assert list(likely.values()) == pytest.approx(best.values.tolist(), abs=1e-9)
-    pieces = [
-        event["choices"][0]
-        for event in events(client.post("/v1/completions", json={**ASK, "stream": True, "logprobs": 3}))
-    ]
-    told = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+    pieces = events(client.post("/v1/completions", json={**ASK, "stream": True, "logprobs": 3}))
+    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
     assert {name: [each for part in told for each in part[name]] for name in said} == said
     messages = [{"role": "user", "content": PROMPT}]
     ask = {"model": "small", "messages": messages, "max_tokens": 6, "temperature": 0}
@@ -291,13 +286,12 @@ def test_probabilities_of_tokens(
     assert [each["token"] for each in content] == said["tokens"]
     assert [each["logprob"] for each in content] == pytest.approx(said["token_logprobs"], abs=1e-9)
     assert [len(each["top_logprobs"]) for each in content] == [2] * 6
-    pieces = events(
-        client.post("/v1/chat/completions", json={**ask, "logprobs": True, "top_logprobs": 2, "stream": True})
-    )
+    ask |= {"logprobs": True, "top_logprobs": 2}
+    pieces = events(client.post("/v1/chat/completions", json={**ask, "stream": True}))
     told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
     assert [each for part in told for each in part["content"]] == content
     assert [bytes(each["bytes"]).decode() for each in content] == said["tokens"]
-    refused = client.post("/v1/chat/completions", json={**ask, "top_logprobs": 2})
+    refused = client.post("/v1/chat/completions", json={**ask, "logprobs": False})
     assert error(refused) == "top_logprobs needs logprobs: true"
 
 

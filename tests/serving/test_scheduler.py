@@ -65,9 +65,9 @@ def test_texts_equal_generate_while_requests_come_and_go(recipe: str, tokenizer:
     for answer in answers:
         if not answer.closed:
             text = answer.take().strip()
-            assert text == generated(model, tokenizer, answer.prompt.ids.tolist(), answer.most)
+            assert text == generated(model, tokenizer, answer.prompt.ids.tolist(), answer.max_tokens)
             said.update(text.split())
-            assert answer.finish == ("length" if answer.tokens == answer.most else "stop")
+            assert answer.finish == ("length" if answer.tokens == answer.max_tokens else "stop")
             answer.close()
     assert len(said) > 6  # or equal texts would mean little
     assert scheduler.counts == {"open": 0, "waiting": 0, "running": 0}
@@ -255,7 +255,7 @@ def test_requests_beyond_the_limits_are_refused(tokenizer: PreTrainedTokenizerBa
     with pytest.raises(ValueError, match="at most 32 tokens"):
         limited.submit(tokens(32), Sampling())
     answer = limited.submit(tokens(30), Sampling(**GREEDY))
-    assert answer.most == 2
+    assert answer.max_tokens == 2
     finish(limited)
     assert answer.finish is not None
 

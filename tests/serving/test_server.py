@@ -84,55 +84,36 @@ def served(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Ite
     served.close()
 
 
-def test_openais_client(served: Served) -> None:
+def test_openais_client(served: Served, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client reads models, texts whole and streamed, conversations, probabilities and errors."""
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }} {% endfor %}")
     client = served.client()
     assert [model.id for model in client.models.list()] == ["small"]
-    ask: dict[str, Any] = {"model": "small", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
-    whole = client.completions.create(**ask)
-    streamed = list(client.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
-    assert "".join(piece.choices[0].text for piece in streamed[:-1]) == whole.choices[0].text
-    assert streamed[-1].usage == whole.usage
-    with pytest.raises(openai.BadRequestError, match="adds at most 20000 tokens"):
-        client.completions.create(**{**ask, "max_tokens": LONG + 1})
-    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
-        client.completions.create(**{**ask, "model": "other"})
-
-
-def test_openais_client_reads_several_texts_and_their_probabilities(
-    served: Served, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And finds the model by its name. A seed gives the same texts again."""
-    client = served.client()
     assert client.models.retrieve("small").id == "small"
     with pytest.raises(openai.NotFoundError, match="no model 'other'"):
         client.models.retrieve("other")
-    ask: dict[str, Any] = {"model": "small", "max_tokens": 4, "temperature": 1.5, "seed": 7, "n": 2}
-    first, again = (client.completions.create(prompt=[PROMPT, "w7"], logprobs=2, **ask) for _ in range(2))
-    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
-    assert [choice.text for choice in first.choices] == [choice.text for choice in again.choices]
-    for choice in first.choices:
+    ask: dict[str, Any] = {"model": "small", "max_tokens": 8, "temperature": 1.5, "seed": 7}
+    whole = client.completions.create(prompt=PROMPT, **ask)
+    streamed = list(
+        client.completions.create(prompt=PROMPT, **ask, stream=True, stream_options={"include_usage": True})
+    )
+    assert "".join(piece.choices[0].text for piece in streamed[:-1]) == whole.choices[0].text
+    assert streamed[-1].usage == whole.usage
+    with pytest.raises(openai.BadRequestError, match="adds at most 20000 tokens"):
+        client.completions.create(prompt=PROMPT, **{**ask, "max_tokens": LONG + 1})
+    several = client.completions.create(prompt=[PROMPT, "w7"], logprobs=2, n=2, **ask)
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    for choice in several.choices:
         said = choice.logprobs
         assert "".join(said.tokens).replace(" ", "") == choice.text.replace(" ", "")
         assert [len(likely) for likely in said.top_logprobs] == [2] * len(said.tokens)
-        assert all(chosen <= 0 for chosen in said.token_logprobs)
-    messages: Any = [{"role": "user", "content": PROMPT}]
-    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }} {% endfor %}")
-    chat = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=3, **ask)
-    assert len(chat.choices) == 2
-    for choice in chat.choices:
-        assert [len(token.top_logprobs) for token in choice.logprobs.content] == [3] * len(choice.logprobs.content)
-
-
-def test_openais_client_in_a_conversation(
-    served: Served, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }} {% endfor %}")
-    client = served.client()
-    ask: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5}
-    whole = client.chat.completions.create(**ask, temperature=0.7, seed=3)
-    pieces = list(client.chat.completions.create(**ask, temperature=0.7, seed=3, stream=True))
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
-    assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    ask["messages"] = [{"role": "user", "content": PROMPT}]
+    chat = client.chat.completions.create(logprobs=True, top_logprobs=3, **ask)
+    content = chat.choices[0].logprobs.content
+    assert [len(token.top_logprobs) for token in content] == [3] * len(content)
+    pieces = list(client.chat.completions.create(**ask, stream=True))
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == chat.choices[0].message.content
+    assert pieces[-1].choices[0].finish_reason == chat.choices[0].finish_reason
 
 
 def test_many_clients_get_the_same_texts_as_alone(served: Served) -> None:

@@ -75,10 +75,10 @@ class StreamingCache(Cache):
 
     Attributes:
         rows: Batch size, None before the first token.
-        model: Number of the model that filled the cache, None where that is not known.
+        model: Number of the model that filled the cache, None if unknown.
         seen: Positions processed, including padding.
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
-        recent: What `NgramEmbedding` and `MatchEmbedding` know of the tokens of each row, ``(batch, columns)``.
+        recent: State of `NgramEmbedding` and `MatchEmbedding`, ``(batch, columns)``.
         began: Whether a row has had a real token, ``(batch,)``.
         right_padded: Whether a row has had padding after a real token, ``(batch,)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
@@ -121,7 +121,7 @@ class StreamingCache(Cache):
             layer.stop = None if stream is None else stream.stop  # type: ignore[attr-defined]
 
     def stop(self) -> None:
-        """Write the states, and what is known of the tokens read, back from compiled code."""
+        """Write the states and `recent` back from compiled code."""
         if self.stream is not None:
             self.stream.stop()
 
@@ -199,7 +199,7 @@ class StreamingCache(Cache):
             self.past.clear()
 
     def _of_rows(self, values: Tensor | None, otherwise: int | bool) -> Tensor:
-        """A value for each row; ``otherwise`` for all if ``values`` is None."""
+        """Return ``values``, or a tensor ``(rows,)`` of ``otherwise`` if they are None."""
         assert self.rows is not None
         return torch.full((self.rows,), otherwise) if values is None else values
 
@@ -269,10 +269,10 @@ class StreamingCache(Cache):
         for name in ("real", "recent", "began", "right_padded", "behind"):
             setattr(self, name, select_rows(getattr(self, name), indices))
         if self.behind is not None:
-            least = int(self.behind.min())  # not 0 if the longest row was removed
-            self.behind = self.behind - least
+            surplus = int(self.behind.min())  # not 0 if the longest row was removed
+            self.behind = self.behind - surplus
             for layer in self.layers:
-                layer.seen -= least  # type: ignore[attr-defined]
+                layer.seen -= surplus  # type: ignore[attr-defined]
 
 
 def _join_streams(caches: Sequence[StreamingCache], joined: StreamingCache) -> bool:
@@ -311,7 +311,7 @@ def _refuse_context(context: None = None) -> Any:
     )
 
 
-_KNOWN = ("real", "recent", "began", "right_padded", "rows", "model", "behind")  # attributes about rows
+_KNOWN = ("real", "recent", "began", "right_padded", "rows", "model", "behind")  # attributes of rows, for pytrees
 pytree.register_pytree_node(
     StreamingCache,
     _flatten,

@@ -17,7 +17,7 @@ _OTHER = next(name for name in NAMES if name != CACHE)
 
 
 class EitherName:
-    """Mixin of outputs that have a cache, which gives it by the other name too."""
+    """Mixin for outputs with a cache, which adds a property of the cache's other name."""
 
 
 setattr(EitherName, _OTHER, property(lambda output: getattr(output, CACHE)))

@@ -26,8 +26,8 @@ _LOSS_ELSEWHERE = (
     "compute_loss_func of the Trainer) must leave out the first token of every document. Set its label to -100, as "
     "PackingCollator does"
 )
-_CACHE_IMPLEMENTATIONS = (None, "dynamic", "dynamic_full")  # the last for drafts, by transformers before 5.10
-_MOST_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass
+_CACHE_IMPLEMENTATIONS = (None, "dynamic", "dynamic_full")  # "dynamic_full": drafts of transformers before 5.10
+_MAX_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass
 
 
 class CausalLMOutput(EitherName, CausalLMOutputWithPast):
@@ -98,7 +98,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         return step is not None
 
     def _compiled(self, rows: int) -> Any:
-        """The compiled step for so many rows, made for them or for any; None if there is none."""
+        """Compiled step for this batch size or for any; None if there is none."""
         return self._steps.get(rows, self._steps.get(None))
 
     def next_logits(self, input_ids: Tensor, cache: StreamingCache) -> Tensor:
@@ -111,7 +111,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         return logits
 
     def _stepped(self, inputs: dict[str, Any]) -> Tensor | None:
-        """The logits for these arguments of forward from the compiled step; None without such a step."""
+        """Logits by the compiled step for these arguments of `forward`; None if there is no such step."""
         ids = inputs["input_ids"]
         step = None if ids is None or not self._steps else self._compiled(len(ids))
         return None if step is None else step.answer(self, inputs)
@@ -129,7 +129,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """As in transformers, with a cache by either name. ValueError for a cache_implementation."""
+        """Generate as in transformers; the cache is accepted by either name. ValueError for a cache_implementation."""
         asked = [kwargs.get("cache_implementation")]
         asked += [getattr(each, "cache_implementation", None) for each in (generation_config, self.generation_config)]
         if name := next((name for name in asked if name not in _CACHE_IMPLEMENTATIONS), None):
@@ -163,7 +163,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             raise ValueError("inputs_embeds is not supported by assisted decoding; give input_ids")
         cache, mask = kwargs.get(CACHE), kwargs.get("attention_mask")
         if isinstance(cache, StreamingCache):
-            self._read_before(cache, input_ids, input_ids.shape[1] - 1, mask)  # drafts never go back beyond it
+            self._read_before(cache, input_ids, input_ids.shape[1] - 1, mask)  # speculative rollback never crosses it
             cache.activate_past_recording()
         parent: Any = super()
         try:
@@ -181,12 +181,12 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As in transformers, but a cache that was rolled back for a rejected draft gets all tokens that it lacks:
-        accepted ones are read again with the next draft."""
+        """Prepare inputs as in transformers, but give a cache that was rolled back for a rejected draft all tokens that
+        it lacks: accepted ones are read again with the next draft."""
         cache = either(cache, past_key_values)
         if getattr(cache, "past", None) is not None:
             sure = 0 if next_sequence_length is None else input_ids.shape[1] - next_sequence_length
-            if sure - cache.seen >= _MOST_READ_AGAIN:
+            if sure - cache.seen >= _MAX_READ_AGAIN:
                 self._read_before(cache, input_ids, sure, kwargs.get("attention_mask"))
             next_sequence_length = input_ids.shape[1] - cache.seen
         parent: Any = super()
@@ -204,7 +204,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             cache.crop(0)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """For every token the one that follows it."""
+        """Shift labels: the target of a token is the token that follows it."""
         return F.pad(labels, (0, 1), value=-100)[:, 1:]
 
     @can_return_tuple
@@ -265,7 +265,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
 
 
 class _Steps(dict[Any, Any]):
-    """Steps of one model, such as the compiled ones by batch size. Copies of the model have none."""
+    """Compiled steps of one model, by batch size. Copies of the model have none."""
 
     def __deepcopy__(self, memo: Any) -> _Steps:
         return _Steps()
@@ -275,8 +275,8 @@ class _Steps(dict[Any, Any]):
 
 
 def _without_starts(labels: Tensor, seq_idx: Tensor, counted: Any) -> tuple[Tensor, Any]:
-    """Labels without those of documents' first tokens, and the number of labels without them too. ValueError if that
-    number is of more rows than these, as of all micro-batches of a step: the share to leave out is not known then."""
+    """Set the labels of documents' first tokens to -100, and subtract them from the number of labels. ValueError if
+    that number counts other rows too, such as all micro-batches of a step: the difference is then unknown."""
     left = labels.masked_fill(document_starts(seq_idx), -100)
     if counted is None:
         return left, None

@@ -1,4 +1,4 @@
-"""Every model class: lazy imports, the Auto classes of transformers, saved folders and loading read this table."""
+"""Table of all model classes, for lazy imports, the Auto classes of transformers, saved folders and loading."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ModelClass(NamedTuple):
-    """A class of ours: the module that has it, and the Auto class of transformers that loads it."""
+    """Module of a model class, and the Auto class of transformers that loads it."""
 
     module: str
     auto: str
@@ -30,5 +30,5 @@ LINEAR_CLASSES = {
     "LagwiseLinearForImageClassification": ModelClass("linear.modeling", "AutoModelForImageClassification"),
     "LagwiseLinearForSequenceClassification": ModelClass("linear.modeling", "AutoModelForSequenceClassification"),
 }
-#: The module of each class, as `lagwise.models` imports it.
+#: Full module name of each class.
 HOMES = {name: f"lagwise.models.{each.module}" for name, each in (CLASSES | LINEAR_CLASSES).items()}

@@ -46,17 +46,18 @@ class LagwiseForSequenceClassification(WideHead):
             raise ValueError("a wide part of images needs LagwiseForImageClassification")
 
     def _texts(self, types: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The two texts of each row as the documents of a packed one."""
+        """Document numbers that separate the two texts of each row, -1 at padding."""
         if types is None:
-            wanted = "token_type_ids, 0 at the first text and 1 at the second"
-            raise ValueError(f"pooling {self.config.pooling!r} needs {wanted}")
+            raise ValueError(
+                f"pooling {self.config.pooling!r} needs token_type_ids, 0 at the first text and 1 at the second"
+            )
         return types if mask is None else types.masked_fill(mask == 0, -1)
 
     def _read_apart(
         self, texts: Tensor, ids: Tensor | None, mask: Tensor | None, *inputs: Tensor | None, **others: Any
     ) -> tuple[LagwiseModelOutput, Tensor]:
-        """The output of the backbone, and the hidden states of both texts. A graph that is exported cannot cut rows, so
-        there each text is read with the other one masked."""
+        """Output of the backbone, and the hidden states of both texts. An exported graph cannot cut rows, so it reads
+        each text with the other one masked."""
         if not exporting():
             out = self.read(ids, mask, *inputs, seq_idx=texts, **others)
             return out, out.last_hidden_state

@@ -32,7 +32,7 @@ _OPTIONS = {
     "always_keep_tensor_constants": True,
     "cpp.threads": 1,
 }
-_ANY = 4  # batch size of the example inputs for code with a dynamic batch size
+_EXAMPLE_ROWS = 4  # batch size of example inputs for code with a dynamic batch size
 
 
 class CompiledStep(InPlaceStep):
@@ -112,11 +112,11 @@ def compiled_step(
 
 @torch.no_grad()
 def described(model: VocabularyHead, batch_size: int | None) -> tuple[str, StreamingStep]:
-    """A digest of everything that the compiled code depends on, and the step."""
+    """Digest of everything that the compiled code depends on, and the step."""
     if model.device.type != "cpu":
         raise ValueError(f"only models on the CPU can be compiled, got one on {model.device}")
     step = StreamingStep(model, online=True)
-    tensors = {**_constants(step), **step.start(batch_size or _ANY)}
+    tensors = {**_constants(step), **step.start(batch_size or _EXAMPLE_ROWS)}
     made_of = {
         "config": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
         "tensors": {name: [str(t.dtype), list(t.shape), list(t.stride())] for name, t in tensors.items()},
@@ -138,7 +138,7 @@ def _compile(
             "no C++ compiler found to compile the step; install g++ or set the environment variable CXX"
         )
     say("compiling the model's step; the result is cached")
-    began, rows = time.monotonic(), batch_size or _ANY
+    began, rows = time.monotonic(), batch_size or _EXAMPLE_ROWS
     state = step.start(rows)
     example = (torch.zeros(rows, dtype=torch.long, device="cpu"), *state.values())
     shapes = None
@@ -146,7 +146,7 @@ def _compile(
         open_batch = {0: torch.export.Dim("batch", min=1)}
         shapes = {"tokens": open_batch, "state": (open_batch,) * len(state)}
     config: Any = torch.fx.experimental._config
-    oblivious = config.patch(backed_size_oblivious=batch_size is None)  # or the code may assume more than one row
+    oblivious = config.patch(backed_size_oblivious=batch_size is None)  # else the code may assume more than one row
     with torch.no_grad(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
         try:

@@ -16,7 +16,7 @@ from lagwise.schema import typed
 from lagwise.tables import LARGEST_OPTION, check_integer, known, shown
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 CLASSIFIER_ACTIVATIONS = ("relu", "tanh")
 HEAD_TRANSFORMS = ("none", "tanh", "gelu")
 PAIRS = ("pair", "signed_pair")
@@ -139,7 +139,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         super().__post_init__(**kwargs)
         for name, kind in field_types().items():
             sizes = name in ("vocab_size", "hidden_size", "type_vocab_size", "classifier_hidden_size", "ngram_buckets")
-            most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
+            most = MAX_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
             setattr(self, name, typed(kind, getattr(self, name), name, most=most))
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "ngram_buckets"):
             check_integer(name, getattr(self, name))
@@ -194,7 +194,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         """``linear_attention`` for every layer, as transformers calls layers with a state. Programs that split
         sequences between processes read it, and refuse models that are not attention throughout."""
         layers = self.num_hidden_layers  # transformers reads this property before __post_init__ checks the number
-        return ["linear_attention"] * (layers if isinstance(layers, int) and 0 <= layers <= MOST_LAYERS else 1)
+        return ["linear_attention"] * (layers if isinstance(layers, int) and 0 <= layers <= MAX_LAYERS else 1)
 
     @property
     def length_limit(self) -> int | None:

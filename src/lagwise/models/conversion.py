@@ -19,9 +19,9 @@ from lagwise.progress import progress_bar
 from lagwise.tables import check_integer
 
 CONVERSION_FILE = "conversion.json"  # marks the folder of a converted run
-_LONG = 1024  # tokens of support: measured, 513 gain no speed and 1,833 a quarter (docs/benchmarks.md)
-_ENDLESS_LAGS = 4096  # for a kernel without a horizon
-# Causal mixers whose spec has a kernel, and which it is by default.
+_LONG = 1024  # tokens of support that speed generation up: 513 gain nothing, 1,833 a quarter (docs/benchmarks.md)
+_ENDLESS_LAGS = 4096  # lags of a kernel of infinite support that are converted
+# Default kernel of the causal mixers that have one.
 KERNEL_MIXERS = {"toeplitz": "rpe", "gtu": "rpe", "hyena": "hyena", "gss": "dss"}
 
 
@@ -42,7 +42,7 @@ def recurrent_form(
         model: A causal model. If its weights are divided between processes, all call this, and each gets the result.
         tolerance: Relative to each channel's gain, as in `reduce_taps`.
         lags: A kernel that never decays is cut after this many lags.
-        max_order: As in `reduce_taps`.
+        max_order: Maximum number of states per channel, as in `reduce_taps`.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -105,14 +105,14 @@ def kernels_to_convert(model: Any) -> dict[str, ToeplitzMixer]:
 
 
 def outlook(model: Any) -> str:
-    """When the conversion of a model pays, as far as its kernels tell before it."""
+    """Describe whether converting a model will pay, judging by the support of its kernels."""
     supports = [mixer.kernel.support for mixer in kernels_to_convert(model).values()]
     if None in supports:
         return (
             "A kernel of this model has infinite support: the conversion gives it constant time and memory per token, "
             "and an exported step needs it."
         )
-    longest = max(reach for reach in supports if reach is not None)
+    longest = max(support for support in supports if support is not None)
     text = f"The longest kernel of this model has a support of {longest:,} tokens."
     if longest >= _LONG:
         return f"{text} The conversion makes the state of a stream small, and mostly its generation faster."
@@ -124,7 +124,7 @@ def outlook(model: Any) -> str:
 
 @torch.no_grad()
 def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
-    """Taps ``(channels, n)`` that a causal mixer applies; ``lags`` of them if its reach is infinite."""
+    """Taps ``(channels, n)`` that a causal mixer applies; ``lags`` of them if its support is infinite."""
     kernel = mixer.kernel
     n = kernel.support or lags
     if not isinstance(mixer.ski, CausalSKI):
@@ -145,7 +145,7 @@ def _with_kernel(spec: Mapping[str, Any], kernel: Mapping[str, Any]) -> dict[str
         return {**{key: value for key, value in spec.items() if key != "engine"}, "kernel": dict(kernel)}
     spec = dict(spec)
     if spec.get("name") == "prenorm" and spec.get("token_mixer") is None:
-        spec["token_mixer"] = {"name": "gtu"}  # the default
+        spec["token_mixer"] = {"name": "gtu"}  # the default token mixer
     for key, value in spec.items():
         if isinstance(value, Mapping):
             spec[key] = _with_kernel(value, kernel)

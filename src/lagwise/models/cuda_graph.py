@@ -16,8 +16,8 @@ from lagwise.models.in_place import InPlace, InPlaceStep, Run
 from lagwise.models.step import StreamingStep
 from lagwise.ops.host import host_knows
 
-_WARMUP = 2  # runs before a capture: kernels are compiled, libraries get workspaces, and tables are made in the first
-_CAPTURE = 4  # tokens in whose time a graph is captured
+_WARMUP = 2  # runs before a capture, in which kernels are compiled, and workspaces and tables are allocated
+_CAPTURE = 4  # time of a capture in tokens
 
 
 class GraphStep(InPlaceStep):
@@ -65,7 +65,7 @@ class GraphStep(InPlaceStep):
 
             try:
                 replay, logits = capture(warm, lambda: step(token, *state), self.device)
-            except RuntimeError as error:  # an operation of a mixer from outside, perhaps, waits for a value
+            except RuntimeError as error:  # for example if an operation of a user's mixer waits for a value
                 self.refused, reason = True, str(error).partition("\n")[0]
                 warnings.warn(f"the step runs without a CUDA graph, which cannot be captured: {reason}", stacklevel=2)
                 return lambda tokens: step(tokens, *state)
@@ -75,7 +75,7 @@ class GraphStep(InPlaceStep):
             replay()
             return logits.clone()  # the next token overwrites them
 
-        # what the graph reads without being a part of the step, such as remembered tables, lives as long as the graph
+        # keep tensors that the graph reads but the step does not own, such as cached tables
         vars(run)["reads"] = outside.tensors
         return run
 
@@ -125,7 +125,7 @@ def capture(
 
 
 class _Outside(TorchDispatchMode):
-    """Keeps the tensors that operations read and no operation before has made."""
+    """Dispatch mode that keeps the tensors that operations read but did not create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,14 +133,14 @@ class _Outside(TorchDispatchMode):
         self._made: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for place, tensor in _places((args, kwargs)):
-            if place not in self._made:
-                self.tensors.setdefault(place, tensor)
+        for address, tensor in _addresses((args, kwargs)):
+            if address not in self._made:
+                self.tensors.setdefault(address, tensor)
         result = function(*args, **(kwargs or {}))
-        self._made.update(place for place, _ in _places(result) if place not in self.tensors)
+        self._made.update(address for address, _ in _addresses(result) if address not in self.tensors)
         return result
 
 
-def _places(values: Any) -> list[tuple[int, Tensor]]:
-    """The tensors and the addresses of their memory."""
+def _addresses(values: Any) -> list[tuple[int, Tensor]]:
+    """Tensors in a tree, with the addresses of their memory."""
     return [(t.untyped_storage().data_ptr(), t) for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]

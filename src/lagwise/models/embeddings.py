@@ -15,9 +15,9 @@ from lagwise.ops import Layout
 from lagwise.ops.bilinear import traced, transformed
 from lagwise.tables import check_integer
 
-_CONSTANT = 1e-6  # a deviation of so much of the mean is rounding
-_SMALLEST = 1e-9  # deviation that is told from zero, in those of all rows
-_SIDE = 16.0  # radians of the fastest wave along a side of an image
+_ROUNDING = 1e-6  # standard deviation, relative to the mean, that is rounding error
+_MIN_SCALE = 1e-9  # minimum scale of a row, relative to the standard deviation of all rows
+_SIDE = 16.0  # radians of the fastest sinusoid along a side of an image
 
 
 class TokenInput(nn.Embedding):
@@ -50,8 +50,8 @@ class ValueInput(nn.Linear):
     filter bank over the samples of that step only. So a causal model stays causal, a step is complete with its last
     sample, and masks, labels, documents and positions refer to steps.
 
-    With ``gaps``, a value may be missing (NaN). It then counts as the mean, and a learned vector for its place in the
-    step, which no value has, says that it is missing.
+    With ``gaps``, a value may be missing (NaN). It then counts as the mean, and a learned vector for its position in
+    the step marks it as missing.
 
     With ``by_row``, z is ``(x - m) / s`` with the mean m and the deviation s of each feature over the row, for rows of
     very different sizes, whose common scale would leave most of them constant. So that their sizes are not lost, every
@@ -93,9 +93,9 @@ class ValueInput(nn.Linear):
         samples = values * check_integer("stride", stride)
         super().__init__(samples + 2 * values * by_row, hidden_size)
         self.features, self.stride, self.by_row, self.time = features, stride, by_row, time
-        self.samples = samples  # values of a step
+        self.samples = samples  # number of values of a step
         check_scale(features, mean, std, "features")
-        # plain lists: buffers would be lost when a model is loaded via the meta device
+        # Plain lists, because buffers would be lost when a model is loaded through the meta device.
         self.mean, self.std = (None if scale is None else scale[self.timed :] for scale in (mean, std))
         self.missing = nn.Linear(samples, hidden_size, bias=False) if gaps else None
 
@@ -104,14 +104,14 @@ class ValueInput(nn.Linear):
         return input_values[..., 1:] if self.timed else input_values
 
     def token_time(self, input_values: Tensor) -> Tensor | None:
-        """What each step lasts for, ``(batch, length)``, as in `Layout`; None if samples have no times."""
+        """Duration of each step ``(batch, length)``, as in `Layout`; None if samples have no times."""
         if self.time is None:
             return None
         since = input_values[..., 0].to(torch.promote_types(input_values.dtype, torch.float32))
         return torch.where(since == 0, 1, since / self.time)
 
     def standardized(self, input_values: Tensor) -> Tensor:
-        """The values of samples less their mean, over their deviation."""
+        """Standardised values of samples: ``(x - mean) / std``."""
         return standardised(self.values(input_values), self.mean, self.std)
 
     def steps(self, z: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class ValueInput(nn.Linear):
         return z.reshape(z.shape[0], -1, self.samples)
 
     def forward(self, input_values: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask: ``(batch, steps)``, true where a step is real; only read by rows."""
+        """Embed samples. mask ``(batch, steps)``: true at real steps; only used with ``by_row``."""
         missing = self.values(input_values).isnan()
         h = self._rows(input_values, mask) if self.by_row else self._samples(input_values, missing)
         return h if self.missing is None else h + self.missing(self._in_steps(missing).to(self.missing.weight.dtype))
@@ -139,9 +139,9 @@ class ValueInput(nn.Linear):
         mean = x.masked_fill(~known, 0).sum(1, keepdim=True) / count
         centred = (x - mean).masked_fill(~known, 0)
         std = (centred.square().sum(1, keepdim=True) / count).sqrt()
-        std = std + _CONSTANT * mean.abs() + torch.finfo(x.dtype).tiny
+        std = std + _ROUNDING * mean.abs() + torch.finfo(x.dtype).tiny
         usual = x.new_ones(x.shape[-1]) if self.std is None else x.new_tensor(self.std)
-        size = torch.cat([(std / usual).clamp(min=_SMALLEST).log10(), (mean / std).asinh()], 2)
+        size = torch.cat([(std / usual).clamp(min=_MIN_SCALE).log10(), (mean / std).asinh()], 2)
         z = self._in_steps(centred / std)
         return super().forward(torch.cat([z, size.expand(-1, z.shape[1], -1)], 2).to(self.weight.dtype))
 
@@ -185,7 +185,7 @@ class PatchInput(nn.Conv2d):
         super().__init__(check_integer("channels", channels), hidden_size, kernel_size=size, stride=size)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        # As a matrix product, whose result lies in memory as all layers need it; a convolution's does not.
+        # A matrix product, because a convolution's result would not be contiguous.
         side = self.stride[0]
         patches = pixel_values.unflatten(3, (-1, side)).unflatten(2, (-1, side)).permute(0, 2, 4, 1, 3, 5)
         return F.linear(patches.flatten(3).flatten(1, 2).to(self.weight.dtype), self.weight.flatten(1), self.bias)
@@ -226,8 +226,8 @@ INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches":
 
 
 def filled(x: Tensor, mask: Tensor | None, stride: int) -> Tensor:
-    """Where samples x ``(batch, length, features)`` are neither padding nor zeros at the end of the last real step,
-    which a collator fills with them: ``(batch, length)``. mask: ``(batch, steps)`` or None."""
+    """Mask ``(batch, length)`` of the samples x ``(batch, length, features)`` that are neither padding nor zeros with
+    which a collator fills the last real step. mask: ``(batch, steps)`` or None."""
     if mask is None:
         mask = x.new_ones(x.shape[0], x.shape[1] // stride, dtype=torch.bool)
     real = mask.bool().repeat_interleave(stride, 1)
@@ -238,9 +238,9 @@ def filled(x: Tensor, mask: Tensor | None, stride: int) -> Tensor:
     return real & (some | ~last.repeat_interleave(stride, 1))
 
 
-def _at_or_after(places: Tensor) -> Tensor:
-    """The number of true places ``(batch, length)`` that are not before each."""
-    return places.long().flip(1).cumsum(1).flip(1)
+def _at_or_after(mask: Tensor) -> Tensor:
+    """Number of true entries of a mask ``(batch, length)`` at or after each."""
+    return mask.long().flip(1).cumsum(1).flip(1)
 
 
 def check_scale(count: int, mean: list[float] | None, std: list[float] | None, what: str, prefix: str = "") -> None:
@@ -302,6 +302,5 @@ def grid_sinusoids(layout: Layout, like: Tensor, *, rms: float) -> Tensor:
 
 
 def _shares(real: Tensor) -> Tensor:
-    """The middle of each row (or column) of a grid, from 0 to 1 over the real ones: ``(batch, rows)``, like the
-    mask."""
+    """Centre of each row (or column) of a grid, as a fraction of the real ones: ``(batch, rows)``, like the mask."""
     return (real.cumsum(1) - 0.5) / real.sum(1, keepdim=True).clamp(min=1)

@@ -27,14 +27,14 @@ from lagwise.models.step import StreamingStep
 from lagwise.tables import known
 
 FORMATS = ("onnx", "pt2")
-TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit
-LINEAR_TOLERANCE = 1e-3  # of linear models, whose features are counts over thresholds
-# One answer for each row, or choice
+TOLERANCE = 1e-4  # maximum difference of logits, relative to the largest logit
+LINEAR_TOLERANCE = 1e-3  # the same for linear models, whose features are counts over thresholds
+# Models with one output for each row.
 _OF_ROWS = (LagwiseForSequenceClassification, LagwiseForImageClassification, LinearModel)
-_BEYOND = 65  # checked tokens beyond the size of the longest ring buffer
-_MOST_TOKENS = 4096
-_STRETCH = 20
-_FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # batch and length
+_BEYOND = 65  # tokens checked beyond the size of the longest ring buffer
+_MAX_TOKENS = 4096  # tokens checked
+_STRETCH = 20  # tokens of a stretch of random ids that is repeated
+_FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # (batch, length) of checked inputs
 
 
 def require_format(format: str) -> None:
@@ -69,7 +69,7 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     run = (onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
     layers = list(state.values())[: len(state) - len(step.token_attributes)]
     longest = max((tensor.shape[1] for tensor in layers if tensor.dim() > 1), default=0)
-    ids = _random_ids(model, min(longest + _BEYOND, _MOST_TOKENS))
+    ids = _random_ids(model, min(longest + _BEYOND, _MAX_TOKENS))
     found = torch.cat([run(token) for token in ids[0].split(1)])
     return {
         "states": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.items()},
@@ -89,7 +89,7 @@ def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -
     those of the model, such as ``logits``. A long kernel is a direct convolution, so the cost per token is proportional
     to the kernel's reach.
 
-    Results are as in `export_step`, with the names of ``inputs`` and ``outputs`` in place of ``states``. The compared
+    Results are as in `export_step`, with the names of ``inputs`` and ``outputs`` instead of ``states``. The compared
     lengths are one token (two of pairs and forecasts), a prime number of tokens and a longer one, with padding on both
     sides.
 
@@ -127,7 +127,7 @@ def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -
 
 
 class _Forward(nn.Module):
-    """A model as a function of inputs of these names, with outputs of these names."""
+    """Module that wraps a model as a function of named inputs, with named outputs."""
 
     def __init__(self, model: Any, inputs: list[str], outputs: list[str]):
         super().__init__()
@@ -135,7 +135,7 @@ class _Forward(nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         inputs = dict(zip(self.inputs, given, strict=True))
-        if "input_values" in inputs:  # so that a graph knows how many samples its steps have
+        if "input_values" in inputs:  # tell the graph how many samples a step has
             x, steps = inputs["input_values"], inputs["attention_mask"].shape[1]
             stride = _options(self.model).get("stride", 1)
             inputs["input_values"] = x.reshape(x.shape[0], steps, stride, x.shape[2]).flatten(1, 2)
@@ -147,7 +147,7 @@ def write_program(program: torch.export.ExportedProgram, path: Path, inputs: lis
     """Write a graph to a file, .onnx or .pt2. ValueError where ONNX lacks an operation of the model."""
     if path.suffix != ".onnx":
         for name, value in program.state_dict.items():
-            if not value.numel():  # torch.export.save fails for those that lie in the memory of a file
+            if not value.numel():  # torch.export.save fails for empty views of a mapped file
                 program.state_dict[name] = value.new_zeros(value.shape)
         torch.export.save(program, path)
         return
@@ -244,12 +244,12 @@ def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) ->
         return found
     lengths = torch.randint(1 + pairs, length + 1, (rows, 1), generator=random, device="cpu")
     lengths[0] = length
-    place = torch.arange(length, device="cpu").expand(rows, -1)
+    position = torch.arange(length, device="cpu").expand(rows, -1)
     if rows > 2:
-        place = torch.cat([place[:-1], place[-1:] - length + lengths[-1:]])
-    found["attention_mask"] = ((place >= 0) & (place < lengths)).long()
+        position = torch.cat([position[:-1], position[-1:] - length + lengths[-1:]])
+    found["attention_mask"] = ((position >= 0) & (position < lengths)).long()
     if pairs or getattr(model.config, "type_vocab_size", 0):
-        found["token_type_ids"] = (place >= lengths // 2).long()
+        found["token_type_ids"] = (position >= lengths // 2).long()
     return found
 
 
@@ -284,7 +284,7 @@ def _called(model: Any, inputs: Mapping[str, Tensor]) -> Any:
 def _compared_rows(
     model: Any, path: Path, inputs: Mapping[str, Tensor], found: Sequence[Tensor], expected: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`compared` for all outputs of a model; where there is one for each token, at real tokens alone."""
+    """Call `compared` for all outputs of a model; outputs for each token only at real tokens."""
     mask, figures = inputs.get("attention_mask"), []
     for made, own in zip(found, (value for value in expected.values() if isinstance(value, Tensor)), strict=True):
         if mask is not None and not isinstance(model, _OF_ROWS):
@@ -296,16 +296,16 @@ def _compared_rows(
 
 
 def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:
-    """Ids of which every second stretch repeats the one before it, so that matches occur."""
+    """Random ids in which every second stretch repeats the one before it, so that matches occur."""
     generator = torch.Generator().manual_seed(0)
     length = length if model.length_limit is None else min(length, model.length_limit)
     ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator, device="cpu")
-    place = torch.arange(length, device="cpu")
-    return ids[:, place - _STRETCH * (place // _STRETCH % 2)]
+    position = torch.arange(length, device="cpu")
+    return ids[:, position - _STRETCH * (position // _STRETCH % 2)]
 
 
 def compared(path: Path, found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> dict[str, Any]:
-    """How far logits of a file are from the model's. ValueError, and no file, for a larger difference."""
+    """Compare logits of a file with the model's. For a larger difference, remove the file and raise ValueError."""
     largest = expected.abs().max()  # 0 where a linear model without a bias finds none of its features
     difference = float((found - expected).abs().max() / torch.where(largest > 0, largest, 1))
     if not difference <= tolerance:
@@ -318,7 +318,7 @@ def compared(path: Path, found: Tensor, expected: Tensor, tolerance: float = TOL
 
 
 def together(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several results of `compared` as one."""
+    """Merge several results of `compared`."""
     return {
         "checked_tokens": sum(each["checked_tokens"] for each in figures),
         "difference": max(each["difference"] for each in figures),

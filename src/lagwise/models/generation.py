@@ -22,13 +22,13 @@ from lagwise.text import pieces
 # Used if the tokenizer has no chat template: lines of "role: text".
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 PLAIN_STOP = ("\nuser:",)  # a model that was not trained on conversations would continue with the user's part
-MOST_TOKENS = 10**9  # in one text
+MAX_NEW_TOKENS = 10**9
 PREFILL = 4096  # prompt tokens processed at a time, so that memory does not grow with the prompt
-_COLDEST = 1e-6  # a lower temperature would overflow
-_PIECE = 1 << 16  # prompt characters encoded at a time: an encoding takes hundreds of bytes per token
+_MIN_TEMPERATURE = 1e-6  # logits divided by less could overflow
+_PIECE = 1 << 16  # characters of a prompt encoded at a time: an encoding takes hundreds of bytes per token
 _CONTEXT = 8  # tokens decoded before a new one, since the space between them depends on both
-_LONGEST_CHARACTER = 8  # maximum tokens of a character; longer incomplete sequences are invalid
-_encoding = threading.Lock()  # how special tokens are read is a state of the tokenizer
+_MAX_CHARACTER_TOKENS = 8  # longer sequences without a whole character are invalid
+_encoding = threading.Lock()  # `split_special_tokens` changes the state of a tokenizer
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a tokenizer's output for an incomplete character
 
 
@@ -85,8 +85,8 @@ def generate_text(
     >>> text == generate_text(model, load_tokenizer("bytes"), "Once", max_new_tokens=3, seed=1)
     True
     """
-    if check_integer("max_new_tokens", max_new_tokens) > MOST_TOKENS:
-        raise ValueError(f"max_new_tokens must be at most {MOST_TOKENS}, got {max_new_tokens}")
+    if check_integer("max_new_tokens", max_new_tokens) > MAX_NEW_TOKENS:
+        raise ValueError(f"max_new_tokens must be at most {MAX_NEW_TOKENS}, got {max_new_tokens}")
     if not 0 <= temperature < math.inf or not 0 < top_p <= 1:
         raise ValueError(
             f"temperature must be finite and at least 0, and top_p in (0, 1]; got {temperature} and {top_p}"
@@ -133,7 +133,7 @@ def sampled(
     Raises:
         FloatingPointError: If the logits are NaN, as those of a model whose training has diverged.
     """
-    if temperature < _COLDEST:
+    if temperature < _MIN_TEMPERATURE:
         temperature = 0
     choose = LogitsProcessorList()
     if temperature not in (0, 1):
@@ -149,17 +149,17 @@ def sampled(
     for number in range(count):
         assert logits is not None
         if temperature > 0:
-            # as torch.multinomial, which reads two values to check them
+            # samples as torch.multinomial does, without the two values that it reads for its checks
             likely = choose(ids, logits.float()).softmax(-1)
             token = (likely / torch.empty_like(likely).exponential_()).argmax(-1, keepdim=True)
         else:
             token = logits.argmax(-1, keepdim=True)
         lost = ~logits.amax(-1, keepdim=True).isfinite()
-        found = int(token.masked_fill(lost, -1))  # the only value read: on a GPU, reading waits for all before
-        if found < 0:
+        chosen = int(token.masked_fill(lost, -1))  # a single host sync per token
+        if chosen < 0:
             raise FloatingPointError("the model's logits are not numbers; its training may have diverged")
-        yield found
-        if found in ends:
+        yield chosen
+        if chosen in ends:
             return
         if number + 1 < count:
             logits = model.next_logits(token, cache)
@@ -279,7 +279,7 @@ class TextWriter:
         text = self._new_text()
         if not text.endswith(INCOMPLETE):
             self._take(text)
-        elif len(self.new) > _LONGEST_CHARACTER:  # no character, but the last tokens may begin one
+        elif len(self.new) > _MAX_CHARACTER_TOKENS:  # invalid bytes, of which the last may begin a character
             begun = next((n for n in (3, 2, 1) if self._decoded(self.new[-n:]) == INCOMPLETE), 0)
             self.new, rest = self.new[: len(self.new) - begun], self.new[len(self.new) - begun :]
             self._take(self._new_text())
@@ -316,10 +316,10 @@ class TextWriter:
         if self.stopped:
             return
         text = self.held + text
-        ends = [place for place in map(text.find, self.stop) if place >= 0]
+        ends = [index for index in map(text.find, self.stop) if index >= 0]
         self.stopped = bool(ends)
         # Hold back text that may be the beginning of a stop text.
-        begins = (place for place in range(len(text)) if any(stop.startswith(text[place:]) for stop in self.stop))
+        begins = (i for i in range(len(text)) if any(stop.startswith(text[i:]) for stop in self.stop))
         sure = min(ends) if ends else next(begins, len(text))
         self.held = text[sure:]
         self._hand_on(text[:sure])

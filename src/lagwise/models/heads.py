@@ -14,19 +14,19 @@ from lagwise.ops.bilinear import transformed
 from lagwise.ops.operators import in_graph
 from lagwise.ops.vocabulary import chunked_cross_entropy
 
-_LOGITS_AT_ONCE = 512  # tokens whose logits are in a processor's cache
-_MOST_LOGITS = 1 << 27  # logits of a chunk in half precision; in float32 half a gigabyte
-_LARGE_VOCABULARY = 4  # times the hidden size
+_LOGITS_AT_ONCE = 512  # tokens of a chunk on a CPU, so that their logits stay in its cache
+_MAX_LOGITS = 1 << 27  # logits of a chunk on a GPU; half a gigabyte in float32
+_LARGE_VOCABULARY = 4  # ratio of vocab_size to hidden_size from which logits are computed in chunks
 
 
 class Head(LagwisePreTrainedModel):
     """A backbone and an output layer, which subclasses add.
 
-    Their `forward` names what a data set may have columns of, because transformers reads from its signature which of
-    them a model takes; it passes other arguments of `LagwiseModel` on.
+    The signature of a subclass's `forward` names the columns of a data set that it reads, because the Trainer removes
+    all others; further arguments are passed on to `LagwiseModel`.
     """
 
-    #: whether it reads every token by itself, so that it takes shards of sequences (`split_sequences`)
+    #: whether the output layer reads every token by itself and so accepts shards of sequences (`split_sequences`)
     splits: ClassVar[bool] = False
 
     def __init__(self, config: LagwiseConfig):
@@ -39,7 +39,7 @@ class Head(LagwisePreTrainedModel):
 
     @property
     def length_limit(self) -> int | None:
-        """As `LagwiseModel.length_limit`."""
+        """Maximum length of `LagwiseModel.length_limit`."""
         return self.model.length_limit
 
 
@@ -73,7 +73,7 @@ class VocabularyHead(Head):
         return hidden
 
     def targets(self, labels: Tensor) -> Tensor:
-        """For every hidden state the label that is predicted from it, -100 for none."""
+        """Label that is predicted from each hidden state, -100 for none."""
         return labels
 
     def loss_and_logits(
@@ -88,8 +88,8 @@ class VocabularyHead(Head):
         """The mean cross-entropy, None without labels, and the logits, None if they can be skipped.
 
         Args:
-            counted: what to divide by, if it is not the number of labels.
-            shift_labels: the targets, where they are not those of labels.
+            counted: Divisor of the sum of losses; by default the number of labels.
+            shift_labels: Targets, if they are not those of labels.
         """
         if labels is None:
             return None, self.to_logits(hidden)
@@ -132,7 +132,7 @@ class VocabularyHead(Head):
         divisor = (labels != -100).sum() if counted is None else counted
         rows, labels = self._transformed(hidden).flatten(0, -2), labels.flatten().to(hidden.device)
         if dtype != torch.float32 or in_graph():
-            size = max(_LOGITS_AT_ONCE, 0 if kind == "cpu" else _MOST_LOGITS // self.config.vocab_size)
+            size = max(_LOGITS_AT_ONCE, 0 if kind == "cpu" else _MAX_LOGITS // self.config.vocab_size)
             loss = chunked_cross_entropy(rows, head.weight, head.bias, labels, dtype=dtype, rows=size)
             return loss / divisor
         options: Any = torch.nn.LinearCrossEntropyOptions(

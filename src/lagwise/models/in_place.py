@@ -74,10 +74,10 @@ class InPlaceStep:
             if not self._current(model):
                 return None
             stream = InPlaceStream(self, cache)
-        if ids.device.type == "cpu":  # elsewhere the host would wait for the values
+        if ids.device.type == "cpu":  # on other devices the host would wait for the values
             check_vocabulary(ids, self._vocabulary)
         cache.note_padding(None)
-        return stream.step(ids[:, 0].long().contiguous())  # as in the example inputs
+        return stream.step(ids[:, 0].long().contiguous())  # dtype and layout of the example inputs
 
     def _current(self, model: VocabularyHead) -> bool:
         """Take the model's weights again if they have changed. Returns whether the step still fits the model."""

@@ -15,12 +15,12 @@ from lagwise.ops.bilinear import traced
 from lagwise.ops.host import known_on_host, on_device, on_host
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
-# Arguments of a language model that do not change what a streaming step computes, whatever their values.
+# Arguments of a language model that have no effect on a streaming step.
 _OF_A_STEP = {"input_ids", "cache", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
 _OF_A_STEP |= {"position_ids", "cache_position"}
-_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"  # replaces torch's attention
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
-_PIECES = (
+_SPLIT = (
     "A sequence that is split between processes (context or sequence parallelism) is not supported this way: mixers "
     "need all earlier tokens. Call model.split_sequences(group), train with training.sequence_parallel, or split the "
     "batch instead (data parallelism)"
@@ -28,9 +28,9 @@ _PIECES = (
 
 
 def check_whole() -> None:
-    """ValueError within torch's ``context_parallel``, where a process has a piece of each sequence."""
+    """ValueError within torch's ``context_parallel``, where a process has a shard of each sequence."""
     if getattr(F.scaled_dot_product_attention, "__module__", None) == _CONTEXT_PARALLEL:
-        raise ValueError(f"this model was called within context_parallel. {_PIECES}")
+        raise ValueError(f"this model was called within context_parallel. {_SPLIT}")
 
 
 def check_precision(model: nn.Module, device: torch.device) -> None:
@@ -44,8 +44,8 @@ def check_precision(model: nn.Module, device: torch.device) -> None:
                 )
 
 
-def check_piece(cache: Any, *others: Any) -> None:
-    """ValueError for a cache, and for documents that are not given by seq_idx, beside a piece of each sequence."""
+def check_shard(cache: Any, *others: Any) -> None:
+    """ValueError for a cache, and for documents that are not given by seq_idx, with shards of sequences."""
     if cache is not None:
         raise ValueError("sequences that are split between processes cannot be streamed; pass no cache")
     if any(each is not None for each in others):
@@ -69,7 +69,7 @@ def document_numbers(
     """The document of each token of packed rows, ``(batch, length)``; None if rows are single texts.
 
     The first argument that is given counts. Positions separate documents where they do not increase from one real token
-    to the next. They may not begin later than 0, or leave any out: such a row is a piece of a sequence.
+    to the next. They may not begin later than 0, or leave any out: such a row is a shard of a sequence.
 
     Args:
         batch: Rows of the batch.
@@ -77,7 +77,7 @@ def document_numbers(
         seq_idx: ``(batch, length)``.
         cu_seqlens: ``(documents + 1,)``, for a batch of one row.
         cu_seq_lens_q: cu_seqlens as transformers' collators name it, for flash attention.
-        cu_seq_lens_k: Likewise.
+        cu_seq_lens_k: cu_seqlens of keys, which must be the same.
         position_ids: ``(batch, length)``.
         attention_mask: ``(batch, length)``.
 
@@ -126,12 +126,12 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
         real = attention_mask.bool()
         starts = starts & real[:, 1:] & real[:, :-1]  # padding repeats positions too
         missing &= real & F.pad(real[:, :-1], (1, 0), value=True)  # and positions may count padding
-    packed, piece = torch.stack([starts.any(), missing.any()]).tolist()
-    if piece:
-        row, place = missing.nonzero()[0].tolist()
+    packed, is_shard = torch.stack([starts.any(), missing.any()]).tolist()
+    if is_shard:
+        row, token = missing.nonzero()[0].tolist()
         raise ValueError(
-            f"position_ids of row {row} have {int(position_ids[row, place])} at token {place}, so tokens before it are "
-            f"missing. {_PIECES}"
+            f"position_ids of row {row} have {int(position_ids[row, token])} at token {token}, so tokens before it are "
+            f"missing. {_SPLIT}"
         )
     if not packed:
         return None

@@ -29,7 +29,7 @@ class LagwiseLayer(GradientCheckpointingLayer):
         self.offloaded = OffloadProbe(self.block)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self.block, ChainBlock):  # which recomputes its blocks one by one
+        if isinstance(self.block, ChainBlock):  # a chain recomputes its blocks one by one
             return nn.Module.__call__(self, *args, **kwargs)
         return super().__call__(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Reading a model folder. It is checked first, so that a damaged folder raises an error and never gives a
+"""Loading of model folders. Files are checked first, so that a damaged folder raises an error and never gives a
 half-initialised model."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def quiet() -> Iterator[None]:
 
 
 def default_device() -> torch.device:
-    """Where the commands run a model: on the current CUDA GPU, if there is one, otherwise on the CPU."""
+    """Device on which the commands run a model: the current CUDA GPU, if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -52,8 +52,8 @@ def load_model(
     """Load the model and the tokenizer of a run or checkpoint folder. Only JSON and safetensors files are read.
 
     Args:
-        folder: Of a run or checkpoint.
-        device: Where the model is to be.
+        folder: Folder of a run or checkpoint.
+        device: Device for the model.
         changes: Fields of `LagwiseConfig` to replace, as far as the weights allow: a ``block`` with another engine, or
             with a finer grid of a frequency kernel.
 
@@ -174,8 +174,8 @@ def load_model_weights(model: Any, folder: Path) -> None:
 
 
 def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
-    """A model, made without memory, with weights by its names, in evaluation mode. ValueError if they are not all of
-    its own, by name and shape."""
+    """Load weights into a model on the meta device, and set evaluation mode. ValueError unless the weights have the
+    names and shapes of the model's own."""
     own = {name: value.shape for name, value in model.state_dict().items()}
     wrong = sorted(own.keys() ^ weights.keys()) or [name for name in own if own[name] != weights[name].shape]
     if wrong:
@@ -185,10 +185,11 @@ def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
     return model.eval()
 
 
-@torch.inference_mode(False)  # its weights are those of the model, for any use
+@torch.inference_mode(False)  # both models share weights, which may be trained
 def at_rate(model: Any, rate: float) -> Any:
-    """A model of samples for another sampling rate, relative to that of its training: with its weights, and the steps
-    of its kernels scaled. Itself for its own rate. ValueError names a part that counts samples."""
+    """Convert a model of samples to another sampling rate, relative to that of its training: a new model shares its
+    weights and scales the steps of its kernels. Returns the model itself for its own rate. ValueError names a part that
+    counts samples."""
     if model.config.model_type == LagwiseLinearConfig.model_type:
         raise ValueError(f"rate {rate:g} is not for a first answer (a linear model), which counts samples")
     if rate == model.config.rate:
@@ -200,15 +201,15 @@ def at_rate(model: Any, rate: float) -> Any:
 
 
 def by_rate(model: Any, hertz: Sequence[int], trained: int) -> list[tuple[Any, list[int]]]:
-    """For each sampling rate of some sounds, in Hz, the model for it and the places of these sounds; trained: the rate
-    of training. ValueError for a rate that the model cannot have."""
-    places: dict[int, list[int]] = {}
+    """Group sounds by sampling rate in Hz. Returns the model for each rate and the indices of its sounds; ``trained``
+    is the rate of training in Hz. ValueError for a rate that the model cannot have."""
+    indices: dict[int, list[int]] = {}
     for i, own in enumerate(hertz):
-        places.setdefault(own, []).append(i)
+        indices.setdefault(own, []).append(i)
     try:
-        return [(model if own == trained else at_rate(model, own / trained), where) for own, where in places.items()]
+        return [(model if own == trained else at_rate(model, own / trained), where) for own, where in indices.items()]
     except ValueError as error:
-        others = ", ".join(f"{own}" for own in places if own != trained)
+        others = ", ".join(f"{own}" for own in indices if own != trained)
         raise ValueError(
             f"sounds have a sampling rate of {others} Hz, the model was trained at {trained} Hz; resample them to that "
             f"rate ({error})"

@@ -17,9 +17,9 @@ from lagwise.models.embeddings import patch_side
 from lagwise.models.heads import chunks_logits
 from lagwise.process import memory
 
-_FLOAT = 4  # bytes of a weight, and of a value of the residual stream
-_TRAINED = 4 * _FLOAT  # bytes for each weight: itself, its gradient, and AdamW's two moments
-_MOST_TENSORS = 10_000  # parameter tensors in one block: each takes time to create
+_FLOAT_BYTES = 4  # of a weight, and of a value of the residual stream
+_TRAINED_BYTES = 4 * _FLOAT_BYTES  # of a weight, its gradient, and AdamW's two moments
+_MAX_TENSORS = 10_000  # parameter tensors of a block, each of which takes time to create
 
 
 def available_memory() -> float:
@@ -36,7 +36,7 @@ def parameter_count(model_class: Any, config: LagwiseConfig) -> int:
     with torch.device("meta"), _counted():
         try:
             model = model_class(single)
-        except (RuntimeError, OverflowError, MemoryError) as error:  # from products of sizes that exceed integers
+        except (RuntimeError, OverflowError, MemoryError) as error:  # products of sizes may exceed integers
             raise ValueError(f"the model cannot be built: {one_line(error)}") from error
     block = sum(p.numel() for p in model.base_model.layers[0].parameters())
     return sum(p.numel() for p in model.parameters()) + (config.num_hidden_layers - 1) * block
@@ -48,7 +48,7 @@ def check_memory(model_class: Any, config: LagwiseConfig, *, training: bool, sha
     parameters = parameter_count(model_class, config)
     what = f"a model of {parameters:,} parameters takes {{}} of memory" + (" to train" if training else "")
     _compare(
-        parameters * (_TRAINED if training else _FLOAT) // shares,
+        parameters * (_TRAINED_BYTES if training else _FLOAT_BYTES) // shares,
         what + (f" in each of {shares} processes" if shares > 1 else ""),
         "make model.hidden_size, model.vocab_size, model.ngram_buckets, model.num_hidden_layers or an option of "
         "model.block smaller",
@@ -70,7 +70,7 @@ def check_step_memory(
     logits = 2 * config.vocab_size if all_logits else 0
     values = kept * config.num_hidden_layers * config.hidden_size + logits
     _compare(
-        rows * length * values * _FLOAT,
+        rows * length * values * _FLOAT_BYTES,
         f"a step of {rows} sequences of {length} tokens takes more than {{}} of memory",
         "make training.batch_size or data.length smaller, or training.accumulate larger",
     )
@@ -80,7 +80,7 @@ def check_images_memory(images: int, channels: int, height: int, width: int) -> 
     """ValueError if a first answer of images certainly exceeds the machine's memory: it holds all of them in float32,
     and computes their features in small parts."""
     _compare(
-        images * channels * height * width * _FLOAT,
+        images * channels * height * width * _FLOAT_BYTES,
         f"a first answer of {images} images of {height} x {width} pixels takes more than {{}} of memory",
         "make the images smaller, use fewer of them, or train without a first answer",
         memory(),
@@ -99,14 +99,14 @@ def _gigabytes(size: float) -> str:
 
 @contextmanager
 def _counted() -> Iterator[None]:
-    """ValueError for a block with so many parameters that creating it would take minutes, raised before that."""
+    """Raise a ValueError early for a block with too many parameter tensors to build."""
     count = 0
 
     def count_one(*_: Any) -> None:
         nonlocal count
         count += 1
-        if count > _MOST_TENSORS:
-            raise ValueError(f"a block has over {_MOST_TENSORS} parameter tensors; make its numbers of layers smaller")
+        if count > _MAX_TENSORS:
+            raise ValueError(f"a block has over {_MAX_TENSORS} parameter tensors; make its numbers of layers smaller")
 
     handle = register_module_parameter_registration_hook(count_one)
     try:

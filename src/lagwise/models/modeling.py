@@ -22,8 +22,8 @@ from lagwise.models.cache_name import CACHE, NAMES, EitherName, either
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
-    check_piece,
     check_precision,
+    check_shard,
     check_types,
     check_whole,
     current_mask,
@@ -53,7 +53,7 @@ _numbers = itertools.count()
 
 
 class _Number:
-    """Identifies the model of a cache: a different number for every model, copies included."""
+    """Unique number of a model, which its caches carry; copies get another number."""
 
     def __init__(self) -> None:
         self.value = next(_numbers)
@@ -103,12 +103,12 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
         return recurrent_form(self, tolerance, **options)[0]
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """As in transformers. Attention, where a block has it, has one implementation, for ``eager`` and ``sdpa``."""
-        wanted = "eager" if requested_attention == "sdpa" else requested_attention
-        return super().get_correct_attn_implementation(wanted, is_init_check)
+        """Accept ``sdpa`` as a name of the only implementation, ``eager``."""
+        chosen = "eager" if requested_attention == "sdpa" else requested_attention
+        return super().get_correct_attn_implementation(chosen, is_init_check)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As in transformers, and for the embeddings of matches."""
+        """Resize as in transformers, and resize the embeddings of matches too."""
         embedding = super().resize_token_embeddings(*args, **kwargs)
         matches: Any = self.base_model.embed_matches
         if matches is not None:
@@ -137,8 +137,8 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
 
 
 def is_loaded(module: nn.Module) -> bool:
-    """Whether all parameters of a part come from a file. Before 5.16, transformers calls `_init_weights` for such parts
-    too, of which only its own functions change nothing."""
+    """Whether all parameters of a part come from a file. transformers before 5.16 calls `_init_weights` for such parts
+    too, where only functions of its own leave them unchanged."""
     parameters = list(module.parameters())
     return bool(parameters) and all(getattr(each, "_is_hf_initialized", False) for each in parameters)
 
@@ -226,13 +226,13 @@ class LagwiseModel(LagwisePreTrainedModel):
         limits += [part.max_length for part in parts]
         # Longest sequence that the configuration, every mixer and every kernel support; None for any.
         self.length_limit: int | None = min((limit for limit in limits if limit is not None), default=None)
-        # Whether it has a state to continue from; if not, later tokens are computed together with all earlier ones.
+        # Whether the model has a state to continue from; otherwise all tokens are computed again for each new one.
         self.has_state = all(part.streams for part in parts if isinstance(part, Mixer))
         self.post_init()
 
     @property
     def number(self) -> int:
-        """Identifies the model of a cache."""
+        """Unique number of this model, which its caches carry."""
         return self._number.value
 
     @property
@@ -242,7 +242,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         return [*(layer.block for layer in layers), *([self.norm] if isinstance(self.norm, Mixer) else [])]
 
     def new_cache(self) -> StreamingCache:
-        """A cache before the first token."""
+        """Create a cache before the first token."""
         return StreamingCache(len(self.streamed))
 
     @can_return_tuple
@@ -283,14 +283,14 @@ class LagwiseModel(LagwisePreTrainedModel):
         if group is not None and cache is None:
             use_cache = False
         if group is not None:
-            check_piece(cache, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
+            check_shard(cache, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
         given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
         h, grid = self._embed(inputs_embeds, attention_mask, given)
         check_precision(self, h.device)
         batch, length, _ = h.shape
         if token_time is not None and token_time.shape[1:] == (1,) and length > 1:
             require_rate("a rate for each row", self, self.config)
-        elif token_time is not None and not self._timed:  # of which the parts are known to take times
+        elif token_time is not None and not self._timed:  # whether all parts support token_time
             require_times(self, self.config)
         elif token_time is None and self._timed and input_values is not None:
             token_time = self.embed_tokens.token_time(input_values)
@@ -405,7 +405,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             return embeds, None
         x = given[expected]
         assert x is not None
-        # Adapters replace the embedding of tokens by modules that have only its weight.
+        # Adapters may replace the embedding of tokens by a module that has only its weight.
         self.input_type.check(x, self.config.vocab_size if expected == "input_ids" else self.embed_tokens)
         h = self._scaled(self.embed_tokens(x, mask) if self._by_row else self.embed_tokens(x))
         return h, self.embed_tokens.grid(x) if expected == "pixel_values" else None
@@ -458,7 +458,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
         states, blocks = len(self.streamed), len(self.layers)
         if isinstance(cache, StreamingCache) and cache.rows is None and len(cache.layers) == blocks:
-            cache.layers += [StateLayer() for _ in range(states - blocks)]  # made for the blocks alone
+            cache.layers += [StateLayer() for _ in range(states - blocks)]  # a cache for the blocks alone
         if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
             got = f"one of {len(cache.layers)}" if isinstance(cache, StreamingCache) else type(cache).__name__
             raise ValueError(f"cache must be a StreamingCache of {states} layers, got {got}")

@@ -14,9 +14,9 @@ from lagwise.ops import Layout
 from lagwise.ops.packing import document_starts
 from lagwise.tables import check_integer
 
-_PRIME, _MULTIPLIER = 2**31 - 1, 1_103_515_245  # products of two such numbers fit into 64 bits
-_FOLLOWERS = 2**31
-LARGEST_SIZE = 16
+_PRIME, _MULTIPLIER = 2**31 - 1, 1_103_515_245  # their product fits into 64 bits
+_FOLLOWERS = 2**31  # upper bound of token ids + 1, the lower bits of an entry
+_MAX_SIZE = 16  # tokens of an n-gram
 
 
 class NgramEmbedding(nn.Module):
@@ -24,7 +24,7 @@ class NgramEmbedding(nn.Module):
 
     Formula: token t gets the sum over the sizes n of ``E_n[h(x_t, ..., x_{t-n+1})]``, with a table E_n of ``buckets``
     rows for each size. h is a polynomial in the ids modulo a prime, modulo ``buckets``, so n-grams share a row by
-    chance. Before the first token of a text or document, and at padding, an n-gram has "no token" in place of an id.
+    chance. Before the first token of a text or document, and at padding, an n-gram has "no token" instead of an id.
 
     Shapes: ids ``(batch, length)``; result ``(batch, length, channels)``. What comes before ids is described by
     ``earlier``, ``(batch, largest size - 1)``: ids + 1, and 0 for no token; None for whole texts. The second result is
@@ -59,7 +59,7 @@ class NgramEmbedding(nn.Module):
         tokens = _with_earlier(ids, layout, self.reach, earlier)
         numbers = _numbers(tokens, self.sizes, _positions(ids, layout))
         rows = [number % self.buckets + i * self.buckets for i, number in enumerate(numbers)]
-        # As a copy, because a view would keep all tokens in memory as long as the cache.
+        # A copy, because a view would keep all tokens in memory as long as the cache.
         later = None if earlier is None else tokens[:, ids.shape[1] :].clone()
         return torch.stack(rows, 2), later
 
@@ -67,10 +67,10 @@ class NgramEmbedding(nn.Module):
 class MatchEmbedding(nn.Module):
     """Vectors for the token that came next when the last n tokens occurred before.
 
-    Formula: token t gets the sum over the sizes n of ``E_n[x_{s+1}]``, where s < t is the last place with
-    ``(x_{s-n+1}, ..., x_s) = (x_{t-n+1}, ..., x_t)``, and nothing if there is none. Places are found by a hash of the n
-    tokens and kept in `BUCKETS` entries for each size, so a place is forgotten when other tokens need its entry.
-    Documents of packed rows are separate. Padding is no token, and nothing follows a place before it.
+    Formula: token t gets the sum over the sizes n of ``E_n[x_{s+1}]``, where s < t is the last position with
+    ``(x_{s-n+1}, ..., x_s) = (x_{t-n+1}, ..., x_t)``, and nothing if there is none. Positions are found by a hash of
+    the n tokens and kept in `BUCKETS` entries for each size, so one is forgotten when other tokens need its entry.
+    Documents of packed rows are separate. Padding is no token, and no token follows a position before it.
 
     A text repeats names and phrases, which a convolution or a state cannot look up by content. With this it sees what
     followed them, as an induction head of attention does, at a cost per token that does not depend on the length.
@@ -96,7 +96,7 @@ class MatchEmbedding(nn.Module):
 
     def __init__(self, hidden_size: int, *, sizes: Sequence[int], vocab_size: int):
         super().__init__()
-        self.sizes = _checked("match_sizes", sizes, least=1)
+        self.sizes = _checked("match_sizes", sizes, min_size=1)
         self.table = nn.Embedding((vocab_size + 1) * len(sizes), hidden_size)  # rows of one token side by side
         self.reach = max(sizes)
         self.state_size = self.reach + len(sizes) * self.BUCKETS
@@ -107,14 +107,14 @@ class MatchEmbedding(nn.Module):
         return (self.table(found) * (followers > 0)[..., None]).sum(2), later
 
     def rows(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The tokens after earlier places, ``(batch, length, sizes)`` as ids + 1 and 0 for none, and what `forward`
+        """Tokens after earlier occurrences, ``(batch, length, sizes)`` as ids + 1 and 0 for none, and what `forward`
         returns beside the vectors."""
         length, table = ids.shape[1], None
         if earlier is not None:
             earlier, table = earlier.split([self.reach, len(self.sizes) * self.BUCKETS], 1)
             table = table.unflatten(1, (len(self.sizes), self.BUCKETS))
         tokens = _with_earlier(ids, layout, self.reach, earlier)
-        # One more than there are ids: the last token before them is followed by the first of them.
+        # One more than the ids, because the last token before them is followed by the first of them.
         positions = _positions(ids, layout)
         positions = None if positions is None else nn.functional.pad(positions, (1, 0))
         numbers = torch.stack(_numbers(tokens, self.sizes, positions), 1)
@@ -145,18 +145,18 @@ class MatchEmbedding(nn.Module):
         return _follower(table.gather(2, read), numbers[..., 1:]) * real[:, :, 1], table
 
     def _all(self, numbers: Tensor, last: Tensor, layout: Layout, table: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The tokens after earlier places with the same n tokens, ``(batch, sizes, length)``, as ids + 1 and 0 for
-        none; and the table with the places of these tokens."""
+        """Tokens after earlier occurrences of the same n tokens, ``(batch, sizes, length)``, as ids + 1 and 0 for none;
+        and the updated table."""
         count = numbers.shape[2]
-        place, bucket = torch.arange(count, device=numbers.device), numbers % self.BUCKETS
+        index, bucket = torch.arange(count, device=numbers.device), numbers % self.BUCKETS
         real = (last > 0)[:, None].expand_as(numbers)
         group = bucket
         if layout.seq_idx is not None:
             documents = nn.functional.pad(document_starts(layout.seq_idx).long().cumsum(1), (1, 0))
             group = group + self.BUCKETS * documents[:, None]
         group = torch.where(real, group, -1)
-        # Sorted by group and place, the place before a token's own is the last earlier one of its group.
-        order = (group * count + place).argsort(dim=2)
+        # Sorted by group and index, the entry before a token's own is the last earlier one of its group.
+        order = (group * count + index).argsort(dim=2)
         before, after = order[..., :-1], order[..., 1:]
         same = group.gather(2, before) == group.gather(2, after)
         source = torch.full_like(order, -1).scatter(2, after, torch.where(same, before, -1))
@@ -164,7 +164,7 @@ class MatchEmbedding(nn.Module):
         entry = entries.gather(2, source.clamp(0, count - 2)) * (source >= 0)
         if table is not None:
             entry = torch.where(source < 0, table.gather(2, bucket), entry)
-            written = torch.where(real[..., :-1], place[:-1], -1)
+            written = torch.where(real[..., :-1], index[:-1], -1)
             latest = torch.full_like(table, -1).scatter_reduce(2, bucket[..., :-1], written, "amax")
             table = torch.where(latest < 0, table, entries.gather(2, latest.clamp(min=0)))
         return (_follower(entry, numbers) * real)[..., 1:], table
@@ -187,7 +187,7 @@ def embed_context(
 def _rows(
     embedding: ContextEmbedding, ids: Tensor, layout: Layout, earlier: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """`rows` of an embedding. Where rows are split between processes, each looks through the ids of all tokens."""
+    """Call `rows` of an embedding. With shards of sequences, every process searches the ids of all tokens."""
     shard = layout.shard
     if shard is None:
         return embedding.rows(ids, layout, earlier)
@@ -195,12 +195,12 @@ def _rows(
 
 
 def no_context(embeddings: Sequence[ContextEmbedding], batch: int, device: torch.device) -> Tensor:
-    """``earlier`` of several embeddings at the start of texts."""
+    """Create ``earlier`` of several embeddings for the start of texts."""
     return torch.zeros(batch, sum(each.state_size for each in embeddings), dtype=torch.long, device=device)
 
 
 def _entry(numbers: Tensor, followers: Tensor) -> Tensor:
-    """An entry of the table: which tokens, and which came next."""
+    """Pack the hash of n tokens and the token that came next into an entry of the table."""
     return numbers * _FOLLOWERS + followers
 
 
@@ -210,9 +210,9 @@ def _follower(entries: Tensor, numbers: Tensor) -> Tensor:
     return torch.where((rest > 0) & (rest < _FOLLOWERS), rest, 0)
 
 
-def _checked(name: str, sizes: Sequence[int], least: int = 2) -> list[int]:
-    if not sizes or len(set(sizes)) < len(sizes) or not all(least <= n <= LARGEST_SIZE for n in sizes):
-        raise ValueError(f"{name} must be different numbers from {least} to {LARGEST_SIZE}, got {list(sizes)}")
+def _checked(name: str, sizes: Sequence[int], min_size: int = 2) -> list[int]:
+    if not sizes or len(set(sizes)) < len(sizes) or not all(min_size <= n <= _MAX_SIZE for n in sizes):
+        raise ValueError(f"{name} must be different numbers from {min_size} to {_MAX_SIZE}, got {list(sizes)}")
     return sorted(sizes)
 
 
@@ -231,8 +231,7 @@ def _positions(ids: Tensor, layout: Layout) -> Tensor | None:
 
 
 def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list[Tensor]:
-    """A number for the last n tokens, for each of the sorted sizes n, at the tokens that have ``max(sizes) - 1`` before
-    them."""
+    """Hash the last n tokens, for each of the sorted sizes n, at tokens that have ``max(sizes) - 1`` before them."""
     reach = sizes[-1] - 1
     length = tokens.shape[1] - reach
     number = tokens[:, reach:]

@@ -10,10 +10,9 @@ from torch import nn
 
 
 class OffloadProbe:
-    """Detects whether the weights of a module are offloaded: they are then on the meta device.
+    """Test of whether the weights of a module are offloaded, that is, on the meta device.
 
-    Checks a single parameter, of a part that it remembers, because searching for it takes as long as a token through a
-    small layer.
+    A single parameter of a cached part is tested, because a search takes as long as a token through a small layer.
     """
 
     def __init__(self, module: nn.Module):

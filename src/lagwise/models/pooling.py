@@ -43,8 +43,8 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: T
     if pooling == "mean":
         total = hidden.masked_fill(~real[..., None], 0).sum(dim=1, dtype=_wide(hidden))
         return (total / real.sum(dim=1, keepdim=True)).to(hidden.dtype)
-    place = real.int().argmax(dim=1) if pooling == "first" else shape[1] - 1 - real.flip(1).int().argmax(dim=1)
-    return hidden[torch.arange(shape[0], device=hidden.device), place]
+    index = real.int().argmax(dim=1) if pooling == "first" else shape[1] - 1 - real.flip(1).int().argmax(dim=1)
+    return hidden[torch.arange(shape[0], device=hidden.device), index]
 
 
 def pool_pairs(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ def _pool_documents(hidden: Tensor, pooling: str, seq_idx: Tensor, text: Tensor)
     """`pool` for packed rows. text: where a token belongs to a document."""
     starts = document_starts(seq_idx.where(text, -1)) & text
     document = starts.flatten().cumsum(0) - 1
-    place = text.flatten().nonzero()[:, 0]
-    owner, states = document[place], hidden.flatten(0, 1).index_select(0, place)
+    index = text.flatten().nonzero()[:, 0]
+    owner, states = document[index], hidden.flatten(0, 1).index_select(0, index)
     count = int(starts.sum())
     tokens = torch.zeros(count, dtype=torch.long, device=hidden.device).index_add(0, owner, torch.ones_like(owner))
     if pooling == "mean":

@@ -58,7 +58,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-_AXIS_TCN = {"name": "tcn", "kernel_size": 3, "dilation": 2, "depth": 3, "norm": "rms"}  # 15 patches to either side
+_AXIS_TCN = {
+    "name": "tcn",
+    "kernel_size": 3,
+    "dilation": 2,
+    "depth": 3,
+    "norm": "rms",
+}  # reads 15 patches to either side
 
 #: The same words for images, mixed along rows and columns. Attention sees all patches, with positions by row and
 #: column. Other words mix over the patches row by row, as over a text.

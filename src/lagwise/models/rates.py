@@ -1,4 +1,4 @@
-"""Models at other sampling rates than that of their training, and of samples with times of their own."""
+"""Checks for sampling rates other than that of training, and for samples with times of their own."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from lagwise.models.classes import ModelClass
 from lagwise.tables import known
 
 _MODULE = "modeling_lagwise"
-# Names beside the fields of a configuration that transformers takes, or writes into config.json.
+# Further names that transformers accepts for a configuration, or writes into config.json.
 _OF_TRANSFORMERS = ("attn_implementation", "custom_pipelines", "dtype", "experts_implementation", "model_type")
 _OF_TRANSFORMERS += ("name_or_path", "num_labels", "output_attentions", "per_layer_config", "quantization_config")
 _OF_TRANSFORMERS += ("torch_dtype", "transformers_version")
@@ -25,13 +25,11 @@ _CODE = '''"""Loads the model in this folder with trust_remote_code=True, where 
 from lagwise.models import ({names}
 )
 '''
-
-
 _OF_FILES = ("auto_map", "lagwise_version")
 
 
 def newer(values: Mapping[str, Any]) -> str:
-    """What to do about a config.json of a newer lagwise, for the end of a message; empty if it is not newer."""
+    """Advice for a config.json of a newer lagwise, for the end of a message; empty if it is not newer."""
     saved = values.get("lagwise_version")
     try:
         later = isinstance(saved, str) and Version(saved) > Version(__version__)
@@ -51,7 +49,7 @@ class SavedWithCode:
     """A configuration whose folder has the file that its ``auto_map`` names. If lagwise is not installed, transformers
     asks to "Run `pip install lagwise`"."""
 
-    #: the classes that it describes, itself included
+    #: classes that the configuration describes, its own included
     auto_classes: ClassVar[Mapping[str, ModelClass]]
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -63,7 +61,7 @@ class SavedWithCode:
 
     @classmethod
     def option_names(cls) -> list[str]:
-        """Names that the constructor takes: first its own fields, then what transformers takes for every model."""
+        """Names of the constructor's arguments: own fields, then those that transformers accepts for every model."""
         fields: Any = cls
         generation = GenerationConfig._get_default_generation_params()
         every = [*(field.name for field in dataclasses.fields(fields)), *_OF_TRANSFORMERS, *_OF_FILES, *generation]
@@ -71,8 +69,8 @@ class SavedWithCode:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers. Other programs may have added names, which become attributes; ValueError for those that
-        a newer lagwise has added, whose meaning is not known."""
+        """Create a configuration as in transformers. Names that other programs added become attributes; ValueError for
+        unknown names that a newer lagwise saved."""
         names = cls.option_names()
         others = {k: v for k, v in config_dict.items() if k not in names and not k.startswith("_")}
         if others and (advice := newer(config_dict)):
@@ -89,7 +87,7 @@ class SavedWithCode:
         return {**written, "lagwise_version": __version__, "auto_map": auto_map(self.auto_classes)}
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As in transformers, with an additional file next to config.json that lets the folder load anywhere."""
+        """Save as in transformers, and write a file next to config.json that lets the folder load anywhere."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         names = "".join(f"\n    {name}," for name in sorted(self.auto_classes))
@@ -98,8 +96,8 @@ class SavedWithCode:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Does nothing. After loading by `auto_map`, transformers calls it to copy the module of the class into later
-        saves, but `save_pretrained` writes its own file there."""
+        """No-op: transformers would copy the module of the class into later saves, but `save_pretrained` writes its own
+        file there."""
 
 
 class LoadedSafely:
@@ -107,15 +105,15 @@ class LoadedSafely:
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights are only read from safetensors files, because a pickle can run code."""
+        """Load as in transformers, but only from safetensors files, because a pickle can run code."""
         kwargs.setdefault("use_safetensors", True)
         return super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As in transformers, with weights that all can read who can read config.json."""
+        """Save as in transformers; whoever can read config.json can read the weights."""
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         follow_umask(Path(save_directory))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Does nothing, as `SavedWithCode.register_for_auto_class`."""
+        """No-op: the code is always saved (see `SavedWithCode.register_for_auto_class`)."""

@@ -62,10 +62,10 @@ class StreamingSession:
         self.model = model
         self.prefill_chunk = check_integer("prefill_chunk", prefill_chunk)
         self._require_evaluation()
-        self._seen: dict[int, int] = {}  # tokens of each sequence, in the order of rows
+        self._seen: dict[int, int] = {}  # number of tokens of each sequence, in the order of rows
         self._next = 0
         self._logits = torch.zeros(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
-        # The batch, followed by sequences that are not yet joined to it: all are joined at once.
+        # The batch, then sequences that will be joined to it all at once.
         self._caches: list[StreamingCache] = []
 
     @property

@@ -1,4 +1,4 @@
-"""Which models take shards of sequences that are split between processes."""
+"""Check that a model accepts shards of sequences that are split between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers for every sample of a signal: another signal, such as the one without its noise."""
+"""Regression of a signal from a signal, such as denoising."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from lagwise.models.heads import Head
 from lagwise.models.modeling import is_loaded
 from lagwise.tables import build, check_integer
 
-_FLOOR = 1e-4  # added to a filter's power before the logarithm
-_LEVELS = 4.0  # divides logarithms of powers, which then are about as large as standardised samples
+_FLOOR = 1e-4  # added to the power of a filter before the logarithm, in standardised units
+_LEVELS = 4.0  # divisor of the logarithm of powers, which gives values as large as standardised samples
 
 
 @dataclass
 class LagwiseSignalOutput(ModelOutput):
-    """Named as in transformers' `PatchTSTForRegressionOutput`: regression_outputs ``(batch, samples, outputs)``."""
+    """Output of `LagwiseForSignalRegression`, named as in transformers' `PatchTSTForRegressionOutput`:
+    regression_outputs ``(batch, samples, outputs)``."""
 
     loss: Tensor | None = None
     regression_outputs: Tensor | None = None
@@ -52,14 +53,14 @@ class SignalOutputs(nn.Module):
     first sample it has zeros.
 
     Args:
-        hidden_size: Of the model.
-        features: Outputs of every sample.
-        delay: The output for a sample comes with the sample so many later, which a causal model then may read.
+        hidden_size: Channels of the model.
+        features: Number of outputs for every sample.
+        delay: Samples between a sample and its output; a causal model reads them first.
         window: Samples of a filter, at least the stride and the delay together; 0 for no filters.
-        mean: Of each output, which the output is shifted by.
-        std: Deviation of each output, which it is scaled by.
-        inputs: What the model reads.
-        causal: Whether it is causal.
+        mean: Mean of each output, by which it is shifted.
+        std: Standard deviation of each output, by which it is scaled.
+        inputs: Input layer of the model.
+        causal: Whether the model is causal.
 
     Raises:
         ValueError: For options out of range.
@@ -92,7 +93,7 @@ class SignalOutputs(nn.Module):
             raise ValueError(
                 f"outputs.window must be 0 or at least stride + delay = {self.stride + delay}, got {window}"
             )
-        # the part of the window before the step, and after it
+        # samples of the window before the step, and after it
         self.before = window - self.stride if causal else (window - self.stride) // 2
         self.after = window - self.stride - self.before
         self.analysis = nn.Parameter(torch.empty(2 * self.bands, window))
@@ -103,22 +104,22 @@ class SignalOutputs(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Windowed cosines and sines of evenly spaced frequencies, and their inverse."""
+        """Set the filters to windowed cosines and sines of evenly spaced frequencies, and their inverse."""
         if not self.window:
             return
         kind = torch.float64
-        place = torch.arange(self.window, dtype=kind)
-        at = self.before + torch.arange(self.stride, dtype=kind) - self.delay  # where the outputs are in the window
+        index = torch.arange(self.window, dtype=kind)
+        at = self.before + torch.arange(self.stride, dtype=kind) - self.delay  # indices of the outputs in the window
         middle, half = self.before + self.stride / 2 - self.delay, self.stride / 2
 
-        def weight(place: Tensor) -> Tensor:
+        def weight(index: Tensor) -> Tensor:
             rise, fall = middle + half, self.window - middle + half
-            away = torch.where(place < middle, (middle - place) / rise, (place - middle) / fall)
+            away = torch.where(index < middle, (middle - index) / rise, (index - middle) / fall)
             return torch.cos(math.pi / 2 * away).square()
 
         angles = math.pi * (torch.arange(self.bands, dtype=kind) + 0.5) / self.bands
-        waves = [torch.cat([(angles[:, None] * x).cos(), (angles[:, None] * x).sin()]) for x in (place, at)]
-        self.analysis.copy_(waves[0] * weight(place) / self.bands**0.5)
+        waves = [torch.cat([(angles[:, None] * x).cos(), (angles[:, None] * x).sin()]) for x in (index, at)]
+        self.analysis.copy_(waves[0] * weight(index) / self.bands**0.5)
         self.synthesis.copy_(waves[1] / weight(at) / self.bands**0.5)
 
     def filtered(self, z: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ class SignalOutputs(nn.Module):
         return F.linear(frames.to(self.analysis.dtype), self.analysis)
 
     def levels(self, filtered: Tensor) -> Tensor:
-        """What the powers of the filters add to the embedding of each step."""
+        """Embeddings ``(batch, steps, hidden_size)`` of the powers of the filters, added to those of the steps."""
         pairs = filtered.unflatten(-1, (2, self.bands))
         pairs = pairs.to(torch.promote_types(pairs.dtype, torch.float32))
         power = pairs.square().sum(-2).add(_FLOOR).log() / _LEVELS
@@ -151,8 +152,8 @@ class SignalOutputs(nn.Module):
 
 
 class LagwiseForSignalRegression(Head):
-    """Numbers for every sample of a signal: the signal without noise, with its gaps filled, or what another sensor
-    would have measured.
+    """Regresses output samples for every sample of a signal: the signal without noise, with its gaps filled, or the
+    signal of another sensor.
 
     ``config.inputs`` must be ``values``; ``config.outputs`` has the options of `SignalOutputs`. Output sample n is the
     estimate for sample ``n - delay``: of the first ``delay`` outputs there is none. A causal model answers with the
@@ -160,7 +161,7 @@ class LagwiseForSignalRegression(Head):
     samples after it. `StreamingRegressor` gives the outputs while the samples arrive.
 
     Takes input_values ``(batch, samples, features)`` in whole steps, NaN where a sample is missing: it then counts as
-    the mean, and a learned vector for each missing place is added to the embedding of its step; states of mixers go on
+    the mean, and a learned vector for each missing sample is added to the embedding of its step; states of mixers go on
     as for any other step. attention_mask is ``(batch, steps)``, and labels ``(batch, samples, outputs)``, NaN where
     they do not count, already delayed as the outputs are. The loss is the mean squared error over the outputs'
     deviations. ValueError for infinite values and other shapes.

@@ -1,4 +1,4 @@
-"""What the streams of signals share: samples come in chunks of any size, and the model reads them in whole steps."""
+"""Base class of signal streams: samples come in chunks of any size, and the model reads them in whole steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lagwise.tables import check_integer
 
 
 class SignalStream:
-    """Reads a signal while it is recorded. Abstract: subclasses implement `_step` and `_nothing`, and `reset` their
-    own state.
+    """Base class that feeds a model a signal while it is recorded. Subclasses implement `_step` and `_nothing`, and
+    extend `reset`.
 
     Args:
         model: A causal model of real values, in evaluation mode, whose weights must not change.
@@ -24,9 +24,9 @@ class SignalStream:
         ValueError: For a model that is bidirectional or in training mode, or that has a limit of length.
     """
 
-    #: what it is, for messages
+    #: noun used in error messages
     what: ClassVar[str]
-    #: whether samples may be missing (NaN); otherwise where the model was trained with gaps
+    #: whether samples may be missing (NaN), also for a model that was not trained with gaps
     takes_gaps: bool = False
 
     def __init__(self, model: Any, *, chunk: int = 4096):
@@ -54,7 +54,7 @@ class SignalStream:
         kind = torch.promote_types(weight.dtype, torch.float32)  # the model standardises samples before it rounds them
         self._waiting = weight.new_zeros(0, self.features, dtype=kind)  # samples of the incomplete step
         self._steps = 0
-        self._time: float | None = None  # of the last sample, if samples have times
+        self._time: float | None = None  # time of the last sample, if samples have times
 
     @property
     def samples(self) -> int:
@@ -66,7 +66,7 @@ class SignalStream:
 
         Args:
             samples: ``(n, features)``, or ``(n,)`` or one number for a single feature; n may be 0.
-            times: Those of the samples, ``(n,)`` or one number, in the unit of the training data; only for a model of
+            times: Times of the samples, ``(n,)`` or one number, in the unit of the training data; only for a model of
                 samples with times.
 
         Returns:
@@ -100,32 +100,32 @@ class SignalStream:
             raise ValueError("times are for a model of samples with times of their own, which this one is not")
         if times is None:
             raise ValueError("the model reads samples with times; give those of these samples, as push(samples, times)")
-        given = np.asarray(times, dtype=np.float64).reshape(-1)
-        if len(given) != count:
-            raise ValueError(f"times must be those of {count} samples, got {len(given)}")
-        first = given[:1] if self._time is None else [self._time]
-        since = np.diff(given, prepend=first if count else given)
-        if not np.isfinite(given).all() or (since[self._time is None :] <= 0).any():
+        times = np.asarray(times, dtype=np.float64).reshape(-1)
+        if len(times) != count:
+            raise ValueError(f"times must be those of {count} samples, got {len(times)}")
+        first = times[:1] if self._time is None else [self._time]
+        since = np.diff(times, prepend=first if count else times)
+        if not np.isfinite(times).all() or (since[self._time is None :] <= 0).any():
             raise ValueError("times must be finite and increase from sample to sample")
         return since
 
     @torch.inference_mode()
     def _through(self, x: Tensor) -> Tensor:
-        """The outputs of the steps that samples, with their times if they have some, complete."""
+        """Outputs of the steps that samples (with their times, if any) complete."""
         x = torch.cat([self._waiting, x])
         whole = len(x) - len(x) % self.stride
         self._waiting = x[whole:].clone()
-        parts = [self._step(part) for part in x[:whole].split(self._most() * self.stride) if len(part)]
+        parts = [self._step(part) for part in x[:whole].split(self._max_steps() * self.stride) if len(part)]
         return torch.cat(parts) if parts else self._nothing()
 
-    def _most(self) -> int:
-        """Largest number of steps to compute at once."""
+    def _max_steps(self) -> int:
+        """Maximum number of steps to compute at once."""
         return self.chunk
 
     def _step(self, samples: Tensor) -> Tensor:
-        """The outputs of whole steps, which it adds to `_steps`."""
+        """Compute the outputs of whole steps, and add their number to `_steps`."""
         raise NotImplementedError
 
     def _nothing(self) -> Tensor:
-        """The outputs of no steps."""
+        """Empty outputs, for no steps."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Digests of the source code that a model runs."""
+"""Digests of the source code that a model depends on."""
 
 from __future__ import annotations
 

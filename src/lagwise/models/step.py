@@ -48,7 +48,7 @@ class StreamingStep(nn.Module):
         self.online = online
         self.model = frozen(model, "online" if online else "fixed")
         vars(self.model).pop("forward", None)  # remove wrappers, which would call the original model
-        # Attributes of a cache about the tokens read, which the state includes.
+        # Attributes of a cache that the state includes.
         self.token_attributes = [
             *(["real"] if model.config.position_embedding != "none" else []),
             *(["recent"] if model.model.context_embeddings else []),

@@ -12,7 +12,7 @@ from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.signal_stream import SignalStream
 from lagwise.models.token_classification import LagwiseForTokenClassification
 
-_LINEAR_CHUNK = 64  # steps where each has features of fixed convolutions, ten thousand of a linear model
+_LINEAR_CHUNK = 64  # steps at once for models with fixed features, ten thousand of them per step
 
 
 class StreamingClassifier(SignalStream):
@@ -73,7 +73,7 @@ class StreamingClassifier(SignalStream):
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
         self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
 
-    def _most(self) -> int:
+    def _max_steps(self) -> int:
         return self.chunk if self._fixed is None else min(self.chunk, _LINEAR_CHUNK)
 
     def _nothing(self) -> Tensor:

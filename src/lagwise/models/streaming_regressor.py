@@ -12,7 +12,7 @@ from lagwise.models.signal_stream import SignalStream
 
 
 class StreamingRegressor(SignalStream):
-    """Gives the output signal of a `LagwiseForSignalRegression` while its input is recorded, sample by sample or in
+    """Computes the output signal of a `LagwiseForSignalRegression` while its input is recorded, sample by sample or in
     chunks of any size::
 
         stream = StreamingRegressor(model.eval())
@@ -47,7 +47,7 @@ class StreamingRegressor(SignalStream):
         super().reset()
         self._cache = self.model.model.new_cache()
         self._before: Tensor | None = None
-        self._early = self.delay  # outputs for samples before the first, which are left out
+        self._early = self.delay  # outputs to drop, which belong before the first sample
         self._last: Tensor | None = None
 
     @property
@@ -61,9 +61,9 @@ class StreamingRegressor(SignalStream):
         count, last = self.samples, self._waiting[-1:] if len(self._waiting) else self._last
         if last is None:
             return self._nothing()
-        given = self._steps * self.stride - self.delay + self._early  # outputs so far
+        returned = self._steps * self.stride - self.delay + self._early  # outputs so far
         steps = -(-(count + self.delay) // self.stride)
-        made = self._through(last.expand(steps * self.stride - count, -1))[: count - given]
+        made = self._through(last.expand(steps * self.stride - count, -1))[: count - returned]
         self.reset()
         return made
 

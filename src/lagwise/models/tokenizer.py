@@ -37,14 +37,14 @@ class ByteLevelTokenizer(PreTrainedTokenizerFast):
 
 
 def _spaced(words: Sequence[Any]) -> list[Any]:
-    """Words, or the words of each row, with a space before all but the first."""
+    """Put a space before all words but the first, for one row or for each of several."""
     if words and not isinstance(words[0], str):
         return [_spaced(row) for row in words]
     return [word if i == 0 or not word or word[0].isspace() else f" {word}" for i, word in enumerate(words)]
 
 
 def _without_space(offsets: Sequence[Sequence[int]], words: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Offsets in words, without the space before all but the first."""
+    """Shift offsets so that they do not count the space before a word."""
     spaces = [int(bool(word)) for word in words]
     return [(max(0, start - space), max(0, end - space)) for (start, end), space in zip(offsets, spaces, strict=True)]
 

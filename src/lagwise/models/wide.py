@@ -1,4 +1,4 @@
-"""A first answer's linear map of fixed features, which adds to the logits of a classifier's layers."""
+"""Linear map of fixed features, fitted as a first answer, that adds to the logits of a classifier's layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Wide(nn.Module):
     of texts, 0 at the first and 1 at the second; result ``(batch, labels)``.
 
     Args:
-        config: Its ``wide`` are the features' name and options.
+        config: Configuration whose ``wide`` has the name and options of the features.
 
     Source: a "wide" linear model beside a deep one: Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems";
     there both are trained together. Here `joined` takes W and b from a model that was fitted in closed form.
@@ -44,14 +44,14 @@ class Wide(nn.Module):
         self.linear = nn.Linear(self.features.size, check_integer("num_labels", config.num_labels))
 
     def forward(self, x: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
-        if self.stride > 1:  # a collator fills the last step with zeros
+        if self.stride > 1:  # exclude zeros with which a collator fills the last step
             real: Tensor | None = filled(x, mask, self.stride)
         else:
             real = None if mask is None else mask.bool()
-        given = {name: value for name, value in (("mask", real), ("types", types)) if value is not None}
+        options = {name: value for name, value in (("mask", real), ("types", types)) if value is not None}
         with torch.no_grad():
-            found = self.features(x, **given)
-        return self.features.logits(found, self.linear)
+            features = self.features(x, **options)
+        return self.features.logits(features, self.linear)
 
     def start(self, batch: int) -> ConvolutionState:
         """The state before a stream's first sample."""
@@ -61,8 +61,8 @@ class Wide(nn.Module):
     def step(self, samples: Tensor, state: ConvolutionState) -> tuple[Tensor, ConvolutionState]:
         """The result after each of the next steps ``(batch, n * stride, channels)``: ``(batch, n, labels)``; and the
         state after them."""
-        found, state = self.features.step(samples, state)
-        return self.features.logits(found[:, self.stride - 1 :: self.stride], self.linear), state
+        features, state = self.features.step(samples, state)
+        return self.features.logits(features[:, self.stride - 1 :: self.stride], self.linear), state
 
 
 class WideHead(Head):
@@ -111,14 +111,14 @@ def joined(model: M, first: LinearModel, share: float) -> M:
     config = copy.deepcopy(model.config)
     config.wide = dict(first.config.features)
     made = type(model)(config).to(device=model.device, dtype=model.dtype)
-    made.load_state_dict(model.state_dict(), strict=False)  # which has no map
+    made.load_state_dict(model.state_dict(), strict=False)  # the source has no map
     wide: Any = made.wide
     own = dict(wide.features.named_buffers())
     for name, values in first.features.named_buffers():
-        # further token ids than a first answer has stand for nothing
+        # token ids beyond those of the first answer keep zeros
         own[name][tuple(map(slice, values.shape))].copy_(values)
     weight, bias = first.classifier.weight, first.classifier.bias
-    if config.problem_type == "regression":  # layers give a number less the mean and over the deviation
+    if config.problem_type == "regression":  # layers predict standardised numbers
         weight = weight * ((1 - share) / config.label_std)
         bias = (bias - config.label_mean) * ((1 - share) / config.label_std)
     wide.linear.weight.copy_(weight)

@@ -34,7 +34,7 @@ from lagwise.serving.scheduler import Answer, Busy, Scheduler, Stopped
 
 _GENERATION = ("/v1/completions", "/v1/chat/completions")
 _PATHS = ("/v1/models", "/v1/embeddings", "/health")
-_OPEN = ("/", "/health")  # without a key
+_OPEN = ("/", "/health")  # paths that need no key
 _GRACE = 10  # seconds after an answer's deadline for reading the rest of it
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
 
@@ -54,11 +54,11 @@ def make_app(
     Args:
         scheduler: The language model's scheduler, or None for a model that generates no text.
         name: Name under which the model is served.
-        embedder: What makes embeddings; by default the scheduler's model.
+        embedder: Computes embeddings; by default with the scheduler's model.
         max_body: Maximum bytes of a request.
         api_key: Key that requests to ``/v1`` must send as ``Authorization: Bearer``; by default none is required.
         origins: Origins whose web pages may ask the server (CORS), ``*`` for any; by default none.
-        metrics: Whether ``/metrics`` has numbers in Prometheus' format.
+        metrics: Whether to serve ``/metrics`` in Prometheus' format.
     """
     if embedder is None:
         if scheduler is None:
@@ -74,7 +74,9 @@ def make_app(
         if scheduler is not None:
             await run_in_threadpool(scheduler.stop)
 
-    app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)  # these pages load scripts
+    app = FastAPI(
+        title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None
+    )  # these pages load scripts from a CDN
     app.add_middleware(_Guard, max_body=max_body, timeout=embedder.timeout + _GRACE, api_key=api_key)
     if origins:  # outermost, since browsers ask without the key whether they may ask
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
@@ -177,8 +179,8 @@ def make_app(
 
 
 class _Reply(Response):
-    """Sends the texts of a request, whole or as server-sent events, and closes them on completion, failure or
-    disconnection. texts: the prompt and the options of each."""
+    """Response with the texts of a request, whole or as server-sent events. Answers are closed on completion, failure
+    or disconnection. texts: prompt and options of each."""
 
     def __init__(
         self,
@@ -306,7 +308,7 @@ class _Reply(Response):
 
 
 class _Guard:
-    """Refuses requests without the key or with too many bytes, and ends requests that take too long."""
+    """Middleware that refuses requests without the key or with too many bytes, and ends those that take too long."""
 
     def __init__(self, app: ASGIApp, max_body: int, timeout: float, api_key: str | None):
         self.app, self.max_body, self.timeout = app, max_body, timeout
@@ -377,7 +379,11 @@ def _kind(status: int) -> str:
     return _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-_STATUS: dict[type[Exception], int] = {Busy: 429, Stopped: 503, TimeoutError: 504}  # of a scheduler's exceptions
+_STATUS: dict[type[Exception], int] = {
+    Busy: 429,
+    Stopped: 503,
+    TimeoutError: 504,
+}  # HTTP status of a scheduler's exceptions
 
 
 def _failure(error: Exception) -> tuple[int, str]:

@@ -17,8 +17,8 @@ from lagwise.models.pooling import pool
 from lagwise.serving.scheduler import Busy
 from lagwise.tables import check_integer
 
-MOST_TOKENS = 8192  # limit of a text, as in OpenAI's API
-_BATCH = 1 << 14  # tokens with padding in one forward pass
+_MAX_TOKENS = 8192  # tokens of a text, as in OpenAI's API
+_BATCH = 1 << 14  # maximum tokens, padding included, in one forward pass
 
 
 class Embedder:
@@ -50,7 +50,7 @@ class Embedder:
             )
         self.model, self.tokenizer = inner, tokenizer
         self.queue, self.timeout = check_integer("queue", queue), timeout
-        self.tokens = 0  # read since the start
+        self.tokens = 0  # tokens read since the start
         self.open = 0
         self._counting, self._computing = threading.Lock(), threading.Lock()
 
@@ -66,9 +66,9 @@ class Embedder:
         Raises:
             ValueError: For a text that is empty, too long for the model or the server, or has an unknown token.
             Busy: If the server has reached its maximum number of open requests.
-            TimeoutError: If they take too long.
+            TimeoutError: If the embeddings take too long.
         """
-        limit = min(MOST_TOKENS, self.model.length_limit or MOST_TOKENS)
+        limit = min(_MAX_TOKENS, self.model.length_limit or _MAX_TOKENS)
         for ids in texts:
             if not 0 < len(ids) <= limit:
                 raise ValueError(f"a text to embed must have 1 to {limit:,} tokens, one has {len(ids):,}")
@@ -78,16 +78,16 @@ class Embedder:
                 raise Busy(f"the server has {self.open} requests for embeddings, its maximum; try again later")
             self.open += 1
         try:
-            found = torch.empty(len(texts), self.size)
+            embeddings = torch.empty(len(texts), self.size)
             order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-            for places in like_lengths([len(texts[row]) for row in order], _BATCH):
-                rows = [order[place] for place in places]
+            for indices in like_lengths([len(texts[row]) for row in order], _BATCH):
+                rows = [order[index] for index in indices]
                 with self._computing:
                     if time.monotonic() >= deadline:
                         raise TimeoutError(f"the embeddings were not complete after {self.timeout:g} seconds")
-                    found[rows] = self._together([texts[row] for row in rows])
+                    embeddings[rows] = self._together([texts[row] for row in rows])
                     self.tokens += sum(len(texts[row]) for row in rows)
-            return found
+            return embeddings
         finally:
             with self._counting:
                 self.open -= 1

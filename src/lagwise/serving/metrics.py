@@ -1,4 +1,4 @@
-"""What the server has done, in Prometheus' format."""
+"""Metrics of the server in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)  # seconds
+_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)  # upper bounds of the histogram in seconds
 
 
 class Metrics:
-    """Requests by path and status, their seconds, tokens by kind, and the requests in the server at this moment.
+    """Metrics: requests by path and status, their duration in seconds, tokens by kind, and open requests by state.
 
     Args:
         paths: The server's paths. Others are counted as one, since anyone can ask for any.
@@ -64,7 +64,7 @@ class Metrics:
 
 
 class _Numbers(Collector):
-    """Numbers that the server keeps anyway, read when they are asked for."""
+    """Collector of the server's own counters, which are read at every scrape."""
 
     def __init__(self, counts: Callable[[], Mapping[str, int]], tokens: Callable[[], Mapping[str, int]]):
         self.counts, self.tokens = counts, tokens

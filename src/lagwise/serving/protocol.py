@@ -19,10 +19,10 @@ from lagwise.serving.sampling import Sampling
 from lagwise.serving.scheduler import TokenLogprobs
 from lagwise.tables import shown
 
-_MOST_LIKELY = 20  # tokens with probabilities, as in OpenAI's API
-_MOST_TEXTS = 2048  # to embed in one request, as in OpenAI's API
+_MAX_LIKELY = 20  # most likely tokens with probabilities, as in OpenAI's API
+_MAX_TEXTS = 2048  # texts to embed in one request, as in OpenAI's API
 _DEFAULT_TOKENS = 16  # default length of a completion, as in OpenAI's API
-# Unsupported parameters with the values that have no effect, and parameters that do not affect the text.
+# Unsupported parameters, with their values that have no effect and are accepted.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
     "echo": (False,),
@@ -33,7 +33,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     **dict.fromkeys(("reasoning_effort", "verbosity", "prediction", "audio", "web_search_options"), ()),
 }
-# What a parameter must be, where pydantic would say what each of several types must be.
+# Descriptions of parameters of several types, instead of pydantic's error for each type.
 _EXPECTED = {
     **dict.fromkeys(("prompt", "input"), "a text or a list of token ids, or a list of these"),
     "stop": "a text of 1 to 256 characters, or at most 16 of them",
@@ -49,7 +49,7 @@ class StreamOptions(BaseModel):
 
 
 class Request(BaseModel):
-    """Parameters of both kinds of requests."""
+    """Parameters that completions and chats share."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -115,7 +115,7 @@ class CompletionRequest(Request):
 
     prompt: Texts
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELY)] | Literal[False] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MAX_LIKELY)] | Literal[False] | None = None
 
     @model_validator(mode="after")
     def _without_the_prompts_probabilities(self) -> Self:
@@ -146,8 +146,8 @@ class EmbeddingRequest(BaseModel):
 
     def texts(self) -> list[str | list[int]]:
         texts = _several(self.input)
-        if len(texts) > _MOST_TEXTS or not all(texts):
-            raise ValueError(f"input must be 1 to {_MOST_TEXTS} texts, none of them empty")
+        if len(texts) > _MAX_TEXTS or not all(texts):
+            raise ValueError(f"input must be 1 to {_MAX_TEXTS} texts, none of them empty")
         return texts
 
     def check_size(self, size: int) -> None:
@@ -187,7 +187,7 @@ class ChatRequest(Request):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LIKELY)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LIKELY)] | None = None
 
     @model_validator(mode="after")
     def _with_logprobs(self) -> Self:
@@ -261,7 +261,7 @@ class Bodies:
         return self._piece([{"index": index, **said, "logprobs": logprobs, "finish_reason": finish}])
 
     def usage(self, usage: dict[str, int]) -> dict[str, Any]:
-        """The last piece, if it was asked for."""
+        """Last chunk of a stream with ``include_usage``."""
         return {**self._piece([]), "usage": usage}
 
     def _piece(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -292,16 +292,16 @@ def error_body(message: str, kind: str, code: str | None = None, param: str | No
 def described(errors: Any) -> tuple[str, str | None]:
     """A message for the first of pydantic's errors, and the parameter that caused it."""
     first = errors[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
+    path = [str(part) for part in first["loc"] if part != "body"]
     message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "json_invalid" or (not place and first["type"] != "value_error"):
+    if first["type"] == "json_invalid" or (not path and first["type"] != "value_error"):
         return "the body must be a JSON object, sent with Content-Type: application/json", None
     if first["type"] == "extra_forbidden":
-        message = f"{shown(place[-1])} is not a known parameter"
-    elif place[:1] == ["messages"] and "content" in place:
-        message = f"the content of message {place[1]} must be a text or a list of parts of type text, the first is 0"
-    elif place and place[0] in _EXPECTED and first["type"] != "missing":
-        message = f"{place[0]} must be {_EXPECTED[place[0]]}"
-    elif place:
-        message = f"{'.'.join(place)}: {message}"
-    return message, place[0] if place else None
+        message = f"{shown(path[-1])} is not a known parameter"
+    elif path[:1] == ["messages"] and "content" in path:
+        message = f"the content of message {path[1]} must be a text or a list of parts of type text, the first is 0"
+    elif path and path[0] in _EXPECTED and first["type"] != "missing":
+        message = f"{path[0]} must be {_EXPECTED[path[0]]}"
+    elif path:
+        message = f"{'.'.join(path)}: {message}"
+    return message, path[0] if path else None

@@ -55,9 +55,9 @@ def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> lis
         probability = ((scores - scores[:, :1]) / temperature.where(temperature > 0, 1)).softmax(dim=1)
         before = probability.cumsum(dim=1) - probability
         total = probability.masked_fill(before >= top_p, 0).cumsum(dim=1)
-        place = torch.searchsorted(total, numbers * total[:, -1:], right=True)
+        index = torch.searchsorted(total, numbers * total[:, -1:], right=True)
         # A number near 1 may be rounded up to the total.
-        last = ((before < top_p).sum(dim=1, keepdim=True) - 1).clamp(min=0)  # none is, where logits are NaN
-        drawn = order.gather(1, torch.minimum(place, last))
+        last = ((before < top_p).sum(dim=1, keepdim=True) - 1).clamp(min=0)  # no token qualifies if logits are NaN
+        drawn = order.gather(1, torch.minimum(index, last))
         chosen = torch.where(temperature > 0, drawn, chosen[:, None]).squeeze(1)
     return chosen.masked_fill(~(logits.amax(dim=1) > -math.inf), -1).tolist()

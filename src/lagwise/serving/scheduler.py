@@ -23,7 +23,7 @@ from lagwise.models.session import Prompt, StreamingSession
 from lagwise.serving.sampling import Sampling, draw
 from lagwise.tables import check_integer
 
-_CONTEXT = 8  # last tokens of a prompt, on which the decoding of the next ones depends
+_CONTEXT = 8  # last tokens of a prompt that are decoded with the next ones, whose text depends on them
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 
 class TokenLogprobs(NamedTuple):
-    """A token of an answer, with its logarithmic probability, and those of the most likely tokens in its place."""
+    """A token of an answer, with its logarithmic probability, and those of the most likely tokens instead of it."""
 
     token: int
     logprob: float
@@ -51,8 +51,10 @@ class Answer:
     requests. The maximum number of tokens bounds the buffer.
     """
 
-    def __init__(self, prompt: Prompt, sampling: Sampling, most: int, deadline: float, close: Callable[[Answer], None]):
-        self.prompt, self.sampling, self.most, self.deadline = prompt, sampling, most, deadline
+    def __init__(
+        self, prompt: Prompt, sampling: Sampling, max_tokens: int, deadline: float, close: Callable[[Answer], None]
+    ):
+        self.prompt, self.sampling, self.max_tokens, self.deadline = prompt, sampling, max_tokens, deadline
         self.numbers = random.Random(sampling.seed)
         self.tokens = 0
         self.logprobs: list[TokenLogprobs] = []
@@ -85,8 +87,8 @@ class Answer:
         if self.sampling.logprobs is None:
             return
         logprobs = logits.cpu().double().log_softmax(0)
-        best, places = logprobs.topk(min(self.sampling.logprobs, len(logprobs)))
-        likely = dict(zip(places.tolist(), best.tolist(), strict=True))
+        best, tokens = logprobs.topk(min(self.sampling.logprobs, len(logprobs)))
+        likely = dict(zip(tokens.tolist(), best.tolist(), strict=True))
         self.logprobs.append(TokenLogprobs(token, float(logprobs[token]), likely))
 
     def end(self, finish: Literal["stop", "length", "error"], error: Exception | None = None) -> None:
@@ -129,7 +131,7 @@ class Scheduler:
         self.max_tokens, self.timeout, self.clock = check_integer("max_tokens", max_tokens), timeout, clock
         ends = None if model.generation_config is None else model.generation_config.eos_token_id
         self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-        self.tokens = {"prompt": 0, "completion": 0}  # read and generated since the start
+        self.tokens = {"prompt": 0, "completion": 0}  # counts of tokens read and generated since the start
         self._open: set[Answer] = set()
         self._waiting: deque[Answer] = deque()
         self._prompts: deque[Answer] = deque()
@@ -156,13 +158,13 @@ class Scheduler:
             Busy: If the server has reached its maximum number of open requests.
             Stopped: If the server is shutting down.
         """
-        limit, most = self.session.model.length_limit, sampling.max_tokens
-        if most is not None and most > self.max_tokens:
-            raise ValueError(f"this server adds at most {self.max_tokens} tokens; max_tokens is {most}")
-        if most is None:
-            most = self.max_tokens if limit is None else max(1, min(self.max_tokens, limit - len(prompt)))
-        check_prompt_length(limit, len(prompt), most)
-        answer = Answer(self.session.begin(prompt), sampling, most, self.clock() + self.timeout, self._forget)
+        limit, count = self.session.model.length_limit, sampling.max_tokens
+        if count is not None and count > self.max_tokens:
+            raise ValueError(f"this server adds at most {self.max_tokens} tokens; max_tokens is {count}")
+        if count is None:
+            count = self.max_tokens if limit is None else max(1, min(self.max_tokens, limit - len(prompt)))
+        check_prompt_length(limit, len(prompt), count)
+        answer = Answer(self.session.begin(prompt), sampling, count, self.clock() + self.timeout, self._forget)
         answer.wake = wake
         with self._changed:
             self.require_capacity()
@@ -183,7 +185,7 @@ class Scheduler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of requests that are open, waiting for a place in the batch, and in the batch."""
+        """Numbers of requests that are open, waiting for a row of the batch, and in the batch."""
         waiting = len(self._waiting)
         return {"open": len(self._open), "waiting": waiting, "running": len(self._prompts) + len(self._running)}
 
@@ -300,7 +302,7 @@ class Scheduler:
             answer.tokens += 1
             self.tokens["completion"] += 1
             ended = token in self._ends or writer.take(token)
-            if ended or answer.tokens == answer.most:
+            if ended or answer.tokens == answer.max_tokens:
                 writer.end()
                 answer.end("stop" if ended or writer.stopped else "length")
         except Exception as error:

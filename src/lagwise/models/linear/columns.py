@@ -10,12 +10,12 @@ from torch import Tensor
 from lagwise.models.linear.scaling import DenseFeatures
 from lagwise.tables import check_integer
 
-_LEVELS = 15  # thresholds of each column, where they help
-_MAX_LEVELS = 2000  # thresholds of all columns
+_LEVELS = 15  # maximum thresholds of each column
+_MAX_LEVELS = 2000  # maximum thresholds of all columns together
 
 
 class ColumnsState(NamedTuple):
-    """The sums of the features of a stream's samples ``(batch, size)``, and the number of its samples ``(batch,)``."""
+    """State of a stream: sums of its features ``(batch, size)``, and the number of its samples ``(batch,)``."""
 
     total: Tensor
     seen: Tensor
@@ -32,10 +32,10 @@ class Columns(DenseFeatures):
     ``(batch, size)``: the columns first. Padding has no effect.
 
     Args:
-        channels: Columns.
+        channels: Number of columns.
         levels: Thresholds of each column; 0 for none.
-        mean: Of each column, by which it is standardised.
-        std: Likewise.
+        mean: Mean of each column, by which it is standardised.
+        std: Standard deviation of each column, by which it is standardised.
 
     Source: an additive model with steps (Hastie and Tibshirani 1986) at quantiles of the rows.
     """
@@ -64,10 +64,10 @@ class Columns(DenseFeatures):
         self.biases.copy_(ordered[(shares * (len(x) - 1)).long()].t())
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        found = self._each(x)
+        features = self._each(x)
         if mask is None:
-            return found.mean(1)
-        return (found * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+            return features.mean(1)
+        return (features * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
     def start(self, batch: int) -> ColumnsState:
         """Return the state before a stream's first sample."""

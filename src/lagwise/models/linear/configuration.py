@@ -31,9 +31,9 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     auto_map: ClassVar[dict[str, str]] = auto_map(LINEAR_CLASSES)
     auto_classes: ClassVar[dict[str, ModelClass]] = LINEAR_CLASSES
 
-    #: that a stream is answered while it arrives, as of a causal model
+    #: True, because the features of a stream are known after each sample, as with a causal model
     causal: ClassVar[bool] = True
-    #: longest input
+    #: maximum length of inputs: none
     length_limit: ClassVar[int | None] = None
 
     features: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "convolutions"})

@@ -1,4 +1,4 @@
-"""Features of series: how often fixed dilated convolutions exceed thresholds."""
+"""MiniRocket features of series: shares of samples at which fixed dilated convolutions exceed thresholds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lagwise.tables import check_integer
 _TAPS = 9
 _TRIPLES = tuple(itertools.combinations(range(_TAPS), 3))
 KERNELS = len(_TRIPLES)  # 84
-_MAX_CHANNELS = 9  # that a kernel sums
-THRESHOLDS = 119  # per kernel, over all dilations: 9,996 features
+_MAX_CHANNELS = 9  # channels that a kernel sums
+THRESHOLDS = 119  # thresholds per kernel, over all dilations: 9,996 features
 _MAX_DILATIONS = 32
 LEVELS = 30  # thresholds of each sum of channels, where the levels of a series help
 _SAMPLED = 4096  # samples whose quantiles are thresholds of levels
@@ -29,8 +29,8 @@ _GOLDEN = (5**0.5 + 1) / 2
 
 
 class ConvolutionState(NamedTuple):
-    """The last samples of a stream ``(batch, reach, channels)``, standardised; the number of its samples ``(batch,)``;
-    and how often each feature's threshold was exceeded ``(batch, size)``."""
+    """State of a stream: its last standardised samples ``(batch, reach, channels)``, their number so far ``(batch,)``,
+    and how often each threshold was exceeded ``(batch, size)``."""
 
     past: Tensor
     seen: Tensor
@@ -38,7 +38,7 @@ class ConvolutionState(NamedTuple):
 
 
 class Convolutions(DenseFeatures):
-    """Shares of the samples at which fixed dilated convolutions exceed thresholds.
+    """MiniRocket features: shares of the samples at which fixed dilated convolutions exceed thresholds.
 
     Formula: ``mean_t [y_{k,d,t} > b_{k,d,j}]`` with ``y_{k,d,t} = sum_m w_{k,m} z_{t - m d}``, where w_k is one of the
     84 kernels of 9 taps that have three taps of 2 and six of -1, d a dilation, b a threshold, and z a standardised
@@ -58,8 +58,8 @@ class Convolutions(DenseFeatures):
         dilations: Dilations in samples.
         thresholds: Thresholds of each kernel with each dilation.
         levels: Thresholds of each sum of channels; 0 for none.
-        mean: Of each channel, by which samples are standardised.
-        std: Likewise.
+        mean: Mean of each channel, by which samples are standardised.
+        std: Standard deviation of each channel, by which samples are standardised.
 
     Source: Dempster, Schmidt and Webb 2021 (MiniRocket), with their kernels, dilations and shares; there convolutions
     are centred. Levels are ours.
@@ -87,7 +87,7 @@ class Convolutions(DenseFeatures):
         self.plain = KERNELS * sum(thresholds)
         self.size = self.plain + KERNELS * levels
         summed = min(channels, _MAX_CHANNELS)
-        # Numbers of the channels that a kernel sums; the number ``channels`` is a channel of zeros.
+        # Indices of the channels that a kernel sums; index ``channels`` is a channel of zeros.
         self.register_buffer("chosen", torch.zeros(len(dilations), KERNELS, summed, dtype=torch.long))
         self.register_buffer("biases", torch.zeros(KERNELS, sum(thresholds)))
         self.register_buffer("signs", torch.zeros(channels, KERNELS if levels else 0))
@@ -141,20 +141,20 @@ class Convolutions(DenseFeatures):
         """Draw 1 to 9 channels for each dilation and kernel, fewer more often, as in MiniRocket."""
         shape = tuple(self.chosen.shape)
         numbers = np.full(shape, self.channels)
-        for place in np.ndindex(shape[:2]):
+        for pair in np.ndindex(shape[:2]):
             count = int(2 ** random.uniform(0, np.log2(shape[2] + 1)))
-            numbers[place][:count] = random.choice(self.channels, count, replace=False)
+            numbers[pair][:count] = random.choice(self.channels, count, replace=False)
         return numbers
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         z = self._scaled(x)
         if mask is None:
-            place = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+            position = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         else:
-            place = torch.where(mask, mask.long().cumsum(1) - 1, -1)
+            position = torch.where(mask, mask.long().cumsum(1) - 1, -1)
             z = z * mask[..., None]
-        counts = self._counts(z, place, padded=mask is not None)
-        return self._shares(counts, (place >= 0).sum(1))
+        counts = self._counts(z, position, padded=mask is not None)
+        return self._shares(counts, (position >= 0).sum(1))
 
     def start(self, batch: int) -> ConvolutionState:
         """Return the state before a stream's first sample."""
@@ -166,11 +166,11 @@ class Convolutions(DenseFeatures):
         """Process the next samples ``(batch, n, channels)``. Returns the features after each of them, ``(batch, n,
         size)``, and the next state."""
         z = torch.cat([state.past, self._scaled(x)], 1)
-        place = state.seen[:, None] + torch.arange(x.shape[1], device=x.device)
-        totals = state.counts[:, None] + self._counts(z, place, each=True).cumsum(1)
+        position = state.seen[:, None] + torch.arange(x.shape[1], device=x.device)
+        totals = state.counts[:, None] + self._counts(z, position, each=True).cumsum(1)
         later = ConvolutionState(z[:, z.shape[1] - self.reach :].clone(), state.seen + x.shape[1], totals[:, -1])
-        found = self._shares(totals.flatten(0, 1), (place + 1).flatten())
-        return found.unflatten(0, place.shape), later
+        found = self._shares(totals.flatten(0, 1), (position + 1).flatten())
+        return found.unflatten(0, position.shape), later
 
     def _lagged(self, z: Tensor, index: int, past: int = 0) -> list[Tensor]:
         """Return the inputs of each tap of kernels with a dilation, and their sum, each ``(batch, kernels or 1,
@@ -204,28 +204,28 @@ class Convolutions(DenseFeatures):
             total = total + each
         return total
 
-    def _counts(self, z: Tensor, place: Tensor, *, padded: bool = False, each: bool = False) -> Tensor:
+    def _counts(self, z: Tensor, position: Tensor, *, padded: bool = False, each: bool = False) -> Tensor:
         """Count the samples at which features' thresholds are exceeded, ``(batch, size)``, or whether they are at each
         sample, ``(batch, length, size)``.
 
         Args:
-            z: the samples, perhaps with earlier ones before them.
-            place: the place of each of the last samples in its series, -1 at padding.
-            padded: whether there is padding.
-            each: whether each sample is asked for.
+            z: Standardised samples ``(batch, past + length, channels)``.
+            position: Position ``(batch, length)`` of the last samples in their series, -1 at padding.
+            padded: Whether there is padding.
+            each: Whether to return values of each sample instead of sums.
         """
-        past, found, start = z.shape[1] - place.shape[1], [], 0
-        at_once = each or traced() or place.numel() <= _FEW  # few operations, with all values in memory
+        past, found, start = z.shape[1] - position.shape[1], [], 0
+        at_once = each or traced() or position.numel() <= _FEW  # few operations, with all values in memory
         kernel = torch.arange(KERNELS, device=z.device)
-        padding = place < 0 if padded else None
+        padding = position < 0 if padded else None
         for index, (dilation, count) in enumerate(zip(self.dilations, self.thresholds, strict=True)):
             first, biases = (_TAPS - 1) * dilation, self.biases[:, start : start + count]
             if at_once:
                 missed = torch.where((kernel + index) % 2 == 1, first, 0)
-                y = self._convolved(z, index, past).masked_fill(place[:, None] < missed[:, None], -torch.inf)
+                y = self._convolved(z, index, past).masked_fill(position[:, None] < missed[:, None], -torch.inf)
                 found.append(_exceeded(y, biases, each))
             else:
-                hidden = padding, place < first
+                hidden = padding, position < first
                 convolved = (
                     _hide(_convolution(seen, number), hidden[(number + index) % 2])
                     for number, seen in enumerate(_by_kernel(self._lagged(z, index, past)))
@@ -233,7 +233,7 @@ class Convolutions(DenseFeatures):
                 found.append(_counted(convolved, biases))
             start += count
         if self.levels:
-            y = (z[:, past:] @ self.signs).transpose(1, 2).masked_fill(place[:, None] < 0, -torch.inf)
+            y = (z[:, past:] @ self.signs).transpose(1, 2).masked_fill(position[:, None] < 0, -torch.inf)
             found.append(_exceeded(y, self.level_biases, each) if at_once else _counted(y.unbind(1), self.level_biases))
         return torch.cat(found, -1)
 
@@ -264,8 +264,8 @@ def _convolution(seen: Sequence[Tensor], kernel: int) -> Tensor:
     return (seen[a] + seen[b]).add_(seen[c]).mul_(3).sub_(seen[-1])
 
 
-def _hide(y: Tensor, places: Tensor | None) -> Tensor:
-    return y if places is None else y.masked_fill_(places, -torch.inf)
+def _hide(y: Tensor, hidden: Tensor | None) -> Tensor:
+    return y if hidden is None else y.masked_fill_(hidden, -torch.inf)
 
 
 def _counted(convolved: Iterable[Tensor], biases: Tensor) -> Tensor:
@@ -274,10 +274,10 @@ def _counted(convolved: Iterable[Tensor], biases: Tensor) -> Tensor:
     that are converted."""
     found, above = [], biases.new_empty(0)
     for y, own in zip(convolved, biases, strict=True):
-        most = max(1, min(len(own), _COMPARISONS // max(1, y.numel())))
+        chunk = max(1, min(len(own), _COMPARISONS // max(1, y.numel())))
         if not found:
-            above = y.new_empty(most, *y.shape)
-        found += [torch.gt(y, b[:, None, None], out=above[: len(b)]).sum(2) for b in own.split(most)]
+            above = y.new_empty(chunk, *y.shape)
+        found += [torch.gt(y, b[:, None, None], out=above[: len(b)]).sum(2) for b in own.split(chunk)]
     return torch.cat(found).t()
 
 

@@ -27,13 +27,13 @@ _IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_a
 class LinearModel(LoadedSafely, PreTrainedModel):
     """A linear map of fixed features. Weights are fitted in closed form (`lagwise.training.first_answer`).
 
-    Subclasses set `answer`, which makes the output of logits.
+    Subclasses set `answer`, the class of the output.
     """
 
     config_class = LagwiseLinearConfig
     config: LagwiseLinearConfig
     base_model_prefix = "features"
-    length_limit: int | None = None  #: inputs have no longest length
+    length_limit: int | None = None  #: maximum length of inputs: none
     answer: Callable[..., Any]
 
     def __init__(self, config: LagwiseLinearConfig):

@@ -1,4 +1,4 @@
-"""Features of texts: which n-grams of words and of characters occur."""
+"""N-gram features of texts: TF-IDF with presence instead of counts, for words and characters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from lagwise.tables import check_integer
 
-_PLANE = 1 << 16  # characters of the basic plane have an entry in the tables
-_IDEOGRAPHS = 0x20000  # planes of letters; the one before has mostly symbols
+_PLANE = 1 << 16  # size of the tables: code points of Unicode's basic plane
+_IDEOGRAPHS = 0x20000  # first code point of the planes of letters; the plane before has mostly symbols
 _WORD, _SPACE = 1, 2
 _MULTIPLIER, _POSITION = 6364136223846793005, 1442695040888963407  # products wrap around 64 bits
-_MAX_CHARACTERS = 3_000_000  # longer training texts use no n-grams of characters, which take ten times as long
-_MANY_ROWS, _MANY_CHARACTERS = 1000, 100_000  # for which n-grams must occur twice
+_MAX_CHARACTERS = 3_000_000  # of training text with n-grams of characters, which take ten times as long as words
+_MANY_ROWS, _MANY_CHARACTERS = 1000, 100_000  # larger data sets keep only n-grams that occur twice
 _COSINE = 4.0  # weight of the cosine of a pair, a single feature that says more than others
 
 
@@ -103,7 +103,7 @@ class Ngrams(nn.Module):
             words=2,
             characters=[2, 3, 4, 5] if characters <= _MAX_CHARACTERS else [],
             pairs=pairs,
-            least=2 if rows > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
+            min_rows=2 if rows > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
         )
 
     @classmethod
@@ -115,14 +115,14 @@ class Ngrams(nn.Module):
         words: int,
         characters: Sequence[int],
         pairs: bool,
-        least: int,
+        min_rows: int,
     ) -> tuple[dict[str, Any], Ngrams]:
         """The options and the features for training texts.
 
         Args:
-            spellings: the bytes of each token id.
-            batches: input_ids, mask and types.
-            least: rows in which an n-gram must occur.
+            spellings: Bytes of each token id.
+            batches: ``(input_ids, mask, types)`` of each batch.
+            min_rows: Rows in which an n-gram must occur to be kept.
         """
         shape = {"words": words, "characters": list(characters), "longest": max(1, *map(len, spellings))}
         scanner = cls(len(spellings), kept=[0, 0], **shape)
@@ -137,7 +137,7 @@ class Ngrams(nn.Module):
         kept, counts = [], []
         for parts in found:
             hashes, times = np.unique(np.concatenate(parts or [np.zeros(0, np.int64)]), return_counts=True)
-            chosen = times >= least
+            chosen = times >= min_rows
             kept.append(hashes[chosen])
             counts.append(times[chosen])
         options = {**shape, "kept": [len(each) for each in kept], "pairs": pairs, "differences": pairs}
@@ -197,8 +197,8 @@ class Ngrams(nn.Module):
         for hashes, count in zip(self._hashes(ids, mask), self.kept, strict=True):
             kept = self.hashes[start : start + count]
             if count:
-                place = torch.clamp(_searched(kept, hashes), max=count - 1)
-                numbers.append(torch.where(kept[place] == hashes, place + start, self.count - 1))
+                index = torch.clamp(_searched(kept, hashes), max=count - 1)
+                numbers.append(torch.where(kept[index] == hashes, index + start, self.count - 1))
             start += count
         numbers = numbers or [torch.full_like(ids[:, :1], self.count - 1)]
         return torch.cat(numbers, 1).sort(1).values
@@ -252,13 +252,13 @@ class Ngrams(nn.Module):
         if not self.words:
             return text.new_zeros(text.shape[0], 0)
         inside = real & ((text >= _IDEOGRAPHS) | (self.kinds[text.clamp(max=_PLANE - 1)] == _WORD))
-        place = torch.arange(text.shape[1], device=text.device).expand_as(text)
+        index = torch.arange(text.shape[1], device=text.device).expand_as(text)
         starts = inside & ~F.pad(inside, (1, 0))[:, :-1]
-        # As a lookup of the word's number: ONNX has no running maximum.
-        begins, _ = _compact(place, starts)
+        # A lookup by the index of the word, because ONNX has no running maximum.
+        begins, _ = _compact(index, starts)
         start = begins.gather(1, (starts.long().cumsum(1) - 1).clamp(min=0))
-        # A word's hash is the sum over its characters of a hash of the character and its place in the word.
-        own = torch.where(inside, _mixed(text + 1 + (place - start) * _POSITION), 0)
+        # A word's hash is the sum over its characters of a hash of the character and its index in the word.
+        own = torch.where(inside, _mixed(text + 1 + (index - start) * _POSITION), 0)
         total = own.cumsum(1)
         ends = inside & ~F.pad(inside, (0, 1))[:, 1:]
         word, real = _compact(total - (total - own).gather(1, start), ends)
@@ -278,20 +278,20 @@ def _mixed(number: Tensor) -> Tensor:
 
 
 def _searched(ordered: Tensor, values: Tensor) -> Tensor:
-    """`torch.searchsorted`, in programs by halving, as ONNX has no search."""
+    """`torch.searchsorted`; a bisection in exported programs, because ONNX has no such operation."""
     if not torch.compiler.is_compiling():
         return torch.searchsorted(ordered, values)
-    place, step = torch.zeros_like(values), 1 << len(ordered).bit_length()
+    index, step = torch.zeros_like(values), 1 << len(ordered).bit_length()
     while step := step // 2:
-        further = place + step
+        further = index + step
         less = ordered[further.clamp(max=len(ordered)) - 1] < values
-        place = torch.where((further <= len(ordered)) & less, further, place)
-    return place
+        index = torch.where((further <= len(ordered)) & less, further, index)
+    return index
 
 
 def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """The kept entries of each row ``(batch, n)``, moved to its start, as many columns as the longest row needs and at
-    least one; and where there are any."""
+    """Move the kept entries of each row ``(batch, n)`` to its start. Returns as many columns as the longest row needs,
+    at least one, and a mask of the entries."""
     counts = kept.sum(1)
     width = x.shape[1] if torch.compiler.is_compiling() else max(1, int(counts.max()))
     target = torch.where(kept, kept.cumsum(1) - 1, width)
@@ -300,7 +300,7 @@ def _compact(x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distinct(hashes: Tensor) -> np.ndarray:
-    """The different hashes of each row, of all rows after one another, without 0."""
+    """Concatenate the distinct nonzero hashes of each row."""
     ordered = np.sort(hashes.numpy(force=True), axis=1)
     new = np.ones(ordered.shape, dtype=bool)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]

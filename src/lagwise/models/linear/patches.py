@@ -13,10 +13,10 @@ from lagwise.models.linear.scaling import DenseFeatures
 from lagwise.ops.bilinear import traced
 from lagwise.tables import check_integer
 
-_SAMPLED = 20_000  # patches from which whitening is computed
+_SAMPLED = 20_000  # number of patches from which whitening is computed
 _CONTRAST = 0.1  # added to the variance of a patch, so that flat ones stay flat; pixels have a variance near 1
 _WHITENING = 0.1  # added to the variances of whitened directions
-_MAX_PATCHES = 1 << 12  # patches at a time, whose products with 256 filters take 4 MB
+_MAX_PATCHES = 1 << 12  # patches computed at a time; their products with 256 filters take 4 MB
 
 
 class Patches(DenseFeatures):
@@ -33,10 +33,10 @@ class Patches(DenseFeatures):
     Shapes: pixels ``(batch, channels, height, width)``; result ``(batch, size)``.
 
     Args:
-        channels: Of the images.
-        side: Of a patch, in pixels.
+        channels: Channels of the images.
+        side: Side of a patch in pixels.
         filters: Number of sample patches.
-        regions: Rows, and columns, of the grid of regions.
+        regions: Number of rows, and of columns, of the grid of regions.
 
     Source: Coates, Lee and Ng 2011, "An Analysis of Single-Layer Networks in Unsupervised Feature Learning", whose
     random patches are as good as learned ones where there are enough; the root is that of Hellinger kernels.
@@ -68,7 +68,7 @@ class Patches(DenseFeatures):
         corner = zip(picked.tolist(), top.tolist(), left.tolist(), strict=True)
         side = self.side
         patches = torch.stack([images[n][:, i : i + side, j : j + side].flatten() for n, i, j in corner])
-        varied = patches[patches.var(1) > 1e-3]  # empty ones have no shape
+        varied = patches[patches.var(1) > 1e-3]  # constant patches have no contrast
         patches = _normalised(varied if len(varied) >= len(self.filters) else patches)
         centre = patches.mean(0)
         variances, directions = torch.linalg.eigh(torch.cov(patches.t()).double())
@@ -92,8 +92,8 @@ class Patches(DenseFeatures):
         return torch.cat([self._averaged(self._likeness_by_bands(part, band)) for part in pixels.split(images)])
 
     def _likeness_by_bands(self, pixels: Tensor, band: int) -> Tensor:
-        """`_likeness` averaged over the columns of each region, ``(batch, 2 filters, rows, regions)``, from bands of so
-        many rows: that of all patches of a photo takes a hundred times the memory of the photo."""
+        """Average `_likeness` over the columns of each region, ``(batch, 2 filters, rows, regions)``, ``band`` rows at
+        a time: for all patches of a photo at once it would take a hundred times the memory of the photo."""
         rows, bands = self._grid(pixels)[0], []
         for top in range(0, rows, band):
             likeness = self._likeness(pixels[:, :, top : top + band + self.side - 1])

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 
 class DenseFeatures(nn.Module):
-    """Features of which most are not 0. Those of samples have ``mean`` and ``std``, of each channel or None, and
-    ``biases`` in the dtype to compute in."""
+    """Base of feature extractors whose features are mostly nonzero. Subclasses for samples set ``mean`` and ``std`` of
+    each channel (or None), and ``biases``, whose dtype computations have."""
 
     mean: list[float] | None
     std: list[float] | None

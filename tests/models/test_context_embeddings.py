@@ -1,4 +1,5 @@
-"""Embeddings of what followed the same tokens before: their definition, the boundaries of texts, and streaming."""
+"""Embeddings of n-grams, and of what followed the same tokens before: their definitions, the boundaries of texts, and
+streaming."""
 
 from __future__ import annotations
 
@@ -11,17 +12,34 @@ from tiny_models import in_chunks, tiny
 from torch import Tensor
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseModel, export
-from lagwise.models.ngrams import MatchEmbedding, no_context
+from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, no_context
 from lagwise.ops import Layout
 
 
 def model(**fields: Any) -> LagwiseForCausalLM:
-    made = tiny("tnn-lm", sharp=True, match_sizes=[2, 3], **fields)
-    torch.nn.init.normal_(made.model.embed_matches.table.weight)
+    made = tiny("tnn-lm", sharp=True, **fields)
+    for embedding in made.model.context_embeddings:
+        torch.nn.init.normal_(embedding.table.weight)
     return made
 
 
-def by_definition(embedding: MatchEmbedding, text: list[int]) -> Tensor:
+def ngrams_by_definition(embedding: NgramEmbedding, text: list[int]) -> Tensor:
+    """The sum of the rows of the n-grams that end at each token of a text."""
+    weight = embedding.table.weight
+    found, rows = [], weight.unflatten(0, (len(embedding.sizes), -1))
+    for end in range(len(text)):
+        total = torch.zeros(weight.shape[1], dtype=weight.dtype)
+        for table, size in zip(rows, embedding.sizes, strict=True):
+            gram = [text[end - lag] + 1 if lag <= end else 0 for lag in range(size)]
+            number = gram[0]
+            for each in gram[1:]:
+                number = (number * 1_103_515_245 + each) % (2**31 - 1)
+            total = total + table[number % embedding.buckets]
+        found.append(total)
+    return torch.stack(found)
+
+
+def matches_by_definition(embedding: MatchEmbedding, text: list[int]) -> Tensor:
     """The sum over the sizes of the rows of what came next at the last place with the same tokens."""
     weight = embedding.table.weight
     found, rows = [], weight.unflatten(0, (-1, len(embedding.sizes)))
@@ -36,17 +54,27 @@ def by_definition(embedding: MatchEmbedding, text: list[int]) -> Tensor:
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("sizes", [[1], [2], [3, 2], [2, 5], [1, 3]])
-@pytest.mark.parametrize("vocabulary", [2, 5, 300])
-def test_values_and_gradients_are_those_of_the_definition(sizes: list[int], vocabulary: int) -> None:
-    embedding = MatchEmbedding(3, sizes=sizes, vocab_size=vocabulary).double()
-    ids, weights = torch.randint(min(vocabulary, 7), (3, 63)), torch.randn(3, 63, 3, dtype=torch.double)
-    y, _ = embedding(ids, Layout(), None)
+def check_definition(embedding: ContextEmbedding, by_definition: Any, ids: Tensor) -> None:
+    """Compare values and gradients."""
+    weights = torch.randn(*ids.shape, 3, dtype=torch.double)
+    y, _ = embedding.double()(ids, Layout(), None)
     expected = torch.stack([by_definition(embedding, row.tolist()) for row in ids])
     assert (expected != 0).any()
     torch.testing.assert_close(y, expected)
     found, wanted = (torch.autograd.grad((out * weights).sum(), embedding.table.weight)[0] for out in (y, expected))
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("sizes", [[2], [3, 2], [2, 5], [16]])
+def test_the_definition_of_ngrams(sizes: list[int]) -> None:
+    check_definition(NgramEmbedding(3, sizes=sizes, buckets=11), ngrams_by_definition, torch.randint(2**20, (2, 20)))
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [3, 2], [2, 5], [1, 3]])
+@pytest.mark.parametrize("vocabulary", [2, 5, 300])
+def test_the_definition_of_matches(sizes: list[int], vocabulary: int) -> None:
+    embedding = MatchEmbedding(3, sizes=sizes, vocab_size=vocabulary)
+    check_definition(embedding, matches_by_definition, torch.randint(min(vocabulary, 7), (3, 63)))
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 61], [20, 1, 1, 30, 11], [63]])
@@ -74,29 +102,47 @@ def test_an_entry_that_other_tokens_took_is_no_match(monkeypatch: pytest.MonkeyP
             torch.testing.assert_close(y, whole[:, t : t + 1])
 
 
-def test_matches_do_not_cross_documents_or_padding() -> None:
-    embedding, ids = MatchEmbedding(3, sizes=[2, 3], vocab_size=2), torch.randint(2, (1, 30))
+@pytest.mark.parametrize("kind", ["ngrams", "matches"])
+def test_neither_crosses_documents_or_padding(kind: str) -> None:
+    matches = MatchEmbedding(3, sizes=[2, 3], vocab_size=2)
+    embedding = matches if kind == "matches" else NgramEmbedding(3, sizes=[2, 4], buckets=101)
+    ids = torch.randint(2, (1, 30))
     packed, _ = embedding(ids, Layout(seq_idx=torch.tensor([[0] * 12 + [1] * 2 + [0] * 16])), None)
     alone = [embedding(part, Layout(), None)[0] for part in ids.split([12, 2, 16], 1)]
     torch.testing.assert_close(packed, torch.cat(alone, 1))
     padded, _ = embedding(ids, Layout(torch.arange(30)[None] >= 4), None)
     torch.testing.assert_close(padded[:, 4:], embedding(ids[:, 4:], Layout(), None)[0])
-    assert not padded[:, :4].any()
+    assert kind == "ngrams" or not padded[:, :4].any()
 
 
 @torch.no_grad()
-def test_matches_matter_and_stream() -> None:
-    matches, ids = model(ngram_sizes=[3]), torch.randint(4, (2, 60))
+def test_an_ngram_matters_as_far_as_it_is_long() -> None:
+    embedding, ids = NgramEmbedding(3, sizes=[2, 4], buckets=50), torch.randint(258, (2, 40))
+    changed = ids.clone()
+    changed[:, 10] = (ids[:, 10] + 1) % 258
+    others = embedding(changed, Layout(), None)[0] != embedding(ids, Layout(), None)[0]
+    assert others.any(2).nonzero()[:, 1].unique().tolist() == [10, 11, 12, 13]
+
+
+@torch.no_grad()
+def test_both_matter_and_stream() -> None:
+    both, ids = model(ngram_sizes=[2, 4], ngram_buckets=50, match_sizes=[2, 3]), torch.randint(4, (2, 60))
     ids[:, 40:] = ids[:, :20]
-    expected = matches(ids).logits
-    other = model(ngram_sizes=[3])
-    other.load_state_dict(matches.state_dict())
-    other.model.embed_matches.table.weight.zero_()
-    assert (other(ids).logits - expected).abs().max() > 1e-3
-    torch.testing.assert_close(in_chunks(matches, ids, [1, 2, 30, 1, 26]), expected, rtol=0, atol=1e-10)
+    expected = both(ids).logits
+    other = model(ngram_sizes=[2, 4], ngram_buckets=50, match_sizes=[2, 3])
+    other.load_state_dict(both.state_dict())
+    for embedding in other.model.context_embeddings:
+        embedding.table.weight.zero_()
+        assert (other(ids).logits - expected).abs().max() > 1e-3
+    torch.testing.assert_close(in_chunks(both, ids, [1, 2, 30, 1, 26]), expected, rtol=0, atol=1e-10)
     mask = torch.tensor([[0] * 5 + [1] * 60] * 2)
-    padded = matches(torch.nn.functional.pad(ids, (5, 0)), attention_mask=mask).logits
+    padded = both(torch.nn.functional.pad(ids, (5, 0)), attention_mask=mask).logits
     torch.testing.assert_close(padded[:, 5:], expected, rtol=0, atol=1e-10)
+    packed = both(ids[:1], cu_seqlens=torch.tensor([0, 21, 60])).logits
+    alone = [both(part).logits for part in ids[:1].split([21, 39], 1)]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-10)
+    short = both(ids.int(), use_cache=False).logits  # ids of 32 bits
+    torch.testing.assert_close(short, expected)
 
 
 @torch.no_grad()
@@ -128,13 +174,8 @@ def test_padding_between_tokens_is_the_same_whole_and_in_parts() -> None:
         torch.testing.assert_close(torch.cat(parts, 1), whole)
 
 
-def test_ids_may_have_32_bits() -> None:
-    found, ids = model(ngram_sizes=[2]), torch.randint(4, (2, 40))
-    torch.testing.assert_close(found(ids.int(), use_cache=False).logits, found(ids, use_cache=False).logits)
-
-
 def test_added_tokens(tmp_path: Path) -> None:
-    grown = model()
+    grown = model(match_sizes=[2, 3])
     ids = torch.randint(4, (2, 40))
     before, table = grown(ids).logits, grown.model.embed_matches.table.weight
     grown.resize_token_embeddings(258)
@@ -142,7 +183,7 @@ def test_added_tokens(tmp_path: Path) -> None:
     grown.resize_token_embeddings(300, mean_resizing=False)
     torch.testing.assert_close(grown(ids).logits[..., :258], before)
     repeated = torch.tensor([[5, 6, 7, 280, 5, 6, 7]])
-    expected = by_definition(grown.model.embed_matches, repeated[0].tolist())
+    expected = matches_by_definition(grown.model.embed_matches, repeated[0].tolist())
     torch.testing.assert_close(grown.model.embed_matches(repeated, Layout(), None)[0][0], expected)
     grown.save_pretrained(tmp_path)
     loaded = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
@@ -152,15 +193,34 @@ def test_added_tokens(tmp_path: Path) -> None:
 
 
 def test_ids_with_which_exports_are_checked_have_matches(device: torch.device) -> None:
-    matches = model()
+    matches = model(match_sizes=[2, 3])
     found, _ = matches.model.embed_matches(export._random_ids(matches, 131).to(device), Layout(), None)
     assert found.any(2).sum() > 30
 
 
-def test_wrong_inputs() -> None:
-    with pytest.raises(ValueError, match="match_sizes must be different numbers from 1 to 16"):
-        LagwiseModel(LagwiseConfig(match_sizes=[0], num_hidden_layers=1))
-    with pytest.raises(ValueError, match="match_sizes need inputs 'tokens'"):
-        LagwiseConfig(match_sizes=[2], inputs="values")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"match_sizes": [0]}, "match_sizes must be different numbers from 1 to 16"),
+        ({"match_sizes": [2], "inputs": "values"}, "match_sizes need inputs 'tokens'"),
+        *(({"ngram_sizes": n}, "ngram_sizes must be different numbers from 2 to 16") for n in ([1], [2, 2], [17])),
+        ({"ngram_sizes": [2], "ngram_buckets": 0}, "ngram_buckets must be"),
+        ({"ngram_sizes": [2], "ngram_buckets": 2**40}, "ngram_buckets must be at most"),
+        ({"ngram_sizes": [2], "inputs": "values"}, "ngram_sizes need inputs 'tokens'"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LagwiseModel(LagwiseConfig(num_hidden_layers=1, **fields))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", ["ngram_sizes", "match_sizes"])
+def test_refused_embeddings_leave_the_cache_as_it_was(sizes: str) -> None:
+    found, ids = model(position_embedding="sinusoidal", **{sizes: [2, 4]}), torch.randint(258, (2, 20))
+    cache = found(ids[:, :10], use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"need input_ids .*, not inputs_embeds"):
-        model()(inputs_embeds=torch.randn(2, 3, 16, dtype=torch.double))
+        found(inputs_embeds=torch.randn(2, 3, 16, dtype=torch.double), past_key_values=cache)
+    after = found(ids[:, 10:], past_key_values=cache).logits
+    torch.testing.assert_close(after, found(ids).logits[:, 10:], rtol=0, atol=1e-10)
