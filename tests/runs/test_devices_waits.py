@@ -119,7 +119,7 @@ _GRIDS = {"grid", "gtu2d", "gfnet", "afno2d"}  # which take images, and mix by m
 def test_parts_say_whether_they_need_float64(spec: dict[str, Any], pretended: Any) -> None:
     NAME, SecondDevice, _There = pretended
     options = {key: value for key, value in spec.items() if key != "name"}
-    made = TimestepNorm if spec["name"] == "timestep_norm" else MIXERS[spec["name"]]
+    made: Any = TimestepNorm if spec["name"] == "timestep_norm" else MIXERS[spec["name"]]
     mixer: Any = made(8, **options, **({"causal": False} if True not in made.directions else {})).train()
     x = torch.randn(2, 40, 8, requires_grad=True)
     with SecondDevice():

@@ -123,7 +123,11 @@ _MIXERS = ("lru", "s5", "linear_attention", "short_conv", "gss", "hyena", "flash
 def model_of(kind: str) -> Any:
     """A small model of a recipe, a kernel or a mixer."""
     if kind in _RECIPES:
-        fields = {**load_recipe("tnn-lm" if kind == "converted" else kind).model, "hidden_size": 32, "vocab_size": 258}
+        fields: dict[str, Any] = {
+            **load_recipe("tnn-lm" if kind == "converted" else kind).model,
+            "hidden_size": 32,
+            "vocab_size": 258,
+        }
         model = LagwiseForCausalLM(LagwiseConfig(**{**fields, "num_hidden_layers": 2})).eval()
         return model.to_recurrent() if kind == "converted" else model
     mixer: dict[str, Any] = {"name": kind}
