@@ -11,7 +11,6 @@ from lagwise.forecasting.moments import (
     Moments,
     level_weights,
     normalized_moments,
-    total,
     window_moments,
     window_products,
 )
@@ -65,7 +64,7 @@ def test_one_input_and_one_target() -> None:
 
 def test_moments_of_segments_add_up_and_contain_shorter_look_backs() -> None:
     x = series()
-    both = total(window_moments(part, LOOK_BACK, HORIZON) for part in (x[:100], x[150:]))
+    both = window_moments([x[:100], x[150:]], LOOK_BACK, HORIZON)
     assert_moments(both, np.concatenate([windows(x[:100]), windows(x[150:])]))
     latest = window_moments(x, LOOK_BACK, HORIZON).latest(7).without_level("mean")
     assert_moments(latest, windows(x[LOOK_BACK - 7 :], "mean", 7), 7)
@@ -75,7 +74,7 @@ def test_normalized_moments_weigh_windows() -> None:
     x = series()
     made = windows(x, "mean")
     made = made / np.sqrt((made[:, :LOOK_BACK] ** 2).mean(1, keepdims=True) + 1e-5)
-    assert_moments(normalized_moments(x, LOOK_BACK, HORIZON, "mean"), made)
+    assert_moments(normalized_moments([x], LOOK_BACK, HORIZON, "mean"), made)
 
 
 def test_too_few_rows() -> None:

@@ -69,12 +69,6 @@ def test_tables_that_pandas_wrote_with_their_index(tmp_path: Path) -> None:
         read_series(tmp_path / "bare.csv")
 
 
-@pytest.mark.parametrize(("mark", "point"), [(";", ","), (";", "."), ("\t", ".")])
-def test_other_column_separators(tmp_path: Path, mark: str, point: str) -> None:
-    hours().to_csv(tmp_path / "data.csv", sep=mark, decimal=point, index=False)
-    assert read_series(tmp_path / "data.csv").frame["load"].tolist() == hours()["load"].tolist()
-
-
 def changed(frame: pd.DataFrame, row: int, column: str, value: Any) -> pd.DataFrame:
     frame = frame.astype({column: object})
     frame.loc[row, column] = value
@@ -113,20 +107,6 @@ def test_invalid_files(tmp_path: Path) -> None:
             read_series(tmp_path / name)
     with pytest.raises(ValueError, match="did you mean 'date'"):
         read_series(written(tmp_path, hours()), "data")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("date,load\n2024-01-01,1,3\n2024-01-02,2,5\n2024-01-03,3,4\n", r"line 2: 3 fields, but the header has 2"),
-        ("date,load,price\n2024-01-01,1,3,\n2024-01-02,2,5,\n", r"line 2: 4 fields, but the header has 3"),
-        ("2024-01-01,0.5\n2024-01-02,1.5\n2024-01-03,1.0\n2024-01-04,1.0\n", "must have names of columns"),
-    ],
-)
-def test_lines_that_do_not_fit_their_header(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "data.csv").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_series(tmp_path / "data.csv")
 
 
 def test_an_index_that_a_selection_left_is_no_time(tmp_path: Path) -> None:
@@ -186,28 +166,6 @@ def test_lines_that_are_no_rows(tmp_path: Path, text: str, noted: tuple[str, ...
     for note, words in zip(table.notes, noted, strict=True):
         assert words in note
     assert table_columns(tmp_path / "data.csv") in (["date", "a", "b"], ["date", "a", "b", "Unnamed: 3"])
-
-
-def test_marks_for_missing_values(tmp_path: Path) -> None:
-    marks = [".", "-", "..", ":", "NA", "", "n/a", "#N/A"]
-    lines = [f"2024-01-{i:02d},{marks[i % 16] if i % 16 < 8 else i}" for i in range(1, 29)]
-    (tmp_path / "data.csv").write_text("date,x\n" + "\n".join(lines) + "\n")
-    found = read_series(tmp_path / "data.csv").frame["x"]
-    assert found.notna().tolist() == [i % 16 >= 8 for i in range(8, 29)]
-
-
-def test_encodings_and_spreadsheets_have_advice(tmp_path: Path) -> None:
-    text = "Datum;Gr\u00f6\u00dfe\n2024-01-01;1\n2024-01-02;2\n2024-01-03;4\n"
-    for name, data, words in (
-        ("latin.csv", text.encode("latin1"), "iconv -f latin1"),
-        ("book.xlsx", b"PK\3\4", "save the sheet as .csv"),
-    ):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(ValueError, match=words):
-            read_series(tmp_path / name)
-    for encoding in ("utf-8-sig", "utf-16", "utf-32"):  # with a byte order mark
-        (tmp_path / "wide.csv").write_bytes(text.encode(encoding))
-        assert read_series(tmp_path / "wide.csv").frame["Gr\u00f6\u00dfe"].tolist() == [1, 2, 4]
 
 
 @pytest.mark.parametrize("line", ["Total,9,9", ",9,9", "Source: office of 2024,,"])

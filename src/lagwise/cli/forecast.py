@@ -62,10 +62,7 @@ def forecast(
     ] = None,
     missing: Annotated[
         str | None,
-        text_option(
-            "Numbers that stand for a missing value, separated by commas, or none.",
-            show_default="such as -999, far from all others",
-        ),
+        text_option("Numbers that stand for a missing value, such as -999, separated by commas.", show_default="none"),
     ] = None,
     model: Annotated[
         str | None,

@@ -19,7 +19,6 @@ from lagwise.forecasting.moments import (
     level_weights,
     normalized_moments,
     normalized_weights,
-    total,
     window_moments,
 )
 from lagwise.forecasting.smoothing import fit_smoothing
@@ -309,9 +308,10 @@ def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:
 
 def _training_sums(design: Design, train: Sequence[Stretch], look_back: int) -> tuple[Moments, Unobserved]:
     """Sum the moments of the training windows without their level, and their missing targets."""
+    parts = [each.filled for each in train]
     if not design.normalize:
-        moments = window_moments([each.filled for each in train], look_back, design.horizon)
+        moments = window_moments(parts, look_back, design.horizon)
         return moments.without_level(design.level), Unobserved(train, look_back, design.horizon)
-    moments = total(normalized_moments(each.filled, look_back, design.horizon, design.level) for each in train)
-    weights = [normalized_weights(each.filled, look_back, design.horizon, design.level) for each in train]
+    moments = normalized_moments(parts, look_back, design.horizon, design.level)
+    weights = [normalized_weights(part, look_back, design.horizon, design.level) for part in parts]
     return moments, Unobserved(train, look_back, design.horizon, weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,14 +28,6 @@ class Moments:
     cross: np.ndarray
     targets: np.ndarray
     count: float
-
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(
-            self.inputs + other.inputs,
-            self.cross + other.cross,
-            self.targets + other.targets,
-            self.count + other.count,
-        )
 
     def latest(self, look_back: int) -> Moments:
         """Restrict the moments to a shorter look-back: the last ``look_back`` inputs."""
@@ -141,8 +133,9 @@ def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon
     return Moments(a[0, :, 0, :look_back], a[0, :, 0, look_back:], targets[:, 0, 0], count)
 
 
-def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) -> Moments:
-    """Compute the moments of windows after removing the level and dividing by the deviation of their inputs.
+def normalized_moments(parts: Sequence[np.ndarray], look_back: int, horizon: int, level: str) -> Moments:
+    """Compute the moments of all windows of some series, as `window_moments`, after removing the level and dividing by
+    the deviation of their inputs.
 
     The deviation is ``sqrt(mean((u - level)^2) + 1e-5)``, as in reversible instance normalisation (Kim et al. 2022). A
     linear map without a constant commutes with a scale, so dividing by the deviation and multiplying the forecast by it
@@ -152,7 +145,7 @@ def normalized_moments(x: np.ndarray, look_back: int, horizon: int, level: str) 
     width = look_back + horizon
     total = np.zeros((width, width))
     count = 0.0
-    for chunk in _levelled(x, look_back, horizon, level):
+    for chunk in (each for part in parts for each in _levelled(part, look_back, horizon, level)):
         chunk *= np.sqrt(_precision(chunk, look_back))[:, None]
         total += chunk.T @ chunk
         count += len(chunk)
@@ -192,11 +185,3 @@ def window_count(rows: int, look_back: int, horizon: int) -> int:
             "(without those that are held out to choose a penalty); give a smaller look_back"
         )
     return count
-
-
-def total(moments: Iterable[Moments]) -> Moments:
-    """Sum at least one set of moments."""
-    first, *rest = moments
-    for each in rest:
-        first = first + each
-    return first

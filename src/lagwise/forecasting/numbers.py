@@ -16,11 +16,6 @@ _MAX_TEXTS = 50  # different ones in a column beside the series
 _TRUTHS = {"true": "1", "false": "0"}
 
 
-def is_typed(column: pd.Series) -> bool:
-    """Whether a column has numbers, or true and false, and no text."""
-    return pd.api.types.is_numeric_dtype(column)
-
-
 def to_numbers(column: pd.Series, decimal: str, missing: Sequence[float] = ()) -> np.ndarray:
     """Read a column of numbers, percentages, or true and false as float64: NaN where missing or one of the codes for a
     missing value.
@@ -31,7 +26,7 @@ def to_numbers(column: pd.Series, decimal: str, missing: Sequence[float] = ()) -
     name = str(column.name)
     if pd.api.types.is_datetime64_any_dtype(column) or pd.api.types.is_timedelta64_dtype(column):
         raise ValueError(f"column {name!r} has times, not numbers; choose columns with `columns` or `time`")
-    if is_typed(column):
+    if pd.api.types.is_numeric_dtype(column):
         numbers, row = column.to_numpy(np.float64, na_value=np.nan), None
     else:
         cells = column.fillna("").astype(str).str.strip()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
 
 from lagwise.data.numbers import count_up
-from lagwise.forecasting.times import is_clock
+from lagwise.forecasting.times import CLOCK
 
 _IDS = ("unique_id", "item_id", "series_id", "id", "series")  # usual names, lower case
 _TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quarter", "day", "period", "year")
@@ -54,4 +55,4 @@ def only_number(frame: pd.DataFrame, others: Sequence[str]) -> str:
 def _is_text(column: pd.Series) -> bool:
     """Whether the first value has a letter, and is no time of day."""
     values = column.dropna().astype(str)
-    return len(values) > 0 and any(c.isalpha() for c in values.iloc[0]) and not is_clock(values)
+    return len(values) > 0 and re.search(r"[^\W\d_]", re.sub(CLOCK, "", values.iloc[0])) is not None

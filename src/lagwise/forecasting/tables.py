@@ -18,14 +18,12 @@ from lagwise.data.text_tables import read_head, read_text_table
 from lagwise.files import one_line
 from lagwise.forecasting.columns import KINDS, Columns
 from lagwise.forecasting.grids import Grid
-from lagwise.forecasting.numbers import is_typed, outlier_notes, to_columns, to_numbers
+from lagwise.forecasting.numbers import outlier_notes, to_columns, to_numbers
 from lagwise.forecasting.roles import find_ids, find_time, only_number, without_row_numbers
 from lagwise.forecasting.times import plain_times, regular_times
 from lagwise.tables import known, shown
 
 _MIN_VALUES = 3  # of a series
-#: The columns beside series: their kind, name and values.
-Beside = tuple[tuple[str, str, np.ndarray], ...]
 _DECIMAL_OF_THOUSANDS = {",": ".", ".": ",", " ": None, "'": None, None: None}
 
 
@@ -47,7 +45,7 @@ class SeriesTable:
     grid: Grid
     ids: pd.DataFrame | None = None
     target: str = ""
-    beside: Beside = ()
+    beside: tuple[tuple[str, str, np.ndarray], ...] = ()
 
     @property
     def ends(self) -> np.ndarray:
@@ -168,8 +166,8 @@ def read_series(
         raise ValueError(f"{name} has no column to forecast besides {', '.join(map(repr, [time, *used]))}")
 
     def numbers(names: Sequence[str], read: Callable[[pd.Series, str], Any]) -> list[Any]:
-        texts = [frame[each].dropna().astype(str).tolist() for each in names if not is_typed(frame[each])]
-        mark = decimal or decimal_separator(texts, usual)
+        texts = [frame[each] for each in names if not pd.api.types.is_numeric_dtype(frame[each])]
+        mark = decimal or decimal_separator([each.dropna().astype(str).tolist() for each in texts], usual)
         return [read(frame[each], mark) for each in names]
 
     try:

@@ -19,7 +19,7 @@ from lagwise.tables import known, shown
 DATE_ORDERS = {"day": (2, 1, 0), "month": (2, 0, 1), "year": (0, 1, 2)}
 _MIN_TIMES = 3
 _CENTURY_BREAK = 50  # years of two digits are from 1950 to 2049
-_CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:\s*[AaPp]\.?[Mm]\.?)?"
+CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:\s*[AaPp]\.?[Mm]\.?)?"
 _UTC_OFFSET = r"(?P<clock>:\d\d(?:\.\d+)?)\s*(?P<offset>Z|[+-]\d\d(?::?\d\d)?)$"
 _THREE_NUMBERS = r"(\d{1,4})[./-](\d{1,2})[./-](\d{4}|\d{1,2})"
 # Periods of a year: how they are written, how as a date, and the format of that.
@@ -86,11 +86,6 @@ def regular_times(column: pd.Series, some: np.ndarray | None = None, date_order:
     return Times(times, grid, tuple(filter(None, notes)))
 
 
-def is_clock(column: pd.Series) -> bool:
-    """Whether a column begins with a time of day, and no date."""
-    return bool(re.fullmatch(_CLOCK, str(column.iloc[0]).strip()))
-
-
 def plain_times(times: Iterable[Any]) -> list[Any]:
     """Write dates as year-month-day, with a time of day unless all are at midnight. Numbers stay numbers."""
     times = list(times)
@@ -133,7 +128,7 @@ def _readings(column: pd.Series, date_order: str | None) -> tuple[dict[str, Any]
         return {"": _numbers_as_times(column, text, numbers)}, ""
     if text.str.match(r"\d{4}-\d\d").all():
         return _iso_times(column, text)
-    parts = text.str.extract(rf"^(.*?)(?:[T, ]\s*({_CLOCK}))?$")
+    parts = text.str.extract(rf"^(.*?)(?:[T, ]\s*({CLOCK}))?$")
     days = _days(parts[0], date_order)
     clocks = "1900-01-01 " + parts[1].fillna("0:00").str.replace(".M", "M").str.replace(r"(?<=[ap])\.|\.$", "")
     clock = pd.to_datetime(clocks, format="mixed", errors="coerce") - pd.Timestamp("1900-01-01")
