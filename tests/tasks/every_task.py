@@ -91,6 +91,13 @@ def _acceptable(folder: Path) -> list[str]:
     return [*_CLASSIFY, f"data.source={folder}", "data.format=cola", "task.metric=matthews"]
 
 
+def _genes(folder: Path) -> list[str]:
+    for name, letters in (("one", "ACGT"), ("other", "AC")):
+        lines = [f">{i}\n{''.join(random.choices(letters, k=12))}{letters * i}\n" for i in range(30)]
+        (folder / f"{name}.fa").write_text("".join(lines))
+    return ["task.name=dna_classification", "data.length=32", "data.tokenizer=dna", f"data.source={folder}"]
+
+
 def _several(folder: Path) -> list[str]:
     names = ("good", "long", "never")
     texts = [_words(random.randint(1, 6)) for _ in range(90)]
@@ -222,6 +229,9 @@ CASES = {
         _acceptable,
         [{"text": "good film"}],
         ("task.metric=f2", "unknown `metric`"),
+    ),
+    "classes of DNA": Case(
+        "dna_classification", _genes, [{"text": "ACGT", "id": 7}], ("task.kind=rank", "unknown `kind`")
     ),
     "forecasts": Case(
         "forecasting",

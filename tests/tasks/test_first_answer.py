@@ -23,7 +23,8 @@ from lagwise.training import LagClassifier, load_recipe, make_task, read_metrics
 from lagwise.training.closed_form import fit_linear
 from lagwise.training.first_answer import FILE, is_better, read_first_answer
 
-LABELLED = [name for name, case in CASES.items() if case.task in ("sequence_classification", "image_classification")]
+_OF_ROWS = ("sequence_classification", "image_classification", "dna_classification")
+LABELLED = [name for name, case in CASES.items() if case.task in _OF_ROWS]
 
 
 def test_tasks_of_rows_and_images_have_a_first_answer_and_others_say_that_they_have_none(tmp_path: Path) -> None:

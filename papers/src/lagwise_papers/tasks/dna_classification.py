@@ -23,8 +23,8 @@ class DnaClassification(SequenceClassification):
     Options:
         reverse_complement: read every second training sequence, at random, as its reverse complement, the other strand;
             needs a tokenizer of letters, such as ``dna``.
-
-    The others are as in `SequenceClassification`, for one column of text.
+        text: the column of the sequences.
+        label, kind, metric, wide, class_weights, label_smoothing, packing, threshold: as in `SequenceClassification`.
     """
 
     def __init__(
