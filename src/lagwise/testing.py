@@ -191,7 +191,7 @@ def check_shards(factory: Factory, channels: int, causal: bool) -> None:
 
 
 def _refusal(mixer: Mixer) -> str | None:
-    """What a mixer says that has no form for rows that are split."""
+    """Message of a mixer without a form for rows that are split."""
     try:
         mixer.require_shards()
     except ValueError as error:
