@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_references import attention_reference
 
-from lagwise.ops.attention import alibi_slopes, attention, attention_reference, full
+from lagwise.ops.attention import alibi_slopes, attention, full
 
 
 @pytest.mark.covers("TNN eq. 1, 6 and 9")

@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from attention_references import attention_reference, chunked_attention_reference
 from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 
 from lagwise.ops import chunked_attention
 from lagwise.ops.attention import (
     ATTENTION_FUNCTIONS,
-    attention_reference,
     chunked,
-    chunked_attention_reference,
     first_real,
     lag_matrix,
     pair_attention,

@@ -132,12 +132,6 @@ def test_spectral_product_equals_the_dense_matrix(length: int, reach: int, point
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
 
 
-def test_spectral_gradcheck() -> None:
-    x = torch.randn(2, 5, 2, dtype=torch.float64, requires_grad=True)
-    taps = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, taps: spectral_product(x, on_a_circle(taps, 12)), (x, taps))
-
-
 @pytest.mark.parametrize(
     ("x", "spectrum", "message"),
     [
@@ -158,14 +152,6 @@ def test_transposed_memory_layout_gives_the_same(engine: str) -> None:
     taps = torch.randn(5, 100)
     y = toeplitz_product(x, taps, engine=engine)
     torch.testing.assert_close(y, toeplitz_reference(x.contiguous(), taps), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("engine", ["fft", "overlap_save"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_gradcheck(engine: str, causal: bool) -> None:
-    x = torch.randn(2, 7, 2, dtype=torch.float64, requires_grad=True)
-    taps = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a, b: toeplitz_product(a, b, causal=causal, engine=engine), (x, taps))
 
 
 @pytest.mark.parametrize("engine", EXACT_ENGINES)

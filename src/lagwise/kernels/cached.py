@@ -29,9 +29,9 @@ class _Member(NamedTuple):
 class _Entry(NamedTuple):
     key: Hashable
     settings: list[Any]
-    sizes: list[tuple[dict[str, Any], int]]  # of the tables of all members
+    sizes: list[tuple[dict[str, Any], int]]  # members of every table
     members: list[_Member]
-    copies: list[Tensor] | None  # of the tensors among the members
+    copies: list[Tensor] | None  # values of the members that are tensors
     result: Any
 
 

@@ -41,7 +41,7 @@ class EMAKernel(LagKernel):
         if truncation is not None:
             check_integer("truncation", truncation)
         self.truncation = truncation
-        self.any_rate = truncation is None  # which counts tokens
+        self.any_rate = truncation is None  # a truncation counts tokens
         shape = (1 if causal else 2, channels, dimension)
         self.delta, self.alpha, self.beta, self.gamma = (nn.Parameter(torch.empty(shape)) for _ in range(4))
         self.reset_parameters()

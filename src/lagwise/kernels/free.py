@@ -36,7 +36,8 @@ class FreeKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal with variance one over the effective number of lags, so that mixing keeps the scale."""
+        """Draw from a normal distribution with variance one over the effective number of lags, so that mixing keeps the
+        scale."""
         effective = min(self.max_length, 1 / max(1 - self.decay**2, 1e-9))
         nn.init.normal_(self.weight, std=effective**-0.5)
 

@@ -53,7 +53,8 @@ class S4Kernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """A, p and b of HiPPO-LegS, dt evenly in the logarithm from 0.001 to 0.1, c complex normal, D normal."""
+        """Set A, p and b to HiPPO-LegS; draw log dt uniformly from log 0.001 to log 0.1, and c and D from normal
+        distributions."""
         angles, p, b = hippo_legs(len(self.rate))
         with torch.no_grad():
             self.rate.fill_(math.log(0.5))
@@ -80,7 +81,7 @@ class S4Kernel(LagKernel):
 
     def _generating(self) -> Tensor:
         """K at the roots of unity from angle 0 to pi, ``(directions, channels, span / 2 + 1)``."""
-        dtype = torch.float64  # for short steps, the sums below are small differences
+        dtype = torch.float64  # the sums below are small differences for short steps
         rate, angle = self.rate.to(dtype).exp(), self.angle.to(dtype)  # the states are -rate + i angle
         p, b, c = (torch.view_as_complex(t.to(dtype).contiguous()) for t in (self.low_rank, self.input, self.output))
         # With z = exp(-2 i half), (2 / dt)(1 - z) is exp(-i half) i up and 1 + z is exp(-i half) across. A state and

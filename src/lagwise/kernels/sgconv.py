@@ -34,7 +34,7 @@ class SGConvKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal weights, then rescaled."""
+        """Draw normal weights, and rescale them."""
         with torch.no_grad():
             self.weight.normal_()
             self.decay.fill_(0.5)

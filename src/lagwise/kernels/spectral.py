@@ -48,7 +48,8 @@ class SpectralKernel(LagKernel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, with a variance such that the squares of a channel's taps sum to about 1."""
+        """Draw from a normal distribution whose variance is such that the squares of a channel's taps sum to about
+        1."""
         energy = float((self._filters**2).sum()) * self.weight.shape[2] * self.weight.shape[0]
         nn.init.normal_(self.weight, std=energy**-0.5)
 

@@ -33,7 +33,7 @@ class Mixer(nn.Module):
     Bidirectional mixers only have `forward`. The contract tests in ``tests/mixers`` check this for every entry of the
     table.
 
-    >>> class Sum(Mixer):  # of all tokens so far
+    >>> class Sum(Mixer):  # sum of all tokens so far
     ...     def __init__(self, channels, *, causal=True):
     ...         super().__init__(channels, causal)
     ...
@@ -142,7 +142,7 @@ class Mixer(nn.Module):
     def _mix_timed(self, x: Tensor, layout: Layout) -> Tensor:
         return self.mix_timed(x, layout, None)[0]
 
-    @torch.compiler.disable  # which rows have the same time depends on values
+    @torch.compiler.disable  # groups of rows with one time depend on values
     def _mix_rows(self, x: Tensor, layout: Layout) -> Tensor:
         """`mix` for rows that have one time each for all their tokens: of rows of one time, by kernels of that step."""
         self.require_rate(layout)

@@ -87,8 +87,8 @@ class SKITaps(NamedTuple):
 
 
 class CausalSKI:
-    """How `ToeplitzMixer` applies a causal kernel with ``engine="ski"``: the kernel split into a short and a long part
-    (`causal_ski_product`), by a plan or to a tolerance.
+    """Engine of `ToeplitzMixer` for a causal kernel with ``engine="ski"``: the kernel split into a short and a long
+    part (`causal_ski_product`), by a plan or to a tolerance.
 
     SKI-TNN's own kernel is rough near lag 0 and has more knots than nodes: such a model is defined by its nodes, and an
     exact engine would compute another one. A smooth kernel, such as RPE's, is approximated, with the error that

@@ -94,7 +94,7 @@ class ChunkedAttention(Derived):
             raise ValueError(f"position {position!r} needs an even size of queries, got {query_size}")
         if sliding and not causal:
             raise ValueError("sliding chunks need causal attention: a token sees the chunk before its own")
-        self.chunks = 2 if sliding else 1  # that a token sees
+        self.chunks = 2 if sliding else 1  # chunks that a token sees
         self.widest = max(self.chunk, self.evaluation_chunk) * self.chunks  # tokens that a stream may keep
         self.lag_table: nn.Parameter | None = None
         self.rotary_pair: nn.Parameter | None = None

@@ -97,7 +97,7 @@ class GTU2d(Mixer):
         rows, columns = self.rows.taps(width), self.columns.taps(height)
         if layout.mask is None:
             (gate, value), biases = apply_linear(x, self.gate, self.value)
-        else:  # it applies to the value with its bias
+        else:  # the activation applies to the value with its bias
             gate, value, biases = self.gate(x), masked(self.value(x), layout.mask), None
         mixed = gated_grid_product(gate, value, rows, columns, width, biases, overwrite_gate=biases is not None)
         return self.out(mixed)

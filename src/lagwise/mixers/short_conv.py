@@ -43,7 +43,7 @@ class ShortConvMixer(Derived, Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within the inverse root of the number of taps, as PyTorch's convolutions."""
+        """Draw uniformly within the inverse root of the number of taps, as PyTorch's convolutions."""
         bound = self.taps.shape[1] ** -0.5
         nn.init.uniform_(self.taps, -bound, bound)
 

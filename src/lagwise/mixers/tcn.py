@@ -98,7 +98,7 @@ class TCNMixer(Derived, Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, with variance 1/K: a convolution preserves the scale."""
+        """Draw from a normal distribution, with variance 1/K: a convolution preserves the scale."""
         nn.init.normal_(self.taps, std=self.taps.shape[2] ** -0.5)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:

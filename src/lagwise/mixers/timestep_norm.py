@@ -58,7 +58,7 @@ class TimestepNorm(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weight 1 and bias 0."""
+        """Set the weight to 1 and the bias to 0."""
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 

@@ -27,7 +27,7 @@ def check_extent(kernel: LagKernel, x: Tensor, layout: Layout) -> None:
 
 
 class TwoSidedSKI:
-    """How `ToeplitzMixer` applies a two-sided kernel with ``engine="ski"``: the kernel's free taps as a depthwise
+    """Engine of `ToeplitzMixer` for a two-sided kernel with ``engine="ski"``: the kernel's free taps as a depthwise
     convolution, its smooth part by SKI of a rank (SKI-TNN alg. 1).
 
     Options:
@@ -58,7 +58,7 @@ class TwoSidedSKI:
         return self._mix_rows(kernel, x, layout)
 
     def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
-        """SKI-TNN alg. 1."""
+        """Mix rows that are all real (SKI-TNN alg. 1)."""
         rank = min(self._nodes(x.shape[1]), x.shape[1])
         spacing = (x.shape[1] - 1) / max(1, rank - 1)
         dtype = torch.promote_types(x.dtype, torch.float32)  # not every device has float64
@@ -66,8 +66,8 @@ class TwoSidedSKI:
         return ski_product(x, kernel.smooth_at(lags), degree=self.degree, local=kernel.local_taps())
 
     def _mix_rows(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
-        """SKI-TNN alg. 1 for every row separately, from its first token to its last. Where a graph leaves the length
-        open, one with fewer tokens than nodes has nodes beyond its end."""
+        """Apply SKI-TNN alg. 1 to every row separately, from its first token to its last. Where a graph leaves the
+        length open, one with fewer tokens than nodes has nodes beyond its end."""
         if layout.mask is None:
             lengths = torch.full((1,), x.shape[1], device=x.device)
             first, longest = torch.zeros_like(lengths), x.shape[1]

@@ -22,12 +22,12 @@ class Form(Protocol):
         """The kernel's axis of channels."""
         ...
 
-    def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
+    def contract(self, index: int, a: Tensor, b: Tensor, /) -> Tensor:
         """Compute the contraction with this index, without a gradient."""
         ...
 
     def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: tuple[bool, bool]
+        self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: tuple[bool, bool], /
     ) -> tuple[Tensor | None, Tensor | None]:
         """Compute contractions 1 and 2, each if it is needed; they may share work."""
         ...

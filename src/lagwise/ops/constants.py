@@ -30,7 +30,7 @@ def cached_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tensor) 
     return _cache(make)(sizes, like.device, like.dtype, fake)
 
 
-@functools.cache  # as `lru_cache`, it is safe when several threads call it at once
+@functools.cache  # thread-safe, as `lru_cache`
 def _cache(make: Callable[..., _Tables]) -> Callable[..., _Tables]:
     @functools.lru_cache(maxsize=_MAX_CACHED)
     def tables(sizes: tuple[Hashable, ...], device: torch.device, dtype: torch.dtype, fake: Any) -> _Tables:

@@ -16,9 +16,9 @@ from lagwise.ops.host import known_on_host, on_device, on_host
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
 _COMPACT_BELOW = 0.8
-_GROUPS = 6  # of documents of similar lengths, at most: more would hardly save padding (docs/log.md)
-_GROUPS_OF_GRAPHS = 3  # which are compiled for each
-_COST_OF_A_GROUP = 100  # in tokens, of calls
+_GROUPS = 6  # max. groups of documents of similar lengths: more would hardly save padding (docs/log.md)
+_GROUPS_OF_GRAPHS = 3  # max. groups in a graph, each of which is compiled
+_COST_OF_A_GROUP = 100  # tokens that could be computed during the calls of a group
 _FILLED = 4  # tokens of documents that fill a group in a graph: so that even one less is not 1
 
 
@@ -204,7 +204,7 @@ class Layout:
             mask, position = inside if real is None else inside & real[source], source
             if graph:
                 fills = torch.arange(len(begin), device=first.device)[:, None] >= len(each)
-                token = 0 if real is None else int(real.int().argmax())  # of finite values, if there is any
+                token = 0 if real is None else int(real.int().argmax())  # a real token, if any, has finite values
                 mask, position = mask | (inside & fills), source.masked_fill(fills, starts.numel())
                 source = source.masked_fill(fills, token)
             where = inside.flatten().nonzero()[:, 0]
@@ -227,7 +227,7 @@ class Layout:
 
     @_once
     def axes(self) -> tuple[Layout, Layout]:
-        """For a batch of grids, the layouts of all rows as one batch ``(batch * height, width)``, and of all columns
+        """The layouts, for a batch of grids, of all rows as one batch ``(batch * height, width)``, and of all columns
         ``(batch * width, height)``. Rows and columns that are only padding count as real, because mixers need at
         least one token per row."""
         assert self.grid is not None
@@ -365,7 +365,7 @@ def similar_lengths(lengths: Tensor, max_groups: int, *, min_rows: int = 1) -> l
     # of a group from one size to another; there are few sizes, as their sum is at most the number of tokens
     cost = (before[1:] - before[:-1, None]).clamp(min=min_rows) * sizes + _COST_OF_A_GROUP
     cost = cost.masked_fill(torch.ones_like(cost, dtype=torch.bool).tril(-1), torch.iinfo(cost.dtype).max // 4)
-    totals, starts = [cost[0]], []  # of the sizes up to each, in so many groups; where the last of these starts
+    totals, starts = [cost[0]], []  # cost of the sizes up to each, and start of its last group
     for _ in range(min(max_groups, len(sizes)) - 1):
         total, start = (totals[-1][:-1, None] + cost[1:]).min(0)
         totals.append(total)

@@ -98,8 +98,9 @@ class FrequencyNetwork(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal in both parts: weights of variance 0.0384 / inputs, so that heads of 96 channels have the published
-        deviation of 0.02 and smaller ones are not all shrunk to nothing; biases of deviation 0.02."""
+        """Draw both parts from normal distributions: weights of variance 0.0384 / inputs, so that heads of 96 channels
+        have the published deviation of 0.02 and smaller ones are not all shrunk to nothing; biases of deviation
+        0.02."""
         for weight in (self.first, self.second):
             nn.init.normal_(weight, std=_DEVIATION * weight.shape[1] ** -0.5)
         for bias in (self.first_bias, self.second_bias):

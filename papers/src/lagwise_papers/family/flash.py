@@ -75,7 +75,8 @@ class FlashMixer(Derived, Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Scales normal(1, 0.02), because the published normal(0, 0.02) starts with almost no attention; shifts 0."""
+        """Draw scales from normal(1, 0.02), because the published normal(0, 0.02) starts with almost no attention; set
+        shifts to 0."""
         nn.init.normal_(self.scale, 1.0, 0.02)
         nn.init.zeros_(self.shift)
 

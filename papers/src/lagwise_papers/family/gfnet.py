@@ -34,7 +34,7 @@ class GFNetMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, with standard deviation 0.02 in both parts, as published."""
+        """Draw from a normal distribution, with standard deviation 0.02 in both parts, as published."""
         nn.init.normal_(self.filter, std=0.02)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:

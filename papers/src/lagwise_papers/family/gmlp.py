@@ -56,7 +56,7 @@ class GMLPMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """M uniform within 0.001 / max_length, b one."""
+        """Draw M uniformly within 0.001 / max_length, and set b to one."""
         nn.init.uniform_(self.mixing, -1e-3 / len(self.bias), 1e-3 / len(self.bias))
         nn.init.ones_(self.bias)
 

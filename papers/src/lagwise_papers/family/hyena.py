@@ -80,7 +80,7 @@ class HyenaMixer(Derived, Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within the inverse root of the number of taps, as PyTorch's convolutions."""
+        """Draw uniformly within the inverse root of the number of taps, as PyTorch's convolutions."""
         bound = self.taps.shape[1] ** -0.5
         nn.init.uniform_(self.taps, -bound, bound)
         if self.bias is not None:
@@ -97,7 +97,7 @@ class HyenaMixer(Derived, Mixer):
     mix_shard = mix  # its convolutions see to the shards
 
     def _parts(self, short: Tensor) -> list[Tensor]:
-        """What the first long convolution reads, and the gates after the long convolutions."""
+        """Input of the first long convolution, and the gates after the long convolutions."""
         short = short if self.bias is None else short + self.bias
         value, *gates = short.chunk(self.parts, -1)
         return [gates[0] * value, *gates[1:]] if self.first_gate else [value, *gates]

@@ -80,7 +80,7 @@ class LinearAttentionMixer(Mixer):
         blocks = torch.randn(-(-count // size), size, size, generator=generator, dtype=torch.float64, device="cpu")
         lengths = torch.randn(count, size, generator=generator, dtype=torch.float64, device="cpu").norm(dim=1)
         turns, upper = torch.linalg.qr(blocks)
-        turns = turns * upper.diagonal(dim1=1, dim2=2).sign()[:, None]  # for uniform directions
+        turns = turns * upper.diagonal(dim1=1, dim2=2).sign()[:, None]  # sign fix: the directions are then uniform
         with torch.no_grad():
             self.random.copy_(turns.flatten(0, 1)[:count] * lengths[:, None])
 

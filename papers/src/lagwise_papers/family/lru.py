@@ -54,7 +54,7 @@ class LRUMixer(RecurrentMixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Poles as above, and `RecurrentMixer.reset_maps`."""
+        """Draw poles as above, and call `RecurrentMixer.reset_maps`."""
         with torch.no_grad():
             low, high, most_angle = self.ring
             square = torch.rand_like(self.rate, dtype=torch.float64) * (high - low) + low

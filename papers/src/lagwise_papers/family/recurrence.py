@@ -71,8 +71,8 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         self.direct = nn.Parameter(torch.empty(channels))
 
     def reset_maps(self, states: int) -> None:
-        """B, C and D normal, with variance 1 / (2 channels) per part, 1 / (2 states) per part, and 1; a pair of
-        conjugate states counts twice."""
+        """Draw B, C and D from normal distributions with variance 1 / (2 channels) per part, 1 / (2 states) per part,
+        and 1; a pair of conjugate states counts twice."""
         with torch.no_grad():
             self.input.normal_(std=(2 * self.channels) ** -0.5)
             self.output.normal_(std=(2 * states) ** -0.5)
@@ -84,7 +84,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         return into, out, self.direct.to(dtype)
 
     def recurrence(self) -> Recurrence:
-        """In float32 or better, with the angle in float64, because its error grows with the text."""
+        """The recurrence in float32 or better, with the angle in float64, because its error grows with the text."""
         raise NotImplementedError
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:

@@ -58,7 +58,7 @@ class RelativeAttentionMixer(Derived, Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """u and w normal(0, 0.02), as published."""
+        """Draw u and w from normal(0, 0.02), as published."""
         for parameter in (self.content, self.place):
             nn.init.normal_(parameter, std=0.02)
 
@@ -111,8 +111,8 @@ class RelativeAttentionMixer(Derived, Mixer):
         return self.out(y.flatten(1)), WindowState(ring, seen + 1)
 
     def _attend(self, query: Tensor, pairs: Tensor, real: Tensor) -> Tensor:
-        """From queries ``(batch, n, channels)`` to keys and values of these tokens and at most memory tokens before
-        them."""
+        """Attention from queries ``(batch, n, channels)`` to keys and values of these tokens and at most memory tokens
+        before them."""
         n, memory = query.shape[1], self.memory
         # Queries are processed in blocks, which see a window of memory + size keys.
         size = memory if symbolic(n) else min(n, memory)

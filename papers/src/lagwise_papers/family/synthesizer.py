@@ -45,7 +45,7 @@ class SynthesizerMixer(Mixer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, with variance 1 / inputs, or 1 for ``random``."""
+        """Draw from a normal distribution, with variance 1 / inputs, or 1 for ``random``."""
         nn.init.normal_(self.scores, std=1.0 if self.form == "random" else self.scores.shape[1] ** -0.5)
 
     def mix(self, x: Tensor, layout: Layout) -> Tensor:

@@ -3,7 +3,6 @@
 from lagwise.ops.attention.chunked import (
     ATTENTION_FUNCTIONS,
     chunked_attention,
-    chunked_attention_reference,
     first_real,
     lag_matrix,
     pair_attention,
@@ -11,4 +10,4 @@ from lagwise.ops.attention.chunked import (
     rotary_factors,
     rotate,
 )
-from lagwise.ops.attention.full import alibi_slopes, attention, attention_reference
+from lagwise.ops.attention.full import alibi_slopes, attention

@@ -159,50 +159,6 @@ def pair_attention(
     return weights.to(value.dtype) @ value
 
 
-def chunked_attention_reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    chunk: int,
-    causal: bool = True,
-    function: str = "softmax",
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    sliding: bool = False,
-) -> Tensor:
-    """`chunked_attention` over all pairs of the sequence with a mask for "in the same chunk", for tests.
-
-    Arguments, formula and source as in `chunked_attention`. Memory is O(length^2).
-    """
-    length = query.shape[2]
-    real = torch.ones(query.shape[0], length, dtype=torch.bool) if mask is None else mask.bool()
-    start = torch.tensor([row.nonzero()[0].item() if row.any() else 0 for row in real])
-    position = (torch.arange(length) - start[:, None]).clamp(min=0)
-    i, j = position[:, :, None], position[:, None, :]
-    allowed = (i // chunk - j // chunk >= 0) & (i // chunk - j // chunk <= sliding) & real[:, None, :]
-    if causal:
-        allowed = allowed & torch.ones(length, length, dtype=torch.bool).tril()
-    scores = query @ key.transpose(2, 3)
-    if bias is None:
-        added: Tensor | int = 0
-    elif sliding:
-        widest = bias.shape[1] // 2
-        added = bias[:, (i - j).clamp(-widest, widest) + widest].transpose(0, 1)
-    else:
-        added = bias[:, i % chunk, j % chunk].transpose(0, 1)
-    if function == "softmax":
-        seen = (allowed | torch.eye(length, dtype=torch.bool))[:, None]
-        scores = scores / math.sqrt(query.shape[3]) + added
-        return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value
-    scores = scores / allowed.sum(-1).clamp(min=1)[:, None, :, None] + added
-    if function == "laplace":
-        weights = torch.special.ndtr((scores - 0.5**0.5) * (4 * math.pi) ** 0.5)  # a normal distribution's
-    else:
-        weights = torch.where(scores > 0, scores**2, 0)
-    return torch.where(allowed[:, None], weights, 0) @ value
-
-
 def rotary(x: Tensor, positions: Tensor) -> Tensor:
     """Rotate pairs of channels by an angle proportional to the position, so that products depend on lags (RoPE).
 
@@ -420,7 +376,7 @@ def _biases(bias: Tensor, start: int, end: int, seen: int) -> Tensor:
     if (start, end) == (0, seen):
         return lag_matrix(_corner(bias, seen))
     n = bias.shape[1] // 2 + 1
-    lags = bias[:, start + n - seen : end + n - 1]  # that of the first query and the last key, and on
+    lags = bias[:, start + n - seen : end + n - 1]  # from the lag of the first query and the last key on
     return lags.flip(1).unfold(1, seen, 1).flip(1)
 
 

@@ -166,21 +166,3 @@ def _toeplitz_bias(query: Tensor, first: int, seen: int, causal: bool, slopes: T
         row = row.masked_fill(lag < 0, float("-inf"))
     row = row.to(query.dtype)
     return row.as_strided((1, len(slopes), length, seen), (0, row.shape[1], 1, 1))
-
-
-def attention_reference(
-    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = True, slopes: Tensor | None = None
-) -> Tensor:
-    """`attention` with an explicit softmax and without a mask, for tests.
-
-    Formula, shapes and source as in `attention`.
-    """
-    length, total = query.shape[2], key.shape[2]
-    position = torch.arange(total, device=query.device)
-    lag = position[total - length :, None] - position[None, :]
-    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
-    if slopes is not None:
-        scores = scores - slopes.to(scores.dtype)[:, None, None] * lag.abs()
-    if causal:
-        scores = scores.masked_fill(lag < 0, float("-inf"))
-    return scores.softmax(-1) @ value

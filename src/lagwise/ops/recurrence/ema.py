@@ -141,7 +141,7 @@ def _averages(
     """`ema_scan` without truncation, or `ema_prefill` up to the last block."""
     dtype = compute_dtype(x, weight)
     size = _LONG_BLOCK if x.shape[1] >= _LONG_SIGNAL_TOKENS else _BLOCK_TOKENS
-    if not in_graph():  # which would have the smaller of two symbols in every size
+    if not in_graph():  # a graph would have the smaller of two symbols in every size
         size = min(size, x.shape[1])
     tables = _tables_operator if kept_apart(x) else _block_tables
     back = (None, None) if backward is None else (backward[0].to(dtype), backward[1].to(dtype))

@@ -42,7 +42,7 @@ class Modes(NamedTuple):
         return Modes(poles, weights, self.direct.to(device, dtype))
 
     def split(self, dtype: torch.dtype) -> SplitModes:
-        """For arithmetic in this real dtype."""
+        """Split the poles for arithmetic in this real dtype."""
         rounded = self.to(dtype)
         lost = None
         if torch.promote_types(self.poles.dtype, rounded.poles.dtype) != rounded.poles.dtype:

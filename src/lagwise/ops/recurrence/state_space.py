@@ -1,4 +1,4 @@
-"""From taps to a diagonal state space of few states, by Hankel singular values."""
+"""Reduction of taps to a diagonal state space of few states, by Hankel singular values."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from lagwise.ops.constants import cached_tables
 from lagwise.ops.operators import exporting
 
 _BLOCK = 64
-_ROW_BLOCK = 16  # for rows with individual grids: the nodes of short rows are close together
+_ROW_BLOCK = 16  # tokens, with a grid per row: the nodes of short rows are close together
 
 
 class NodeGrid(NamedTuple):

@@ -24,7 +24,7 @@ def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
     coarse = taps[:, :: plan.spacing][:, :nodes]
     if ends:
         coarse = F.pad(coarse, (0, nodes - coarse.shape[1]))  # the kernel ends there
-    else:  # it continues, but only nodes after the last token meet the rest
+    else:  # the kernel continues, but only nodes after the last token meet the rest
         beyond = torch.arange(1, nodes - coarse.shape[1] + 1, device=taps.device)
         coarse = torch.cat([coarse, coarse[:, -1:] + (coarse[:, -1:] - coarse[:, -2:-1]) * beyond], dim=1)
     return causal_ski_product(x, *split_kernel(taps[:, : plan.width], coarse, plan), plan)

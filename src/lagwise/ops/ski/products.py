@@ -64,7 +64,7 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
 
     >>> x = torch.ones(1, 5, 1)
     >>> slope = torch.arange(-2.0, 3.0)[None]  # the kernel k(lag) = lag, at 3 nodes: lags -4, -2, 0, 2, 4 of 5 tokens
-    >>> y = ski_product(x, 2 * slope)  # of a linear kernel interpolation is exact
+    >>> y = ski_product(x, 2 * slope)  # interpolation of a linear kernel is exact
     >>> torch.allclose(y.flatten(), torch.tensor([-10.0, -5.0, 0.0, 5.0, 10.0]), atol=1e-5)
     True
     """
@@ -142,7 +142,7 @@ def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor
 
 
 class SKIPlan(NamedTuple):
-    """How a causal kernel is split.
+    """Split of a causal kernel into a short and a long part.
 
     Attributes:
         spacing: tokens between nodes.

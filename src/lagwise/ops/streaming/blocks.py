@@ -82,8 +82,8 @@ class OnlineTaps:
         return F.pad(taps, (0, lags - taps.shape[1])) if lags > taps.shape[1] else taps[:, :lags]
 
     def _made_upto(self, lags: int) -> Tensor:
-        """At least as many taps, or all until the kernel's end. Those made without gradients never replace those with
-        a graph, which other states will need."""
+        """Compute at least as many taps, or all until the kernel's end. Taps without gradients never replace those with
+        a graph, which other states still need."""
         within = self._within_support(lags)
         if self.made >= within:
             return self._taps
@@ -173,7 +173,7 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, taps: OnlineTaps, tokens: Tensor, start: int) -> Tile:
-        """From the tokens ``(batch, size, channels)`` before the start."""
+        """Make a tile from the tokens ``(batch, size, channels)`` before its start."""
         size, channels = tokens.shape[1:]
         points = _rfft_padded(tokens) * taps.spectrum(size, 1, slice(0, channels))
         return cls(start, torch.fft.irfft(points, 2 * size)[..., size:])
@@ -225,7 +225,7 @@ class Contribution:
     def advance(self, channels: int) -> None:
         """Compute the first so many channels, and more if a transform of them would have too few rows."""
         if self.result.done >= channels or torch.is_grad_enabled():
-            return  # with gradients, `part` computes everything at once
+            return  # `part` computes everything at once if there are gradients
         near, batch = self.taps.near, self._batch()
         width, rows = near.shape[1], -(-_MIN_ROWS // batch)
         stop = min(width, -(-channels // rows) * rows)

@@ -139,7 +139,7 @@ _outside_graphs = torch.compiler.disable(_pieces)
 
 
 def _piece(state: OnlineState, left: int) -> int:
-    """How many of the remaining tokens to take at once: the whole start of a text, or up to the end of the smallest
+    """Number of the remaining tokens to take at once: the whole start of a text, or up to the end of the smallest
     block or of the large one, or the largest block that starts here, or any number of blocks so large that the taps end
     within one."""
     if state.seen == 0:
