@@ -26,7 +26,7 @@ from lagwise.tasks.scores import METRICS
 from lagwise.training import Recipe, check_recipe, data_unchanged, load_recipe, load_run, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import RECIPE_FILE, RUN_FILE
-from lagwise.training.model import with_start, without_start
+from lagwise.training.model import own_fields, with_start
 from lagwise_papers.bench.text_baselines import majority, tf_idf
 from lagwise_papers.data.published import LAYOUTS
 
@@ -54,7 +54,7 @@ class Start:
         recipe = load_recipe(f"glue-{task}", [init, *overrides, f"training.seed={seed}"])
         recipe.data.source = f"{data}:{task}" if data.startswith("hub:") else str(expanded(data).resolve())
         recipe = with_start(recipe)
-        return without_start(recipe) if self.untrained else recipe
+        return replace(recipe, model=own_fields(recipe)) if self.untrained else recipe
 
 
 def compare_glue(
