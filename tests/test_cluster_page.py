@@ -1,9 +1,5 @@
 """The table of docs/cluster.md: every recipe, and whether several processes give what one gives. That they do is
-<<<<<<< HEAD
 compared by `test_sharded`, `test_model_shards` and `test_shared_tasks`, for one recipe of every kind."""
-=======
-compared by `test_sharded`, `test_model_pieces` and `test_shared`, for one recipe of every kind."""
->>>>>>> w2/training
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Start:
         recipe = load_recipe(f"glue-{task}", [init, *overrides, f"training.seed={seed}"])
         recipe.data.source = f"{data}:{task}" if data.startswith("hub:") else str(expanded(data).resolve())
         recipe = with_start(recipe)
-        return replace(recipe, model=own_fields(recipe)) if self.untrained else recipe
+        return dataclasses.replace(recipe, model=own_fields(recipe)) if self.untrained else recipe
 
 
 def compare_glue(
