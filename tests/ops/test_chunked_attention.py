@@ -318,7 +318,7 @@ def test_wide_windows_take_queries_in_parts(causal: bool, function: str, monkeyp
     options: dict = {"chunk": 17, "causal": causal, "function": function, "mask": mask}
     found = []
     for rows, given in ((512, lag_matrix(bias)), (512, bias), (5, lag_matrix(bias)), (5, bias)):
-        monkeypatch.setattr("lagwise.ops.attention.chunked._ROWS", rows)
+        monkeypatch.setattr("lagwise.ops.attention.chunked._QUERIES_AT_ONCE", rows)
         y = chunked_attention(q, k, v, bias=given, **options)[mask[:, None].expand(-1, 2, -1)]
         found.append((y, *torch.autograd.grad(y.square().sum(), (q, k, v, bias))))
     expected = chunked_attention_reference(q, k, v, bias=lag_matrix(bias), **options)[mask[:, None].expand(-1, 2, -1)]
