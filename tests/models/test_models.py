@@ -37,7 +37,6 @@ def prompt(rows: int = 2, length: int = 40) -> torch.Tensor:
     return torch.randint(0, 256, (rows, length))
 
 
-@pytest.mark.covers("TNN table 13")
 @pytest.mark.covers("TNN §4.1 and table 13")
 @pytest.mark.parametrize(
     ("recipe", "parameters", "tolerance"),
