@@ -50,5 +50,6 @@ class DnaClassification(SequenceClassification):
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
         found = super().open(run=run, source=source, progress=progress)
         if self.reverse_complement and source is None:
+            assert found.tokenizer is not None
             found.change = partial(either_strand, complements=torch.from_numpy(complements(found.tokenizer)))
         return found
