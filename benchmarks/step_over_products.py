@@ -20,7 +20,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from lagwise.analysis.timing import interleaved, save_results
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,6 +27,7 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.ops import native, toeplitz_product
 from lagwise.process import keep_freed_memory
 from lagwise.training import load_recipe
+from lagwise_papers.bench.timing import interleaved, save_results
 
 # recipe, changed options, batch, length, and at most how many times the time of its products: bfloat16, float32
 STEPS: list[tuple[str, dict[str, Any], int, int, tuple[float, float]]] = [

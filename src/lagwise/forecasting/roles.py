@@ -22,7 +22,7 @@ def without_row_numbers(frame: pd.DataFrame, used: Sequence[str | None]) -> pd.D
     counts = len(others) > 1 and first not in used and count_up(frame[first].astype(str).tolist())
     if counts and (first == _UNNAMED or any(name.lower() in _TIMES for name in others)):
         return frame[others]
-    return frame.rename(columns={_UNNAMED: "time"})
+    return frame if _UNNAMED in used else frame.rename(columns={_UNNAMED: "time"})
 
 
 def find_time(frame: pd.DataFrame, ids: Sequence[str]) -> str:

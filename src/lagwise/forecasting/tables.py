@@ -175,7 +175,7 @@ def read_series(
     except ValueError:
         regular_times(frame[time], date_order=date_order)  # a wrong column of times is what to name first
         raise
-    some = ~np.isnan(np.stack(values)).all(0)
+    some: np.ndarray = np.atleast_1d(~np.isnan(np.stack(values)).all(0))
     places, read = _place_rows(frame, time, ids, some, date_order)
     notes += [*read, *(note for pair in zip(chosen, values, strict=True) for note in outlier_notes(*pair))]
     size = int(places.rows[some].max()) + 1

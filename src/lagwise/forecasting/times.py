@@ -133,7 +133,7 @@ def _readings(column: pd.Series, date_order: str | None) -> tuple[dict[str, Any]
     clocks = "1900-01-01 " + parts[1].fillna("0:00").str.replace(".M", "M").str.replace(r"(?<=[ap])\.|\.$", "")
     clock = pd.to_datetime(clocks, format="mixed", errors="coerce") - pd.Timestamp("1900-01-01")
     found = {order: each + pd.TimedeltaIndex(clock) for order, each in days.items()}
-    _check(column, min(found.values(), key=lambda each: each.isna().sum()))
+    _check(column, min(found.values(), key=lambda each: np.count_nonzero(each.isna())))
     return {order: each for order, each in found.items() if not each.hasnans}, ""
 
 
@@ -180,7 +180,7 @@ def _days(text: pd.Series, date_order: str | None) -> dict[str, pd.DatetimeIndex
     for order in DATE_ORDERS if date_order is None else (date_order,):
         year, month, day = (numbers[place] for place in DATE_ORDERS[order])
         if year.str.len().isin([2, 4]).any() and not pd.concat([month, day]).str.len().gt(2).any():
-            century = np.where(pd.to_numeric(year) < _CENTURY_BREAK, "20", "19")
+            century = pd.Series(np.where(pd.to_numeric(year) < _CENTURY_BREAK, "20", "19"), year.index)
             year = year.where(year.str.len() == 4, century + year)
             found[order] = _as_dates(year + "-" + month + "-" + day, "%Y-%m-%d")
     return found or {"": _named_dates(text)}
@@ -203,7 +203,7 @@ def _named_dates(text: pd.Series) -> pd.DatetimeIndex:
         months |= {name: calendar.month_abbr[at.month] for name, at in read.items() if at is not None}
     english = text.str.replace(_WORD, lambda name: months.get(name[0].lower(), ""), regex=True)
     english = english.str.replace(r"\W+", "-", regex=True).str.strip("-")
-    dates = min((_as_dates(english, form) for form in _NAMED), key=lambda each: each.isna().sum())
+    dates = min((_as_dates(english, form) for form in _NAMED), key=lambda each: np.count_nonzero(each.isna()))
     if text.str.contains(r"\d{4}|\d\D+\d").any() or (dates.is_monotonic_increasing and dates.month.nunique() > 1):
         return dates
     return _as_dates(english, "")  # the only number may be the day

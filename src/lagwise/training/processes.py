@@ -81,7 +81,7 @@ class Sharing:
         self.count, self.rows, self.batch = count, rows, batch
         self.group: Any = dist.new_subgroups(group_size=count)[0]
 
-    def piece(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def shard(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Cut this process's shard out of a batch of whole rows."""
         length, rank = max(t.shape[1] for t in inputs.values() if t.dim() > 1), dist.get_rank(self.group)
         own = slice(length * rank // self.count, length * (rank + 1) // self.count)
