@@ -9,8 +9,28 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Lines and statements at most. A release may change a number, with the reason in its commit; a feature that needs more
-# room than its package has left first changes the structure.
-BUDGETS = {"src/lagwise": (47_000, 29_000)}
+# room than its package has left first changes the structure. The library is to shrink to 38,000 lines and 23,500
+# statements, so lower a number with what is deleted.
+BUDGETS = {
+    "src/lagwise/analysis": (570, 370),
+    "src/lagwise/blocks": (810, 410),
+    "src/lagwise/cli": (1_450, 700),
+    "src/lagwise/data": (8_240, 5_290),
+    "src/lagwise/evaluation": (480, 250),
+    "src/lagwise/forecasting": (4_090, 2_550),
+    "src/lagwise/kernels": (1_870, 1_060),
+    "src/lagwise/mixers": (2_880, 1_790),
+    "src/lagwise/models": (7_470, 4_560),
+    "src/lagwise/ops": (9_830, 5_690),
+    "src/lagwise/runs": (510, 360),
+    "src/lagwise/serving": (1_320, 840),
+    "src/lagwise/tasks": (3_470, 2_260),
+    "src/lagwise/training": (3_960, 2_690),
+    "src/lagwise": (48_740, 29_960),
+    "papers/src": (8_860, 5_150),
+    "papers/benchmarks": (1_670, 1_020),
+    "benchmarks": (5_530, 3_640),
+}
 
 
 def measured(folder: Path) -> tuple[int, int]:
