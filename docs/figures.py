@@ -189,7 +189,8 @@ def _thousands(n: float, _: int) -> str:
     return f"{n / 1024:.0f}k" if n >= 1024 else f"{n:.0f}"
 
 
-def _save(figure: Figure, name: str, folder: Path = FIGURES) -> None:
+def _save(figure: Figure, name: str, folder: Path | None = None) -> None:
+    folder = folder or FIGURES
     folder.mkdir(exist_ok=True)
     figure.savefig(folder / name, dpi=130, metadata={"Software": None})
 

@@ -30,7 +30,8 @@ def page() -> str:
     """The text of the page."""
     parts = [
         "# Gallery\n\nEach script runs in seconds and draws its figure; all are in [`examples/`](../examples). "
-        "`stream_onnx.py` there\nstreams an exported model without PyTorch ([export](export.md)).\n"
+        "`stream_onnx.py` there\nstreams an exported model without PyTorch ([export](export.md)), and\n"
+        "[`tnn_in_one_file.py`](../examples/tnn_in_one_file.py) is a whole TNN to read.\n"
     ]
     for script in scripts():
         code = script.read_text()

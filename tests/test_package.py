@@ -172,7 +172,7 @@ def test_the_first_release_says_where_the_repository_is(clone: Path, capsys: pyt
         assert not check_wheel.RELATIVE.findall(shown)
         assert f"![Speed over length: training a layer, streaming a model, running an encoder]({expected}/raw/" in shown
         assert f"[CONTRIBUTING.md]({expected}/blob/v{version}/CONTRIBUTING.md)" in shown
-        assert f"[split a\nsequence]({expected}/blob/v{version}/docs/cluster.md#split-sequences)" in shown
+        assert f"[Other libraries]({expected}/blob/v{version}/docs/index.md#beside-other-libraries)" in shown
         assert "](https://arxiv.org/abs/2305.04749)" in shown
 
 

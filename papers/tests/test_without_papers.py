@@ -78,7 +78,7 @@ SAVED = ROOT / "tests" / "runs" / "saved-by-0.1" / "recall"
         ("load_recipe('lra-text-small')", "recipe 'lra-text-small'"),
         ("load_recipe('glue-rte', ['data.source=x'])", "recipe 'glue-rte'"),
         (f"make_task(load_recipe({str(SAVED / 'recipe.yaml')!r}))", "task 'associative_recall'"),
-        ("make_task(load_recipe('classify', ['data.format=listops', 'data.source=x']))", "data.format for this task"),
+        ("make_task(load_recipe('classify', ['data.format=listops', 'data.source=x']))", "`format` for this task"),
         ("make_task(load_recipe({earlier!r}, ['data.source=x']))", "task 'dna_classification'"),
         ("load_tokenizer('dna')", "tokenizer 'dna'"),
         ("open_rows({genes!r})", "cannot read "),

@@ -150,7 +150,11 @@ def test_invalid_rows_and_classes(tmp_path: Path) -> None:
         ("a text", ["+"], "list of texts, got one"),
         (["a", 3], ["+", "-"], "row 1 is 3"),
         (["a", "b \ud800"], ["+", "-"], "row 1 is not valid Unicode"),
-        ([["a", "b"], ["c", "d"]], ["+", "-"], r"rows of several texts are for .* task.text"),
+        (
+            [["a", "b"], ["c", "d"]],
+            ["+", "-"],
+            r"rows of several texts are for the task .*, with text=\[one, two\]",
+        ),
         ([], [], "X is empty"),
         (["a", "b"], ["+", "+"], "at least 2 classes, but y has 1 class, '\\+'"),
         (["a", "b", "c"], ["+", "-"], "inconsistent numbers of samples"),

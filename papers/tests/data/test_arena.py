@@ -138,7 +138,7 @@ def test_held_out_rows_are_in_no_training_part_of_another_size(tmp_path: Path, m
 
 
 def test_a_killed_generation_is_begun_again(tmp_path: Path) -> None:
-    write = "import sys; from pathlib import Path; from lagwise.data import generated; import os;"
+    write = "import sys; from pathlib import Path; from lagwise_papers.data import generated; import os;"
     write += "generated.GENERATED['lra-listops'] = lambda out, **_: ((out / 'part').touch(), os.kill(os.getpid(), 9));"
     write += "generated.generate('lra-listops', Path(sys.argv[1]), rows=10, seed=0, texts=None, progress=False)"
     killed = subprocess.run([sys.executable, "-c", write, str(tmp_path / "out")], check=False)

@@ -179,6 +179,8 @@ class ToeplitzMixer(Derived, Mixer):
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor | None:
         """``silu(gate) * forward(silu(value))`` of whole rows where kernels on a GPU or loops in C compute it in fewer
         passes; otherwise None. biases: as of `gated_product`."""
+        if symbolic(value.shape[1]):
+            return None
         kernel, origin = self._spectrum(value.shape[1]), 0
         if kernel is None:
             kernel, origin = reachable_taps(self.taps(value.shape[1]), value.shape[1], self.causal)

@@ -92,7 +92,11 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
             if trainer is not None:
                 identity["parameters"] = _size(trainer.model_wrapped)
             _begin(recipe, out, {**identity, "asked": asked, **describe()})
-            _fit_first(recipe, data, out, progress)
+            try:
+                _fit_first(recipe, data, out, progress)
+            except ValueError:  # the recipe and the data do not fit, so there is nothing to resume
+                (out / RECIPE_FILE).unlink()
+                raise
         if trainer is None or needs_no_training(out, kind):
             return finish_with_first(recipe, data, out, progress)
         with quiet(), saved_when_stopped(trainer):
