@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from lagwise.mixers import Mixer
 from lagwise.schema import Count, Share, typed
-from lagwise.tables import known, nearest, shown
+from lagwise.tables import build, known, nearest, shown
 
 NAN, INF = float("nan"), float("inf")
 
@@ -93,3 +94,14 @@ def test_a_long_list_of_names_is_cut() -> None:
 )
 def test_a_misleading_suggestion_is_worse_than_none(name: str, names: list[str], near: str | None) -> None:
     assert nearest(name, names) == near
+
+
+def test_a_mixer_needs_no_constructor_of_its_own() -> None:
+    """It then has the base class's, which takes the direction by position or by name."""
+
+    class Own(Mixer):
+        directions = (True,)
+
+    assert build({"own": Own}, {"name": "own"}, 4, what="mixer", causal=True).causal
+    with pytest.raises(ValueError, match="Own has no two-sided form"):
+        build({"own": Own}, {"name": "own"}, 4, what="mixer", causal=False)

@@ -38,8 +38,8 @@ def build(
         args: Positional arguments from the caller, such as channels.
         what: The kind of part, for messages.
         prefix: What messages put before the name of an option.
-        context: Keyword arguments from the caller, such as causal. All other keys of the spec must be keyword-only
-            parameters of the constructor.
+        context: Keyword arguments from the caller, such as causal, for constructors that have such a parameter. All
+            other keys of the spec must be keyword-only parameters of the constructor.
 
     Raises:
         ValueError: For an unknown key, with the nearest known one.
@@ -55,8 +55,9 @@ def build(
     for key, value in options.items():
         known(key, [name for name in accepted if name not in context], f"option of {what} {spec['name']!r}")
         options[key] = typed(kinds[key], value, prefix + key, most=LARGEST_OPTION)
+    parameters = inspect.signature(part).parameters
     try:
-        return part(*args, **{key: value for key, value in context.items() if key in accepted}, **options)
+        return part(*args, **{key: value for key, value in context.items() if key in parameters}, **options)
     except (TypeError, OverflowError, RuntimeError) as error:  # from products of sizes that exceed numbers or tensors
         raise ValueError(f"{what} {spec['name']!r} cannot be built from {shown(options)}: {one_line(error)}") from error
 
