@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import importlib
 import os
 import random
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -185,3 +188,15 @@ def recall_recipe() -> Recipe:
         "block": {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 4}},
     }
     return recipe
+
+
+@pytest.fixture
+def benchmark_script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A function that imports a script of a folder benchmarks anew, by its name."""
+
+    def load(name: str) -> ModuleType:
+        module = importlib.import_module(name)
+        monkeypatch.delitem(sys.modules, name)
+        return module
+
+    return load
