@@ -51,7 +51,7 @@ test-gpu: $(INSTALLED)  ## the test suite on a GPU, on a machine that has one (w
 test-device: $(INSTALLED)  ## mixers, models and commands on a device made in Python, to find what would fail on a GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --device pretended -n auto --maxprocesses 8 \
 	  tests/mixers/test_devices.py tests/runs/test_devices_of_runs.py tests/runs/test_devices_waits.py \
-	  tests/mixers/test_edges.py $(addprefix tests/models/test_,heads.py matches.py prediction.py rates.py) \
+	  tests/mixers/test_edges.py $(addprefix tests/models/test_,context_embeddings.py heads.py prediction.py rates.py) \
 	  $(addprefix papers/tests/imports/test_,hyena_import.py mega_import.py)
 
 test-triton: $(INSTALLED)  ## the fused kernels for GPUs, in Triton's interpreter and by its compiler, on Linux
