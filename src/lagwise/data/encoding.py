@@ -55,7 +55,7 @@ class RowEncoder:
         return Dataset(self.table(rows))
 
     def table(self, rows: Dataset | Iterable[Mapping[str, Any]]) -> pa.Table:
-        """The same as a table of Arrow, without importing datasets, which takes half a second."""
+        """Return the examples as a table of Arrow, without importing datasets, which takes half a second."""
         source: Any = rows
         table: Any = source.with_format("arrow")[:] if hasattr(rows, "with_format") else self._table(source)
         texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)

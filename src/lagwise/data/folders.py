@@ -25,7 +25,7 @@ _MOST_NAMED = 4  # most kinds of files in a message
 
 @dataclass(frozen=True)
 class Place:
-    """What the folders above a file say.
+    """Read what the folders above a file say.
 
     Attributes:
         split: its split, None if they name none.

@@ -125,7 +125,7 @@ class ImageReader:
         return resized.crop((left, top, left + side, top + side))
 
     def processor(self) -> Any:
-        """The same as an image processor of transformers."""
+        """Return the encoder as an image processor of transformers."""
         from PIL import Image
         from transformers import ViTImageProcessorPil
 

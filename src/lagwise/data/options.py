@@ -14,7 +14,7 @@ MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
 
 @options
 class DataOptions:
-    """What to train and evaluate on."""
+    """Data to train and evaluate on."""
 
     source: str | None = None
     """Text or labelled rows, as the task needs: a file, a folder, `hub:NAME`, or `stdlib`, Python's own source."""

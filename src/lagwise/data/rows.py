@@ -75,7 +75,7 @@ class RowSource:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know about the files beside their rows."""
+        """Notes on the files, beside their rows."""
         return self.file_notes
 
     @property

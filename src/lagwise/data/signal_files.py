@@ -71,7 +71,7 @@ class SignalSource:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know about the files."""
+        """Notes on the files."""
         return self.rows.file_notes
 
     @property

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -25,7 +23,6 @@ from lagwise.ops.precision import compute_dtype
 _CPU_GROUP_ELEMENTS = 1 << 19
 # But at least as many channels as fill cache lines of the signal: a smaller group reads whole lines for a part of each.
 _CPU_GROUP_CHANNELS = 32
-_grouped = True  # see `all_channels_at_once`
 # Measured crossover, CPU, float32 (docs/log.md, "engine crossover"): overlap-save wins on long signals, short kernels.
 _OVERLAP_SAVE_MIN_LENGTH = 16384
 _OVERLAP_SAVE_MIN_RATIO = 8
@@ -309,7 +306,7 @@ def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
 
 def by_loops(x: Tensor, kernel: Tensor) -> bool:
     """Whether loops in C compute the product: they are faster if the channels fill a quarter of a vector."""
-    return _grouped and native.serves(x, kernel) and 4 * x.shape[2] >= native.lanes()
+    return native.serves(x, kernel) and 4 * x.shape[2] >= native.lanes()
 
 
 def circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:
@@ -332,26 +329,11 @@ def circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     return torch.stack([spectrum.real, spectrum.imag]).to(kernel.dtype)
 
 
-@contextmanager
-def all_channels_at_once() -> Iterator[None]:
-    """During the block, CPUs too transform all channels at once, to measure the memory that other devices need."""
-    global _grouped
-    _grouped = False
-    try:
-        yield
-    finally:
-        _grouped = True
-
-
-def _in_groups(x: Tensor) -> bool:
-    return _grouped and x.device.type == "cpu"
-
-
 def _channel_groups(x: Tensor, plan: Plan) -> list[slice]:
     """Slices of channels whose padded signals fit into the cache; all channels at once unless on the CPU."""
     channels = x.shape[2]
     per_channel = x.shape[0] * plan.frames * plan.n_fft
-    wanted = max(_CPU_GROUP_CHANNELS, _CPU_GROUP_ELEMENTS // per_channel) if _in_groups(x) else channels
+    wanted = max(_CPU_GROUP_CHANNELS, _CPU_GROUP_ELEMENTS // per_channel) if x.device.type == "cpu" else channels
     size = min(channels, wanted)
     return [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
 
@@ -443,7 +425,7 @@ def _channels_in_cache(spectrum: Tensor) -> list[slice]:
     kernel."""
     channels = spectrum.shape[1]
     fitting = max(1, _CPU_GROUP_ELEMENTS * channels // (2 * spectrum.numel()))
-    size = fitting if _in_groups(spectrum) else channels
+    size = fitting if spectrum.device.type == "cpu" else channels
     return [slice(start, start + size) for start in range(0, channels, size)]
 
 
