@@ -57,7 +57,7 @@ def differentiable() -> bool:
 
 
 def differentiable_gradients(
-    function: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Tensor]
+    function: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[bool], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Gradients of a differentiable function with respect to the wanted inputs, themselves differentiable.
 
@@ -70,7 +70,11 @@ def differentiable_gradients(
         sources = [t for t, needed in zip(inputs, wanted, strict=True) if needed]
         results = function(*inputs)
         results = [results] if isinstance(results, Tensor) else results
-        pairs = [(result, grad) for result, grad in zip(results, grads, strict=True) if result.requires_grad]
+        pairs = [
+            (result, grad)
+            for result, grad in zip(results, grads, strict=True)
+            if grad is not None and result.requires_grad
+        ]
         if not pairs:  # a constant of the wanted inputs
             return [None] * len(wanted)
         outputs, grads = zip(*pairs, strict=True)

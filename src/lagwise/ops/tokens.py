@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._device import DeviceContext
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
 from lagwise.ops.fused import fused
 from lagwise.ops.fused import gate as gate_kernels
 from lagwise.ops.fused.linear import joint_linear
-from lagwise.ops.operators import exporting, in_graph, loop_operator
+from lagwise.ops.operation import Engine, Values, definitions_only, operation, worthwhile
+from lagwise.ops.operators import loop_operator
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FORWARD = nn.Linear.forward
@@ -34,7 +34,7 @@ def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
         return linears(x, *layers), None
     if fused(x):
         outputs = joint_linear(x, [layer.weight for layer in layers], [None] * len(layers))
-    elif x.dtype in _DTYPES and _fast(x):
+    elif x.dtype in _DTYPES and _loops_serve(x) and not definitions_only():
         outputs = [F.linear(x, layer.weight) for layer in layers]
     else:
         return linears(x, *layers), None
@@ -55,6 +55,7 @@ def split_linear(x: Tensor, layer: Any, sizes: Sequence[int]) -> Sequence[Tensor
     return layer(x).split(list(sizes), dim=-1)
 
 
+@operation
 def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
     """``silu(gate) * value``, for tensors of one shape; biases ``(2, channels)``, if any, are added to gate and value
     before.
@@ -63,45 +64,67 @@ def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> T
 
     ValueError for biases of another shape or on another device.
     """
-    check_biases(biases, gate)
-    same = gate.shape == value.shape and gate.dtype == value.dtype
-    if same and fused(gate, value):
-        return gate_kernels.silu_product(gate, value, biases)
-    if same and gate.dtype in _DTYPES and value.device.type == "cpu" and _fast(gate):
-        return _SiluProduct.apply(gate, value, biases)
-    return _plain_silu_product(gate, value, biases)
-
-
-def check_biases(biases: Tensor | None, gate: Tensor) -> None:
-    """ValueError unless biases are ``(2, channels)``, on the gate's device."""
-    if biases is not None and (biases.shape != (2, gate.shape[-1]) or biases.device != gate.device):
-        raise ValueError(
-            f"biases must be (2, channels={gate.shape[-1]}) on {gate.device}, got {tuple(biases.shape)} on "
-            f"{biases.device}"
-        )
-
-
-def with_biases(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and value with biases ``(2, channels)`` added, if any."""
-    if biases is None:
-        return gate, value
-    return gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
-
-
-def rms_norm(x: Tensor, epsilon: float) -> Tensor:
-    """``x / sqrt(mean(x²) + epsilon)`` over the last axis."""
-    if x.dtype == torch.float32 and _fast(x):
-        return _RMSNorm.apply(x, epsilon)
-    return _plain_rms_norm(x, epsilon)
-
-
-def _plain_silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
     gate, value = with_biases(gate, value, biases)
     return F.silu(gate) * value
 
 
-def _plain_rms_norm(x: Tensor, epsilon: float) -> Tensor:
+silu_product.engine("triton")(gate_kernels.SiluProduct)
+
+
+@silu_product.engine("loop")
+class _SiluProduct(Engine):
+    @staticmethod
+    def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:
+        same = gate.shape == value.shape and gate.dtype == value.dtype and fitting(biases, gate)
+        return same and gate.dtype in _DTYPES and value.device.type == "cpu" and _loops_serve(gate)
+
+    @staticmethod
+    def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
+        return silu_product_loop(gate, value, biases), ()
+
+    @staticmethod
+    def backward(args: Values, kept: Values, grads: Values, wanted: Values) -> Values:
+        found = silu_product_gradients(grads[0], *args)
+        return *found, _sum_of_rows(found) if wanted[2] else None
+
+
+def fitting(biases: Tensor | None, gate: Tensor) -> bool:
+    """Whether biases are None, or ``(2, channels)`` on the gate's device."""
+    return biases is None or (biases.shape == (2, gate.shape[-1]) and biases.device == gate.device)
+
+
+def with_biases(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gate and value with biases ``(2, channels)`` added, if any. ValueError for others."""
+    if biases is None:
+        return gate, value
+    if not fitting(biases, gate):
+        raise ValueError(
+            f"biases must be (2, channels={gate.shape[-1]}) on {gate.device}, got {tuple(biases.shape)} on "
+            f"{biases.device}"
+        )
+    return gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
+
+
+@operation
+def rms_norm(x: Tensor, epsilon: float) -> Tensor:
+    """``x / sqrt(mean(x²) + epsilon)`` over the last axis."""
     return F.rms_norm(x, x.shape[-1:], eps=epsilon)
+
+
+@rms_norm.engine("loop")
+class _RMSNorm(Engine):
+    @staticmethod
+    def serves(x: Tensor, epsilon: float) -> bool:
+        return x.dtype == torch.float32 and _loops_serve(x)
+
+    @staticmethod
+    def forward(x: Tensor, epsilon: float) -> tuple[Tensor, Values]:
+        y, factors = rms_norm_loop(x, epsilon)
+        return y, (factors,)
+
+    @staticmethod
+    def backward(args: Values, kept: Values, grads: Values, wanted: Values) -> Values:
+        return rms_norm_gradient(grads[0], args[0], kept[0]), None
 
 
 def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
@@ -128,49 +151,13 @@ def _plain_linear(layer: Any, device: torch.device, biased: bool) -> bool:
     return True
 
 
-def _fast(x: Tensor) -> bool:
-    """Whether loops in C serve x. In a graph they are operators, of which a compiler has less to compile."""
-    if x.device.type != "cpu" or exporting() or torch.jit.is_tracing():
-        return False
-    return (in_graph() or (x.numel() >= _FEWEST and not transformed())) and native.available()
-
-
-class _SiluProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-        ctx.save_for_backward(gate, value, biases)
-        return silu_product_loop(gate, value, biases)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        inputs = ctx.saved_tensors
-        if differentiable():
-            return tuple(differentiable_gradients(_plain_silu_product, inputs, ctx.needs_input_grad, [grad]))
-        grads = silu_product_gradients(grad, *inputs)
-        return *grads, _sum_of_rows(grads) if ctx.needs_input_grad[2] else None
+def _loops_serve(x: Tensor) -> bool:
+    return x.device.type == "cpu" and worthwhile(x, _FEWEST) and native.available()
 
 
 def _sum_of_rows(grads: tuple[Tensor, Tensor]) -> Tensor:
     """The gradient of biases ``(2, channels)`` from those of gate and value."""
     return torch.stack([torch.atleast_2d(grad).flatten(0, -2).sum(0, dtype=torch.float32) for grad in grads])
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, epsilon: float) -> Tensor:
-        y, factors = rms_norm_loop(x, epsilon)
-        ctx.save_for_backward(x, factors)
-        ctx.epsilon = epsilon
-        return y
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        x, factors = ctx.saved_tensors
-        if differentiable():
-            (dx,) = differentiable_gradients(lambda x: _plain_rms_norm(x, ctx.epsilon), (x,), (True,), [grad])
-        else:
-            dx = rms_norm_gradient(grad, x, factors)
-        return dx, None
 
 
 @loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))
