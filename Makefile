@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check
-EXTRAS := train plot forecast sktime vision signals sounds export serve bench clients peers
+EXTRAS := train plot forecast sktime vision signals export serve bench clients peers
 
 # The lowest versions that pyproject.toml promises, and the part of the tests that uses every package. pip has no CPU
 # build of old versions of torch for Linux: LOWEST_TORCH names another.
@@ -13,10 +13,17 @@ LOWEST_EXTRAS := train plot forecast sktime signals export serve
 LOWEST_TESTS := tests/ops tests/kernels tests/models tests/data tests/tasks tests/training tests/runs tests/forecasting \
   tests/serving tests/cli
 
+# The newest versions that pip finds, of all but torch, whose newest build may carry CUDA, and the parts of the tests that
+# other packages break first. A client that does not install beside them is left out.
+NEWEST_TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+NEWEST_EXTRAS := train,plot,forecast,export,serve
+NEWEST_CLIENTS := peft trl lm-eval sentence-transformers torchao
+NEWEST_TESTS := tests/models tests/runs tests/serving
+
 # The version of Triton that the GPU build of this torch comes with.
 TRITON := triton==3.7.1
 
-.PHONY: demo test test-slow test-gpu test-device test-triton test-lowest coverage fuzz lint bench docs docs-serve \
+.PHONY: demo test test-slow test-gpu test-device test-triton test-lowest test-newest coverage fuzz lint bench docs docs-serve \
   wheel-check release-check release clean
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -62,6 +69,18 @@ test-lowest:  ## part of the test suite with the lowest versions that pyproject.
 	build/lowest/bin/python -m pip install $(QUIETLY) --no-deps --requirement build/lowest.txt --editable .
 	build/lowest/bin/python -m pip install $(QUIETLY) $$(grep -E '^(pytest.*|execnet|hypothesis)=' constraints.txt)
 	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n auto --maxprocesses 8 $(LOWEST_TESTS)
+
+test-newest:  ## models, runs, serving and clients with the newest packages, without constraints.txt
+	rm -rf build/newest && $(PYTHON) -m venv build/newest
+	build/newest/bin/python -m pip install $(QUIETLY) torch==$(NEWEST_TORCH)
+	build/newest/bin/python -m pip install $(QUIETLY) --editable '.[$(NEWEST_EXTRAS)]' torch==$(NEWEST_TORCH) \
+	  pytest pytest-timeout pytest-xdist hypothesis
+	for client in $(NEWEST_CLIENTS); do build/newest/bin/python -m pip install $(QUIETLY) $$client \
+	  torch==$(NEWEST_TORCH) || echo "$$client is left out: it does not install"; done
+	build/newest/bin/python -m pip freeze > build/newest.txt
+	OMP_NUM_THREADS=1 build/newest/bin/python -m pytest -n auto --maxprocesses 8 $(NEWEST_TESTS)
+	OMP_NUM_THREADS=1 build/newest/bin/python -m pytest -m slow --timeout=1200 \
+	  $(addprefix tests/models/test_,clients.py replaced_layers.py onnx_exporter.py)
 
 coverage: $(INSTALLED)  ## the test suite, and which lines it runs, in build/coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --cov --cov-report=term:skip-covered \

@@ -9,8 +9,8 @@ TF-IDF of 2 to 5 characters, and on the mean spectrum of sounds. Seconds are tho
 OMP_NUM_THREADS=1.
 
 With --trained the recipe is also trained as it is; with --alone its model, which most recipes join with a first answer,
-is kept whether or not it is better than that; with --layers it is not joined, and for IMDb it has embeddings of pairs
-of tokens; and with --pretrained it is also trained for 600 steps without labels before. Results that FILE has are kept.
+is kept whether or not it is better than that; and with --layers it is not joined, and for IMDb it has embeddings of
+pairs of tokens. Results that FILE has are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TEXTS = ("fortunes", "sections", "languages", "spam")
 IMAGES = ("icons", "stamps")
 GLUE = ("sst2", "cola", "stsb", "mrpc", "rte")
 PAIRS = ("model.ngram_sizes=[2]", "model.ngram_buckets=262144", "training.epochs=2")  # embeddings of pairs of tokens
-_SEEDED = ("recipe", "trained alone", "layers alone", "pretrained alone")  # whatever the data
+_SEEDED = ("recipe", "trained alone", "layers alone")  # whatever the data
 _SHORTEST = 9  # samples that MiniRocket needs
 
 
@@ -259,7 +259,6 @@ def main() -> None:
     parser.add_argument("--trained", action="store_true", help="also train the recipes as they are")
     parser.add_argument("--alone", action="store_true", help="also train their models and compare them with nothing")
     parser.add_argument("--layers", action="store_true", help="also train their layers without a first answer's map")
-    parser.add_argument("--pretrained", action="store_true", help="also train their models without labels before")
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
     command = f"python benchmarks/first_answers.py {' '.join(sys.argv[1:])}"
@@ -268,8 +267,6 @@ def main() -> None:
         asked["recipe"] = []
     if options.alone:
         asked["trained alone"] = ["training.first_answer=none"]
-    if options.pretrained:
-        asked["pretrained alone"] = ["training.first_answer=none", "training.pretrain=600"]
     only = None if options.only is None else options.only.split(";")
     for name, make_case in cases(options).items():
         if only is not None and name not in only:

@@ -14,7 +14,7 @@ def series(count: int) -> tuple[np.ndarray, np.ndarray]:
     rises = np.arange(count) % 2 == 0
     frequency = np.where(rises[:, None], 0.1 + time / 1000, 0.3 - time / 1000)
     waves = np.sin(np.cumsum(frequency, axis=1) + rng.uniform(0, 6, (count, 1)))
-    return (waves + rng.normal(scale=2, size=waves.shape))[:, None], np.where(rises, "rising", "falling")
+    return (waves + rng.normal(scale=1.2, size=waves.shape))[:, None], np.where(rises, "rising", "falling")
 
 
 classifier = LagClassifier().fit(*series(60))

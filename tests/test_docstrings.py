@@ -32,7 +32,7 @@ WITHOUT_EXAMPLE = {
     "content_key label_cells labelled_key masked_example open_format open_glue open_series open_source open_stream "
     "prepare prepare_labelled read_labelled rows_to_score stream_key token_bytes with_pairs",  # what tasks make of data
     "tasks": "AssociativeRecallTask Forecasting ImageClassification LanguageModelling MaskedLanguageModelling "
-    "MultiQueryRecallTask RowModelling SequenceClassification SequenceLabelling SignalToSignal Table Task TaskData",
+    "MultiQueryRecallTask SequenceClassification SequenceLabelling SignalToSignal Table Task TaskData",
     # recipes name them: docs/tasks.md
 }
 

@@ -33,8 +33,8 @@ class Product(torch.nn.Module):
 
 gpu_counts.pretend_triton()
 product = count_step(Product, lambda: {"x": torch.ones(16, 4)}, half=False)
-layer = gpu_counts.layer_counts("tnn-lm", 64, 2, 64)
-print(json.dumps([[product.calls, product.bytes, product.flops, product.waits], layer]), flush=True)
+layer, megalodon = (gpu_counts.layer_counts(name, 64, 2, 64) for name in ("tnn-lm", "megalodon-lm"))
+print(json.dumps([[product.calls, product.bytes, product.flops, product.waits], layer, megalodon]), flush=True)
 os._exit(0)
 """
 
@@ -80,12 +80,13 @@ def output_of(script: str) -> Any:
 
 @needs_compiler
 def test_counts() -> None:
-    product, layer = output_of(SCRIPT)
+    product, layer, megalodon = output_of(SCRIPT)
     # x (16, 4) times the weight (4, 8); its sum; a one; the weight's gradient from x and one number.
     sizes = [(16 * 4 + 4 * 8 + 16 * 8), (16 * 8 + 1), 1, (16 * 4 + 1 + 4 * 8)]
     assert product == [4, 4 * sum(sizes), 2 * 2 * 16 * 4 * 8, 0]
     assert (layer["calls"], layer["bytes"], layer["waits"]) == (58, 3523976, 0)
     assert (layer["flops"], layer["peak"]) == (22151168, 432256)
+    assert megalodon["waits"] == 0
 
 
 @pytest.mark.slow
@@ -93,7 +94,16 @@ def test_counts() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_compiled_steps_can_be_cuda_graphs() -> None:
     """Their host waits for nothing and copies nothing, and their kernels have no complex numbers."""
-    models = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
+    models = (
+        "tnn-lm",
+        "fd-tnn-lm",
+        "ski-tnn-lm",
+        "mega-lm",
+        "megalodon-lm",
+        "tcnca-lm",
+        "best-lm",
+        "transformer-alibi-lm",
+    )
     plain, on_host, *layers = output_of(GRAPHS.replace("MODELS", repr(models)))
     # forward: sin and sum, product, cos and sum; backward: sin of y and its product with the gradient, product; x again
     assert plain[1:] == [0, 2, None]

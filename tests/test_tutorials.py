@@ -41,7 +41,6 @@ INSTEAD = {
     "100000": "100",
     "FOLDER": "series",
     "lra-pathfinder:20000": "lra-pathfinder:40",
-    "training.pretrain=600": "training.pretrain=4",
 }
 # What the Python of a page takes as given, and the packages of a page beyond those of the tests.
 LOADED = """

@@ -55,12 +55,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 ENOUGH = {
     "": ("recipes", "evaluate", "generate", "convert", "bench tcn"),
-    "train": ("train", "train classify", "train signal", "train forecast", "evaluate classes", "predict"),
+    "train": ("train", "train classify", "train signal", "train forecast", "evaluate classes", "predict", "sounds"),
     "plot": ("plot", "plot theory"),
     "forecast": ("plot", "plot theory", "forecast", "LagForecaster"),
     "sktime": ("forecast", "LagForecaster", "SktimeLagForecaster"),
     "vision": ("data lra-pathfinder",),
-    "sounds": ("sounds",),
     "export": ("export",),
     "serve": ("serve",),
 }
@@ -176,9 +175,9 @@ def imported(statement: str) -> str:
     return "works"
 
 
-def read_sound() -> str:
+def read_flac() -> str:
     """The same of a compressed sound."""
-    from lagwise.data.sound_files import read_compressed
+    from lagwise.data.sound_files import read_sound
 
     path = Path("new/sound.flac")
     try:
@@ -188,7 +187,7 @@ def read_sound() -> str:
     except ImportError:
         path.write_bytes(b"fLaC")
     try:
-        rate, samples = read_compressed(path.read_bytes(), path)
+        rate, samples = read_sound(path.read_bytes(), path)
     except ImportError as error:
         return f"error: {error}"
     return "works" if (rate, samples.shape) == (8000, (300, 1)) else f"{rate} Hz, {samples.shape}"
@@ -213,7 +212,7 @@ def outcomes(folder: Path) -> dict[str, str]:
     checks: dict[str, Callable[[], str]] = {
         name: lambda arguments=arguments: run_command(arguments) for name, arguments in COMMANDS.items()
     }
-    checks["sounds"] = read_sound
+    checks["sounds"] = read_flac
     checks["LagForecaster"] = lambda: imported("from lagwise import LagForecaster")
     checks["SktimeLagForecaster"] = lambda: imported("import lagwise.forecasting.sktime")
     print(f"lagwise {lagwise.__version__} in {Path(lagwise.__file__).parent}")

@@ -14,7 +14,7 @@ from lagwise.training import load_recipe
 from lagwise_bench.peers import LiteralTNO
 
 SHAPES = ("16x512", "4x2048", "1x8192", "1x131072")
-MODELS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
+MODELS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm", "best-lm", "transformer-alibi-lm")
 PEERS = ("torch.fft", "literal TNO", "GPT-2")
 VOCABULARY = 257
 # Channels that a layer reads and writes at every token in a forward pass, in units of its width.
@@ -24,10 +24,12 @@ _UNITS = {
     "attention": _ATTENTION + (1 + 4) + (4 + 2),
     # norm and memory, gates, values, attention, gated output, and the two parts of the channel mixer
     "mega": (1 + 1) + (1 + 2.8) + (1 + 0.75) + 1.6 + (0.75 + 0.75 + 3 + 1) + (1 + 1) + (1 + 2),
+    # the same, with a gate less, and the residual of all in the gated output
+    "megalodon": (1 + 1) + (1 + 1.9) + (1 + 0.75) + 1.6 + (0.75 + 0.75 + 2 + 1) + _GLU,
     "best": (2 * (_CONVOLUTION + _GLU) + 14 + _ATTENTION + _GLU) / 4,
 }
 _BLOCK_OF = {"mega-lm": "mega", "tcnca-lm": "mega", "best-lm": "best", "transformer-alibi-lm": "attention"}
-_BLOCK_OF |= {"GPT-2": "attention"}
+_BLOCK_OF |= {"GPT-2": "attention", "megalodon-lm": "megalodon"}
 
 
 class WithLoss(nn.Module):

@@ -7,13 +7,12 @@ import importlib.util
 #: The modules that each extra of pyproject.toml adds for use by lagwise itself. Where several extras add a module, the
 #: first is suggested.
 EXTRAS = {
-    "train": ("accelerate", "datasets", "pyarrow", "sklearn", "scipy", "tensorboardX"),
+    "train": ("accelerate", "datasets", "pyarrow", "sklearn", "scipy", "soundfile", "tensorboardX"),
     "plot": ("matplotlib", "jinja2"),
-    "forecast": ("matplotlib", "jinja2", "sklearn", "scipy", "pandas", "pyarrow"),
+    "forecast": ("matplotlib", "jinja2", "sklearn", "scipy", "pandas", "pyarrow", "dateparser"),
     "sktime": ("sktime", "sklearn", "scipy", "pandas"),
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
-    "sounds": ("soundfile",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "serve": ("fastapi", "uvicorn", "jinja2", "openai", "prometheus_client"),
     "bench": ("mega_pytorch",),

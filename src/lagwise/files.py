@@ -8,13 +8,16 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 LOCK = ".lock"
 PARTIAL = ".saving"  # prefix of unfinished files and folders; the next process removes them
+RECIPE_FILE = "recipe.yaml"  # of a run
+RUN_FILE = "run.json"  # of a run: its data's key and the versions of packages
+_OF_RUNS = ({LOCK}, {RECIPE_FILE, RUN_FILE}, {"config.json", "model.safetensors"})
 
 
 @contextmanager
@@ -69,10 +72,47 @@ def is_unused(folder: Path, *ours: str) -> bool:
     return all(path.name in (LOCK, *ours) or path.name.startswith(PARTIAL) for path in folder.iterdir())
 
 
+def is_run(names: Collection[str]) -> bool:
+    """Whether the files of a folder, by their names, are those of a run or of a saved model, which are never data.
+
+    >>> is_run(["recipe.yaml", "run.json", "metrics.jsonl"]), is_run(["recipe.yaml", "soups.txt"])
+    (True, False)
+    """
+    return any(marks <= {*names} for marks in _OF_RUNS)
+
+
+def check_writable(path: Path, argument: str) -> None:
+    """ValueError, naming the argument that gives the path, if no file or folder can be created there. It is tried,
+    because permissions say nothing about file systems that take no files."""
+    above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=above, prefix=f"{PARTIAL}-"):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"`{argument}` cannot be {str(path)!r}: {str(above)!r} is not a folder that can be written to "
+            f"({error.strerror})"
+        ) from error
+
+
+def follow_umask(folder: Path) -> None:
+    """Give the weights in a folder the mode of any new file there: safetensors lets only their owner read them."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as partial:
+        other = Path(partial, "other")
+        other.touch()
+        for file in folder.glob("*.safetensors"):
+            shutil.copymode(other, file)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text file that appears under its name only when complete."""
     with saved_whole(path.parent, path.name) as partial:
         (partial / path.name).write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a mapping as JSON, in lines for people; the file appears under its name only when complete."""
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 @contextmanager
@@ -87,6 +127,7 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as partial:
             yield Path(partial)
+            follow_umask(Path(partial))
             if last:
                 (folder / last).unlink(missing_ok=True)  # the folder is incomplete without it, and meanwhile
             for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == last):

@@ -90,7 +90,6 @@ def test_an_interrupted_training_prints_how_to_resume(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--resume", "run", "--plan", "2"], "--resume continues a run as it was; give no other options"),
         (["--data", "a.txt", "data.source=b.txt"], "give --data or data.source, not both"),
     ],
 )

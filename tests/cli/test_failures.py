@@ -39,6 +39,27 @@ def failing(error: BaseException) -> typer.Typer:
     return app
 
 
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("`tf32` needs a GPU; leave `out` out", "training.tf32 needs a GPU; leave --out out"),
+        ("name it with `label=stars`", "name it with task.label=stars"),
+        ("give other data with `source`", "give other data with --data"),
+        ("`init_from` and `tokenizer`", "model.init_from and data.tokenizer"),
+        ("keep the copy (`copy`)", "keep the copy (`copy`)"),
+    ],
+)
+def test_arguments_in_messages_are_written_as_train_takes_them(
+    message: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError(message)
+
+    monkeypatch.setattr("lagwise.training.load_recipe", fail)
+    assert outcome(command_line.app, "train") == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+
+
 def decoding_error() -> UnicodeDecodeError:
     return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 

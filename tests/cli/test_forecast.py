@@ -172,7 +172,7 @@ def test_without_matplotlib_the_table_is_written(data: Path, monkeypatch: pytest
     assert not Path("my-forecast.png").exists()
 
 
-def test_times_are_written_as_they_came(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_months_by_name_are_continued(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
     months = pd.date_range("2015-01-01", periods=60, freq="MS").strftime("%b-%y")
     pd.DataFrame({"month": months, "x": np.arange(60) % 12}).to_csv("months.csv", index=False)
@@ -183,7 +183,7 @@ def test_times_are_written_as_they_came(data: Path, monkeypatch: pytest.MonkeyPa
     assert "in the unit of the series" in result.output
     result = runner.invoke(app, ["forecast", "--data", "months.csv", "--horizon", "2", "--period", "1"])
     assert "season" not in result.output
-    assert pd.read_csv("months-forecast.csv")["month"].tolist() == ["Jan-20", "Feb-20"]
+    assert pd.read_csv("months-forecast.csv")["month"].tolist() == ["2020-01-01", "2020-02-01"]
 
 
 def test_forecasts_that_overflow_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,3 +224,24 @@ def test_a_plot_that_cannot_be_drawn_loses_no_table(data: Path, monkeypatch: pyt
     result = runner.invoke(app, ["forecast", "--data", "large.csv", "--horizon", "2", "--columns", "early"])
     assert result.exit_code == 0, result.output
     assert Path("large-forecast.png").is_file()
+
+
+def test_a_name_with_a_comma_stands_in_quotes(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    days = pd.date_range("2024-02-01", periods=40).strftime("%d/%m/%Y")
+    frame = pd.DataFrame({"day": days, "Sales, EUR": np.arange(40) % 11, "Costs, EUR": 99.0})
+    frame.to_csv("commas.csv", index=False)
+    options = ["--horizon", "2", "--model", "ridge", "--date-order", "day", "--missing", "5, 6"]
+    result = runner.invoke(app, ["forecast", "--data", "commas.csv", "--columns", '"Sales, EUR"', *options])
+    assert result.exit_code == 0, result.output
+    assert "values are missing" in result.output
+    assert "Sales, EUR_lower" in pd.read_csv("commas-forecast.csv")
+    result = runner.invoke(app, ["forecast", "--data", "commas.csv", *options[:-1], "many"])
+    assert "--missing must be numbers" in result.output
+
+
+def test_a_folder_that_cannot_be_written_fails_first(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lagwise.forecasting.choose_forecaster", lambda *_, **__: pytest.fail("fitted"), raising=False)
+    result = runner.invoke(app, ["forecast", "--data", str(data), "--horizon", "2", "--out", "/proc/x.csv"])
+    assert result.exit_code != 0
+    assert "cannot be written" in result.output

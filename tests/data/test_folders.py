@@ -112,3 +112,16 @@ def test_what_the_system_makes_up_is_no_data(made_up: str, tmp_path: Path) -> No
     for root in (Path(made_up), tmp_path):
         with pytest.raises(ValueError, match="what the system says of itself"):
             files_below(root)
+
+
+def test_a_title_with_the_word_of_a_split_names_none(tmp_path: Path) -> None:
+    for name in ("Emma", "Persuasion", "Dracula", "A Test of Wills"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n" * 50)
+    source = open_source(str(tmp_path))
+    assert sum(len(files) for files in source.files.values()) == 4
+    assert any("'A Test of Wills.txt' is not taken for a test split" in note for note in source.notes)
+    for name in ("train", "test", "Emma-test"):
+        (tmp_path / f"{name}.txt").write_text("some text\n" * 50)
+        with pytest.raises(ValueError, match=r"say which files are train, valid and test.*Dracula"):
+            open_source(str(tmp_path))
+        (tmp_path / f"{name}.txt").unlink()

@@ -463,3 +463,28 @@ def test_an_image_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "one.PNG").touch()
     with pytest.raises(ValueError, match=r"one.PNG' is an image; name its folder"):
         open_rows(str(tmp_path / "one.PNG"))
+
+
+def test_a_split_that_equal_rows_make_large_says_so(tmp_path: Path) -> None:
+    rows = [{"text": ("yes", "no", "maybe", "never")[i % 4], "label": "ab"[i // 4 % 2]} for i in range(80)]
+    described = prepare(write(tmp_path / "a.jsonl", rows)).describe()
+    assert "valid from 2" in described
+    assert "same content" in described
+    assert "made from 10 % of train each" in prepare(write(tmp_path / "b.jsonl", reviews(60))).describe()
+
+
+def test_numbers_and_categories_are_no_texts(tmp_path: Path) -> None:
+    table = pd.DataFrame({"x": np.arange(60) / 7, "y": np.arange(60) / 3, "shop": ["Yes", "No"] * 30})
+    table = table.assign(label=["buy", "not", "buy"] * 20)
+    table.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(ValueError, match=r"numbers and categories \(x, y, shop\).*HistGradientBoosting.*`text=shop`"):
+        prepare(str(tmp_path / "a.csv"))
+    table.drop(columns="shop").to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"numbers and categories \(x, y\).*the recipe series$"):
+        prepare(str(tmp_path / "b.parquet"))
+    table.assign(review=[f"a review {i}" for i in range(60)]).drop(columns="shop").to_csv(
+        tmp_path / "c.csv", index=False
+    )
+    found = prepare(str(tmp_path / "c.csv"))
+    assert found.encoder.columns == ("review",)
+    assert "only column 'review' is read as text, not x, y" in found.notes

@@ -95,3 +95,14 @@ def test_labels_of_other_programs_are_those_of_the_model() -> None:
 
 def test_codes_may_be_numbers_if_the_kind_says_so() -> None:
     assert read_labels({"train": ["007", "12"]}, "regression", lambda split, i: f"{i}").values == {"train": [7.0, 12.0]}
+
+
+def test_labels_that_look_the_same_are_one() -> None:
+    """In another Unicode form, as macOS writes names of files, and with characters without a width."""
+    spellings = ["caf\u00e9", "cafe\u0301", "caf\u00e9\u200b", "\ufeffcaf\u00e9"]
+    cells = {"train": [*spellings, "tea"], "test": ["cafe\u0301", "tea"]}
+    found = read_labels(cells, "auto", lambda split, i: f"{split} {i}")
+    assert found.names == ("caf\u00e9", "tea")
+    assert found.values == {"train": [0, 0, 0, 0, 1], "test": [0, 1]}
+    assert "4 spellings of 'caf\u00e9'" in found.reason
+    assert known_labels(["caf\u00e9"], ["cafe\u0301", "tea"], str) == [0]  # a model that was trained before

@@ -126,7 +126,7 @@ def test_faulty_sounds_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is empty"):
         open_rows(str(folder))
     write(path, (wave(channels=2) * 32767).astype(np.int16))
-    with pytest.raises(ValueError, match=r"1\.wav has 2 channel\(s\), .*0\.wav has 1"):
+    with pytest.raises(ValueError, match=r"1\.wav has 2 channels, .*0\.wav has 1; give .* -ac 1 mono-1\.wav"):
         open_rows(str(folder)).read()
 
 

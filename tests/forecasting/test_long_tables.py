@@ -52,7 +52,7 @@ def test_times_follow_a_column_of_labels(tmp_path: Path) -> None:
 
 def test_numbers_and_several_columns_tell_series_apart(tmp_path: Path) -> None:
     frame = sales(60, 40, 20).assign(item=lambda x: x["store"].map({"a": 1, "b": 1, "c": 2}), store="north")
-    with pytest.raises(ValueError, match=r"series 'north / 1': column 'date' has 2024-01-21 .* more than once"):
+    with pytest.raises(ValueError, match=r"series 'north / 1': column 'date' has 2024-.* more than once"):
         read(tmp_path, frame, ids=["store", "item"], target="sales")
     frame = pd.concat([sales(60).assign(item=1), sales(50).assign(item=2)])
     table = read(tmp_path, frame, ids=["store", "item"], target="sales")
@@ -174,3 +174,36 @@ def test_a_table_with_a_column_for_each_series_stays_one(tmp_path: Path) -> None
     assert list(table.frame) == ["a"]
     assert table.ids is None
     assert np.array_equal(table.values, table.frame.to_numpy())
+
+
+@pytest.mark.parametrize(("freq", "zone"), [("h", "UTC"), ("D", None)])
+def test_series_may_have_zones_of_their_own(tmp_path: Path, freq: str, zone: str | None) -> None:
+    parts = []
+    for name in ("Europe/Berlin", "America/New_York"):
+        times = [at.isoformat() for at in pd.date_range("2024-01-10", periods=90, freq=freq, tz=name)]
+        parts.append(pd.DataFrame({"site": name, "time": times, "y": np.arange(90.0)}))
+    table = read(tmp_path, pd.concat(parts), ids=["site"])
+    assert str(table.frame.index.tz) == str(zone)
+    assert len(table.frame) == (96 if zone else 90)
+    assert table.frame.count().tolist() == [90, 90]
+
+
+def test_series_of_other_steps_are_named(tmp_path: Path) -> None:
+    daily, weekly = (pd.date_range("2024-01-01", periods=60, freq=freq) for freq in ("D", "W-WED"))
+    frame = pd.concat(pd.DataFrame({"id": i, "day": t, "y": np.arange(60.0)}) for i, t in (("a", daily), ("b", weekly)))
+    with pytest.raises(ValueError, match="series 'b' has other steps than the table, one row for every 7 of its times"):
+        read(tmp_path, frame)
+
+
+def test_ids_are_mentioned_where_no_time_repeats(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"store": ["a"] * 30 + ["b"] * 30, "date": DAYS, "sales": np.arange(60.0)})
+    with pytest.raises(ValueError, match=r"'store' has 'a' in row 1.* or with `id` the column that tells series apart"):
+        read(tmp_path, frame)
+    assert list(read(tmp_path, frame, ids=["store"]).frame) == ["a", "b"]
+
+
+def test_a_row_without_id_is_named_where_ids_are_found(tmp_path: Path) -> None:
+    frame = sales(60, 60)
+    frame.iloc[100, 0] = None
+    with pytest.raises(ValueError, match="column 'store' has no value in row 101"):
+        read(tmp_path, frame)

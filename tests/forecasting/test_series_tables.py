@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import lzma
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from lagwise.forecasting import read_series
@@ -229,15 +232,9 @@ def test_encodings_and_spreadsheets_have_advice(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError, match=words):
             read_series(tmp_path / name)
-    (tmp_path / "wide.csv").write_bytes(text.encode("utf-16"))  # with a byte order mark
-    assert read_series(tmp_path / "wide.csv").frame["Gr\u00f6\u00dfe"].tolist() == [1, 2, 4]
-
-
-def test_text_may_have_a_byte_order_mark(tmp_path: Path) -> None:
-    text = "Datum;Gr\u00f6\u00dfe\n2024-01-01;1\n2024-01-02;2\n2024-01-03;4\n"
-    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):  # with a byte order mark
         (tmp_path / "wide.csv").write_bytes(text.encode(encoding))
-        assert read_series(tmp_path / "wide.csv").frame["Gr\u00f6\u00dfe"].tolist() == [1.0, 2.0, 4.0]
+        assert read_series(tmp_path / "wide.csv").frame["Gr\u00f6\u00dfe"].tolist() == [1, 2, 4]
 
 
 @pytest.mark.parametrize("start", [0, 1])
@@ -252,35 +249,20 @@ def test_a_first_column_that_counts_the_rows_is_no_time(tmp_path: Path, start: i
     assert "numbers the rows" in table.notes[0]
 
 
-def test_a_year_on_each_line_is_noted(tmp_path: Path) -> None:
-    names = "Jan,Feb,Mar,Apr,May,Jun,Jul,Aug,Sep,Oct,Nov,Dec"
-    lines = [f"{year},{','.join(map(str, range(year, year + 12)))}" for year in range(1990, 2000)]
-    (tmp_path / "years.csv").write_text("\n".join((f"Year,{names}", *lines)))
-    assert "write a row for each month" in read_series(tmp_path / "years.csv").notes[0]
-
-
-def test_rows_of_an_hour_that_occurs_twice_are_averaged(tmp_path: Path) -> None:
-    times = pd.date_range("2024-10-26", periods=60, freq="h", tz="Europe/Berlin").tz_localize(None)
-    table = read_series(written(tmp_path, pd.DataFrame({"time": times, "x": np.arange(60.0)})))
-    assert len(table.frame) == 59
-    assert table.frame.loc["2024-10-27 02:00", "x"] == 26.5
-    assert table.frame.loc["2024-10-27 03:00", "x"] == 28
-
-
 def test_rows_without_any_value_say_nothing_about_the_grid(tmp_path: Path) -> None:
-    """Every second day, and weekends that are listed but empty. Missing days at the end stay."""
+    """Every second day, weekends that are listed but empty, and days to forecast that are listed at the end."""
     days = pd.date_range("2024-01-01", periods=84, freq="D")
     for is_open, following, noted in (
         (np.arange(84) % 2 == 0, "2024-03-25", 0),
         (days.dayofweek < 5, "2024-03-25", 0),
-        (np.arange(84) < 80, "2024-03-25", 1),
+        (np.arange(84) < 80, "2024-03-21", 1),
     ):
         frame = pd.DataFrame({"day": days, "x": np.where(is_open, np.arange(84.0), np.nan)})
         table = read_series(written(tmp_path, frame))
         assert table.frame["x"].dropna().tolist() == np.flatnonzero(is_open).tolist()
         assert table.next_times(1)[0] == pd.Timestamp(following)
-        assert len(table.notes) == noted
-        assert table.frame["x"].isna().sum() == 4 * noted
+        assert table.notes == ("4 rows after 2024-03-20, the last with a value, have none",) * noted
+        assert not table.frame["x"].isna().any()
 
 
 def test_times_in_several_columns(tmp_path: Path) -> None:
@@ -290,7 +272,6 @@ def test_times_in_several_columns(tmp_path: Path) -> None:
     assert list(table.frame) == ["x"]
     assert list(table.frame.index) == list(times)
     assert table.notes[0] == "times are those of columns 'Date' and 'Time' together"
-    assert table.write(table.next_times(1)) == ["03.02.2023 12:00"]
     for freq in ("D", "MS"):
         times = pd.date_range("2023-01-01", periods=60, freq=freq)
         days = {"day": times.day} if freq == "D" else {}
@@ -310,3 +291,63 @@ def test_times_that_begin_with_a_word_are_no_totals(tmp_path: Path) -> None:
     table = read_series(written(tmp_path, frame))
     assert len(table.frame) == 40
     assert any("'Total 2020, 41.0', has no time" in note for note in table.notes)
+
+
+def test_rows_numbered_by_r_are_left_out(tmp_path: Path) -> None:
+    months = [f"{1973 + i / 12:.4f}" for i in range(48)]
+    frame = pd.DataFrame({"rownames": range(1, 49), "time": months, "value": np.arange(48.0)})
+    for time in (None, "time"):
+        table = read_series(written(tmp_path, frame), time)
+        assert list(table.frame) == ["value"]
+        assert "'rownames' numbers the rows; it is left out" in table.notes[0]
+        assert table.next_times(1)[0] == 1977.0
+
+
+def test_a_frame_is_read_as_its_file_is(tmp_path: Path) -> None:
+    frame = hours(price=1.5)
+    expected = read_series(written(tmp_path, frame)).frame
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    for given in (frame, frame.set_index("date"), frame.sample(frac=1), table):
+        pd.testing.assert_frame_equal(read_series(given).frame, expected, check_index_type=False, check_freq=False)
+    pd.testing.assert_frame_equal(read_series(table.to_reader()).frame, expected, check_freq=False)
+    with pytest.raises(ValueError, match="the table has no rows"):
+        read_series(frame[:0])
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    text = hours().to_csv(index=False)
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(text,))
+    writer.start()
+    assert len(read_series(tmp_path / "pipe").frame) == 20
+    writer.join()
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "values"),
+    [
+        (["1.500", "2.250", "3.125"], {}, [1.5, 2.25, 3.125]),
+        (["1.500", "2.250", "3.125"], {"decimal": ","}, [1500, 2250, 3125]),
+        (["1.500", "2.250", "3.125"], {"thousands": "."}, [1500, 2250, 3125]),
+        (["1,500", "2,250", "3,125"], {"thousands": ","}, [1500, 2250, 3125]),
+        (["1,500", "2,250", "3,125"], {"decimal": ","}, [1.5, 2.25, 3.125]),
+        (["1 500", "2 250,5", "3"], {"decimal": ",", "thousands": " "}, [1500, 2250.5, 3]),
+    ],
+)
+def test_options_say_how_numbers_are_written(cells: list[Any], options: dict[str, Any], values: list[float]) -> None:
+    frame = pd.DataFrame({"day": ["01/02/2024", "02/02/2024", "03/02/2024"], "x": cells})
+    np.testing.assert_array_equal(read_series(frame, date_order="day", **options).frame["x"], values)
+
+
+@pytest.mark.parametrize("options", [{"decimal": ";"}, {"thousands": "-"}, {"decimal": ".", "thousands": "."}])
+def test_separators_that_cannot_be_are_refused(options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"decimal|thousands"):
+        read_series(hours(), **options)
+
+
+def test_a_local_hour_that_occurs_twice_needs_its_offset() -> None:
+    times = pd.date_range("2024-10-26", periods=60, freq="h", tz="Europe/Berlin")
+    with pytest.raises(ValueError, match=r"2024-10-27 02:00:00 more than once.*UTC offset if the clock was changed"):
+        read_series(pd.DataFrame({"time": times.tz_localize(None), "x": np.arange(60.0)}))
+    table = read_series(pd.DataFrame({"time": [at.isoformat() for at in times], "x": np.arange(60.0)}))
+    assert table.frame["x"].tolist() == list(range(60))

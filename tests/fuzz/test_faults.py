@@ -20,8 +20,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lagwise.files import RECIPE_FILE
 from lagwise.training import Recipe, read_metrics, resume, train
-from lagwise.training.folder import RECIPE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")]
 KILLS = 25

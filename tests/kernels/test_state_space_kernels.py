@@ -115,6 +115,13 @@ def test_s4d_equals_the_continuous_system_with_zero_order_hold() -> None:
     torch.testing.assert_close(kernel.taps(5), torch.stack(expected, 1), rtol=1e-6, atol=1e-9)
 
 
+def test_cema_draws_omega_from_a_truncated_normal_distribution() -> None:
+    omega = KERNELS["cema"](100_000, dimension=1).omega.detach()
+    assert omega.abs().max() <= 1
+    shares = [float((omega < bound).double().mean()) for bound in (-0.25, 0, 0.5)]
+    assert shares == pytest.approx([0.1587, 0.5, 0.9772], abs=0.01)
+
+
 @pytest.mark.covers("Megalodon §3.1 and eq. 2")
 def test_cema_equals_its_recurrence() -> None:
     """``h_t = q h_{t-1} + p x_t``, ``y_t = Re gamma h_t / sqrt(N) + omega x_t``."""

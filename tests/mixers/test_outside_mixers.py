@@ -139,13 +139,6 @@ def model_of(mixer: type[Mixer], **attributes: Any) -> LagwiseForCausalLM:
     return LagwiseForCausalLM(LagwiseConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, block=block)).eval()
 
 
-def test_an_external_mixer_has_a_static_cache(table: None) -> None:
-    model, ids = model_of(LeakyMixer), torch.randint(1, 20, (2, 6))  # `generate` takes 0 for padding
-    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(ids, **options)
-    assert torch.equal(model.generate(ids, **options, cache_implementation="static"), expected)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_an_external_mixer_compiles(table: None) -> None:
@@ -170,8 +163,6 @@ def test_an_external_mixer_without_a_fixed_step_is_refused_by_name(
     model = model_of(mixer, **attributes)
     with pytest.raises(ValueError, match=message):
         model.compile_step()
-    with pytest.raises(ValueError, match=message):
-        model.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=2, cache_implementation="static")
 
 
 def test_own_mixers_pass_the_same_contract_checks() -> None:

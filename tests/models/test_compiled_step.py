@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.metadata
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from tiny_models import FAMILY, tiny
 
 from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled, in_place
+from lagwise.models.sources import source_digests
 
 pytestmark = pytest.mark.cpu  # a GPU has CUDA graphs: test_cuda_graph.py
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
@@ -235,14 +238,47 @@ def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         tiny("mega-lm").compile_step()
 
 
-@pytest.mark.parametrize("source", ["ops/precision.py", "ops/toeplitz/spectral.py", "models/step.py"])
-def test_a_change_of_sources_changes_their_digest(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    package = shutil.copytree(Path(compiled.lagwise.__file__).parent, tmp_path / "lagwise")
-    monkeypatch.setattr(compiled.lagwise, "__file__", str(package / "__init__.py"))
-    before = compiled._sources()
-    with open(package / source, "a") as file:
-        file.write("# changed")
-    assert compiled._sources() != before
+def test_sources_of_a_model_are_those_of_its_parts() -> None:
+    digests = source_digests(model_of("family"))
+    for name in ("ops.precision", "ops.toeplitz.spectral", "models.step", "family.short_conv", "family.recurrence"):
+        assert len(digests[f"lagwise.{name}"]) == 64
+    assert digests["torch"] == importlib.metadata.version("torch")
+    assert not [name for name in digests if name.startswith(("lagwise.data", "lagwise.cli", "json", "torch."))]
+
+
+@pytest.mark.parametrize("changed", ["own", "own.scale", "beside"])
+def test_a_change_of_a_users_sources_changes_their_digest(
+    changed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = f"own_{changed.replace('.', '_')}"  # another name for each test, as imported modules remain
+    sources = {
+        f"{package}/__init__.py": "from torch import nn\nclass Gain(nn.Module):\n  def forward(self, x):\n"
+        "    from .scale import (\n      GAIN,\n    )\n    return GAIN * x\n",
+        f"{package}/scale.py": f"import {package}_beside as beside\nGAIN = beside.GAIN\n",
+        f"{package}_beside.py": "GAIN = 1\n",
+    }
+    for file, content in sources.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = torch.nn.Sequential(importlib.import_module(package).Gain())
+    before = source_digests(model)
+    name, file = {
+        "own": (package, f"{package}/__init__.py"),
+        "own.scale": (f"{package}.scale", f"{package}/scale.py"),
+        "beside": (f"{package}_beside", f"{package}_beside.py"),
+    }[changed]
+    with open(tmp_path / file, "a") as source:
+        source.write("# changed\n")
+    after = source_digests(model)
+    assert [each for each in after if after[each] != before[each]] == [name]
+
+
+def test_a_class_without_a_source_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("mega-lm")
+    monkeypatch.setattr(type(model.model.layers[0]), "__module__", "no_such_module")
+    with pytest.raises(ValueError, match="no source file"):
+        model.compile_step(cached=True)
 
 
 @needs_compiler

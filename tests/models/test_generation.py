@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from packaging.version import Version
 from tiny_models import LIMIT, RECIPES, VARIANTS, tiny
 from torch import Tensor
 from transformers import TextStreamer
+from transformers.utils import generic
 
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseForCausalLM, StreamingCache
+from lagwise.models.cache_name import NAMES
 
 every_recipe = pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS])
 NEW = 8
@@ -134,9 +137,30 @@ def test_streamers_get_every_token(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == tokenizer.decode(out[0]) + "\n"
 
 
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_a_cache_is_taken_and_returned_by_either_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the line that transformers prints where an old name is used."""
+    model, ids = tiny("mega-lm", sharp=True), prompt()
+    printed: list[str] = []
+    monkeypatch.setattr(generic.logger, "warning_once", lambda message, *_: printed.append(message))
+    expected = model(ids).logits[:, 20:]
+    for part in (model, model.model):
+        found = part(ids[:, 20:], **{name: getattr(part(ids[:, :20], use_cache=True), name)})
+        assert isinstance(getattr(found, name), StreamingCache)
+        logits = found.logits if part is model else model.to_logits(found.last_hidden_state)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-9)
+        with pytest.raises(ValueError, match="two names of one argument"):
+            part(ids, cache=StreamingCache(1), past_key_values=StreamingCache(1))
+    with warnings.catch_warnings(action="error", category=FutureWarning):
+        begun = getattr(model(ids[:, :20], use_cache=True), name)
+        assert torch.equal(model.generate(ids, **{name: begun}, **GREEDY), model.generate(ids, **GREEDY))
+    assert not any("past_key_values" in line for line in printed)
+
+
 def test_caches_of_other_kinds_are_refused() -> None:
-    for name in ("quantized", "offloaded"):
-        with pytest.raises(ValueError, match=f"cache_implementation='{name}' is not supported"):
+    for name in ("quantized", "offloaded", "static", "hybrid"):
+        with pytest.raises(ValueError, match=f"cache_implementation='{name}' is not supported.*compile_step"):
             tiny("tnn-lm").generate(prompt(1), cache_implementation=name, **GREEDY)
 
 
@@ -207,5 +231,5 @@ class TestBadInput:
         model, ids = tiny("tnn-lm"), prompt(1, 8)
         cache = model(ids).past_key_values
         for given in (ids, ids[:, :3]):
-            with pytest.raises(ValueError, match="past_key_values holds 8 tokens already"):
+            with pytest.raises(ValueError, match="the cache holds 8 tokens already"):
                 model.generate(given, past_key_values=cache, **GREEDY)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
     AutoModelForTokenClassification,
     DataCollatorForLanguageModeling,
 )
@@ -21,9 +20,7 @@ from lagwise import (
     LagwiseForCausalLM,
     LagwiseForImageClassification,
     LagwiseForMaskedLM,
-    LagwiseForMultipleChoice,
     LagwiseForPrediction,
-    LagwiseForQuestionAnswering,
     LagwiseForSignalRegression,
     LagwiseForTokenClassification,
 )
@@ -35,13 +32,11 @@ from lagwise.models.registry import HEADS
 
 AUTO = {
     LagwiseForMaskedLM: AutoModelForMaskedLM,
-    LagwiseForQuestionAnswering: AutoModelForQuestionAnswering,
     LagwiseForTokenClassification: AutoModelForTokenClassification,
 }
 TARGETS = {
-    LagwiseForMaskedLM: {"labels": torch.tensor([[-100, 4, 9, -100], [7, -100, -100, 3]])},
-    LagwiseForQuestionAnswering: {"start_positions": torch.tensor([0, 1]), "end_positions": torch.tensor([2, 3])},
-    LagwiseForTokenClassification: {"labels": torch.tensor([[0, 1, -100, 1], [1, 0, 0, -100]])},
+    LagwiseForMaskedLM: torch.tensor([[-100, 4, 9, -100], [7, -100, -100, 3]]),
+    LagwiseForTokenClassification: torch.tensor([[0, 1, -100, 1], [1, 0, 0, -100]]),
 }
 _OTHERS = {"LagwiseConfig", "LagwiseModel", "LagwiseForPrediction", "LagwiseForSignalRegression"}  # no texts
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
@@ -66,11 +61,10 @@ def test_the_signature_lists_the_columns_that_a_head_reads_and_its_labels(name: 
     labels."""
     head, names = HEADS[name], set(inspect.signature(HEADS[name].forward).parameters)
     inputs = {"pixel_values"} if "Image" in name else {"input_ids", "token_type_ids"}
-    packed = {"seq_idx", "position_ids"} if not ("Image" in name or "Choice" in name) else set()
+    packed = {"seq_idx", "position_ids"} if "Image" not in name else set()
     assert names >= {*inputs, *packed, "attention_mask", "inputs_embeds"}
-    expected = ["start_positions", "end_positions"] if "QuestionAnswering" in name else ["labels"]
-    assert find_labels(head) == expected
-    known = inspect.signature(LagwiseModel.forward).parameters.keys() | {"self", "num_items_in_batch", *expected}
+    assert find_labels(head) == ["labels"]
+    known = inspect.signature(LagwiseModel.forward).parameters.keys() | {"self", "num_items_in_batch", "labels"}
     assert names - known <= {"logits_to_keep", "skip_logits"}
 
 
@@ -78,14 +72,10 @@ def test_the_signature_lists_the_columns_that_a_head_reads_and_its_labels(name: 
 class TestHeads:
     def test_the_loss_is_the_mean_over_labelled_entries(self, head: type) -> None:
         torch.manual_seed(0)
-        model, targets = head(tiny()), {name: t.to(IDS.device) for name, t in TARGETS[head].items()}
-        out = model(IDS, **targets)
-        pairs = zip(logits_of(out), targets.values(), strict=True)
-        expected = [
-            torch.nn.functional.cross_entropy(each.flatten(0, -2) if each.dim() == 3 else each, target.flatten())
-            for each, target in pairs
-        ]
-        torch.testing.assert_close(out.loss, sum(expected) / len(expected))
+        model, labels = head(tiny()), TARGETS[head].to(IDS.device)
+        out = model(IDS, labels=labels)
+        expected = torch.nn.functional.cross_entropy(out.logits.flatten(0, -2), labels.flatten())
+        torch.testing.assert_close(out.loss, expected)
 
     def test_saved_and_loaded_by_name(self, head: type, tmp_path) -> None:
         model = head(tiny()).eval()
@@ -129,7 +119,7 @@ def test_a_sparse_masked_language_model_computes_only_labelled_logits() -> None:
     dense = LagwiseForMaskedLM(tiny())
     sparse = LagwiseForMaskedLM(tiny(sparse_prediction=True))
     sparse.load_state_dict(dense.state_dict())
-    labels = TARGETS[LagwiseForMaskedLM]["labels"]
+    labels = TARGETS[LagwiseForMaskedLM]
     one, other = dense(IDS, labels=labels), sparse(IDS, labels=labels)
     torch.testing.assert_close(one.loss, other.loss)
     torch.testing.assert_close(one.logits[labels != -100], other.logits)
@@ -145,11 +135,6 @@ def test_a_causal_masked_language_model_is_refused() -> None:
         LagwiseForMaskedLM(tiny(causal=True))
     with pytest.raises(ValueError, match="reads tokens"):
         LagwiseForMaskedLM(tiny(inputs={"name": "values", "features": 2}))
-
-
-def test_both_positions_of_an_answer_are_required() -> None:
-    with pytest.raises(ValueError, match="both of start_positions"):
-        LagwiseForQuestionAnswering(tiny())(IDS, start_positions=torch.tensor([0, 1]))
 
 
 @pytest.mark.covers("TNN §4.1 and table 13")
@@ -261,26 +246,3 @@ def test_fill_mask_and_token_classification_pipelines(tmp_path) -> None:
     tagged = pipeline("token-classification", model=str(tmp_path / "tokens"), ignore_labels=[])("the cat sat")
     assert "".join(each["word"] for each in tagged).replace("Ġ", " ") == "the cat sat"
     assert {each["entity"] for each in tagged} <= {"O", "ANIMAL"}
-
-
-def test_multiple_choice_scores_each_choice_alone() -> None:
-    torch.manual_seed(0)
-    model = LagwiseForMultipleChoice(
-        tiny(pooling="first", classifier_hidden_size=6, classifier_activation="tanh")
-    ).eval()
-    ids = torch.randint(12, (2, 3, 5))
-    mask = torch.ones_like(ids)
-    mask[0, 1, 3:] = 0
-    out = model(ids, attention_mask=mask, labels=torch.tensor([1, 0]))
-    assert out.logits.shape == (2, 3)
-    alone = model(ids[:1, 1:2, :3]).logits
-    torch.testing.assert_close(out.logits[:1, 1:2], alone)
-    expected = torch.nn.functional.cross_entropy(out.logits, torch.tensor([1, 0]))
-    torch.testing.assert_close(out.loss, expected)
-    out.loss.backward()
-    embedded = model(inputs_embeds=model.model.embed_tokens(ids), attention_mask=mask)
-    torch.testing.assert_close(embedded.logits, out.logits)
-    with pytest.raises(ValueError, match=r"input_ids of multiple choice must be \(batch, choices, length\)"):
-        model(IDS)
-    with pytest.raises(ValueError, match="pools single texts"):
-        LagwiseForMultipleChoice(tiny(pooling="pair"))

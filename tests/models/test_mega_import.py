@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 from lagwise import (
     LagwiseForCausalLM,
     LagwiseForMaskedLM,
-    LagwiseForMultipleChoice,
-    LagwiseForQuestionAnswering,
     LagwiseForSequenceClassification,
     LagwiseForTokenClassification,
 )
@@ -33,8 +31,6 @@ LANGUAGE = ("masked", "masked-laplace", "masked-one-sided", "causal", "causal-ch
 HEADS: dict[str, type] = {
     "sequences": LagwiseForSequenceClassification,
     "tokens": LagwiseForTokenClassification,
-    "answers": LagwiseForQuestionAnswering,
-    "choices": LagwiseForMultipleChoice,
     **{name: LagwiseForCausalLM if name.startswith("causal") else LagwiseForMaskedLM for name in LANGUAGE},
 }
 NAMES = tuple(HEADS)

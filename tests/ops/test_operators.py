@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from lagwise.kernels import FrequencyKernel
 from lagwise.kernels.frequency import _tables
 from lagwise.mixers.attention import _slope_table
 from lagwise.mixers.causal_ski import _split_lags
-from lagwise.ops.constants import remembered_tables
+from lagwise.ops.constants import cached_tables
 from lagwise.ops.frequencies import inverse_of_parts
 from lagwise.ops.operators import exporting, in_graph
 from lagwise.ops.ski import SKIPlan
@@ -129,5 +130,24 @@ def test_graphs_make_tables_on_the_device(make: Any, sizes: tuple[Any, ...]) -> 
 
     torch.compiler.reset()
     like = torch.empty(0, device="meta")
-    torch.compile(lambda x: remembered_tables(make, *sizes, like=x), backend=backend, fullgraph=True)(like)
+    torch.compile(lambda x: cached_tables(make, *sizes, like=x), backend=backend, fullgraph=True)(like)
     assert devices == {"meta"}
+
+
+def test_threads_share_cached_tables() -> None:
+    """More sizes than are kept, so that threads remove tables while others look for theirs."""
+
+    def make(size: int) -> tuple[Tensor]:
+        return (torch.arange(float(size)),)
+
+    def sizes_of(seed: int) -> list[int]:
+        sizes = [(seed + 7 * k) % 20 for k in range(300)]
+        return [cached_tables(make, size, like=torch.empty(0))[0].numel() - size for size in sizes]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as executor:
+            assert not any(any(wrong) for wrong in executor.map(sizes_of, range(8)))
+    finally:
+        sys.setswitchinterval(interval)

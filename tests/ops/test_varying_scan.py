@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -20,10 +22,10 @@ def test_it_is_the_recurrence(length: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(varying_scan(x, poles, state), torch.stack(expected, 1), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_gradients_are_those_of_finite_differences(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtypes", [*itertools.product([torch.float64, torch.complex128], repeat=3)])
+def test_gradients_are_those_of_finite_differences(dtypes: tuple[torch.dtype, ...]) -> None:
     shapes = (2, 7, 2), (2, 7, 2), (2, 2)
-    inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape, dtype in zip(shapes, dtypes, strict=True)]
     assert torch.autograd.gradcheck(varying_scan, inputs)
     assert torch.autograd.gradgradcheck(varying_scan, inputs, fast_mode=True)
 

@@ -139,7 +139,7 @@ def test_a_template_that_raises_an_error(
     [
         ({"model": "other"}, 404, "no model 'other'; this server has 'small'"),
         ({"prompt": "unknown"}, 400, "cannot be encoded"),
-        ({"prompt": "\ud800"}, 400, "cannot be encoded"),
+        ({"prompt": "w1\ud800"}, 400, "half of a UTF-16 pair at character 2 ('\\ud800')"),
         ({"prompt": []}, 400, "input_ids must be"),
         ({"prompt": [1, 999]}, 400, "input_ids must be in"),
         ({"prompt": ["w1", [2]]}, 400, "prompt must be a text or a list of token ids, or a list of these"),
@@ -164,6 +164,14 @@ def test_refused_requests(client: TestClient, change: dict[str, Any], status: in
     response = client.post("/v1/completions", content=json.dumps({**ASK, **change}), headers=JSON)
     assert response.status_code == status
     assert message in error(response)
+
+
+@pytest.mark.parametrize("content", [None, 3, [{"type": "image_url", "image_url": {"url": "x"}}], [{"type": "text"}]])
+def test_messages_without_a_text_are_refused(client: TestClient, content: Any) -> None:
+    messages = [*CHAT["messages"], {"role": "user", "content": content}]
+    response = client.post("/v1/chat/completions", json={**CHAT, "messages": messages})
+    assert response.status_code == 400
+    assert error(response).startswith("the content of message 1 must be a text or a list of parts of type text")
 
 
 JSON = {"content-type": "application/json"}
@@ -210,6 +218,7 @@ def test_models_and_health(client: TestClient) -> None:
     assert response.status_code == 404
     assert error(response) == "no model 'org/other'; this server has 'small'"
     assert client.get("/health").json() == {"status": "ok", "open": 0, "waiting": 0, "running": 0, "embedding": 0}
+    assert client.head("/health").status_code == 200
 
 
 def test_several_texts(client: TestClient, scheduler: Scheduler) -> None:

@@ -105,18 +105,6 @@ def _several_of_series(folder: Path) -> list[str]:
     return [*_CLASSIFY, f"data.source={folder / 'several.npz'}", "task.inputs=values"]
 
 
-def _hidden_tokens(folder: Path) -> list[str]:
-    source = _classes(folder)[-1]
-    (folder / "more.jsonl").write_text("\n".join(json.dumps({"text": _words(9)}) for _ in range(9)))
-    rows = f"task.rows={{unlabelled: {folder / 'more.jsonl'}}}"
-    return ["task.name=row_modelling", rows, "data.length=32", source]
-
-
-def _hidden_values(folder: Path) -> list[str]:
-    source = _series(folder)[-2]
-    return ["task.name=row_modelling", "task.rows={inputs: values, stride: 3}", "data.length=32", source]
-
-
 def _steps(folder: Path) -> list[str]:
     """Recordings as .csv in which loud samples have the label "on" and some labels are missing."""
     for number in range(6):
@@ -261,12 +249,6 @@ CASES = {
         _several_of_series,
         [{"input_values": [[0.0, 1.0], [2.0, 3.0]]}],
         ("task.label=kind", "'kind'"),
-    ),
-    "hidden tokens of rows": Case(
-        "row_modelling", _hidden_tokens, [{"text": "good film", "id": 7}], ("task.objective=both", "task.objective")
-    ),
-    "hidden values of rows": Case(
-        "row_modelling", _hidden_values, [{"input_values": [[0.0, 1.0]] * 7}], ("task.rows={labels: b}", "'labels'")
     ),
     "labels of samples": Case(
         "sequence_labelling",

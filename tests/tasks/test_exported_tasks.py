@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 from lagwise.cli.main import app
 from lagwise.models import (
     LagwiseConfig,
-    LagwiseForMultipleChoice,
     LagwiseForSequenceClassification,
     load_model,
 )
-from lagwise.models.export import export_forward, load_function
+from lagwise.models.export import export_forward
 from lagwise.runs import export_run
 from lagwise.training import train
 
@@ -39,18 +38,6 @@ def trained(name: str, tmp_path: Path, answer: str) -> Path:
 def test_trained_models_are_exported(name: str, tmp_path: Path) -> None:
     run = trained(name, tmp_path, "none")
     assert export_run(run, format="pt2")["difference"] < 1e-5
-
-
-@torch.no_grad()
-def test_multiple_choice_is_exported(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False, type_vocab_size=2)
-    model, path = LagwiseForMultipleChoice(config).eval(), tmp_path / "forward.pt2"
-    assert export_forward(model, path)["difference"] < 1e-5
-    ids, mask = torch.randint(256, (2, 5, 11)), torch.ones(2, 5, 11, dtype=torch.long)
-    mask[0, :3, 7:] = 0
-    (logits,) = load_function(path)(ids, mask, mask)
-    torch.testing.assert_close(logits, model(ids, mask, mask).logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -106,10 +106,9 @@ def test_reports_name_a_model_of_both_and_its_score(tmp_path: Path) -> None:
 
 
 def test_nothing_is_trained_that_could_not_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = words(tmp_path, "training.first_answer=compare", "training.pretrain=5", wrong=False)
+    run = words(tmp_path, "training.first_answer=compare", wrong=False)
     assert "no trained model can be better on these rows, so none is trained" in capsys.readouterr().err
     assert [line["eval_accuracy"] for line in read_metrics(run)] == [1.0]
-    assert not (run / "pretrained").exists()
     (run / "config.json").unlink()
     assert resume(run, progress=False) == run
     assert predict_run(run, [{"text": "good good"}], progress=False)[0]["predicted"] == "yes"

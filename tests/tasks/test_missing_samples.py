@@ -10,8 +10,7 @@ from numpy.random import Generator
 
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run, predict_run
-from lagwise.training import load_recipe, read_metrics, train
-from lagwise.training.pretraining import PRETRAINED
+from lagwise.training import load_recipe, train
 
 SMALL = ["model.hidden_size=8", "model.num_hidden_layers=1", "training.steps=6", "training.evaluate_every=6"]
 
@@ -51,21 +50,6 @@ def test_classes_of_samples_with_gaps_and_augmentation(tmp_path: Path) -> None:
     train(recipe, tmp_path / "run")
     found = evaluate_run(tmp_path / "run", progress=False)["test"]
     assert np.isfinite(found["accuracy"])
-
-
-@pytest.mark.parametrize("objective", ["masked", "next"])
-def test_missing_samples_are_not_predicted_without_labels(objective: str, tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    x = np.stack([series(random, number % 2) for number in range(40)])
-    np.savez(tmp_path / "data.npz", input_values=x, label=np.arange(40) % 2)
-    options = ["training.first_answer=none", "training.pretrain=3", "training.log_every=1", *SMALL]
-    options += [] if objective == "masked" else ["model.causal=true"]
-    recipe = load_recipe("series", options)
-    recipe.data.source = str(tmp_path / "data.npz")
-    run = train(recipe, tmp_path / "run")
-    losses = [line["loss"] for folder in (run, run / PRETRAINED) for line in read_metrics(folder) if "loss" in line]
-    assert len(losses) > 3
-    assert np.isfinite(losses).all()
 
 
 def test_a_model_trained_without_gaps_says_so(tmp_path: Path) -> None:

@@ -125,7 +125,6 @@ def test_labels_of_samples_with_times(tmp_path: Path) -> None:
     ("recipe", "options", "message"),
     [
         ("series", ["task.time=t", "task.stride=2"], "needs task.stride=1, got 2"),
-        ("series", ["task.time=t", "training.pretrain=2"], "does not read times"),
         ("series", ["task.time=x"], "'x' is 'a', not a number"),
         ("series", ["task.time=label"], "must be a column of its own"),
         ("series", ["task.time=t", "task.features=[t]"], "must be a column of its own"),

@@ -368,14 +368,3 @@ def test_only_two_sided_models_have_a_scale_for_each_series(own: str, tmp_path: 
     data = make_task(wanted).open(progress=False)
     assert config_for_data(wanted, data).inputs.get("by_row", False) == (own == "model.causal=false")
     assert "by_row" not in data.linear_fields()["inputs"]
-
-
-@pytest.mark.slow
-def test_series_of_very_different_sizes_are_learned_before_their_labels(tmp_path: Path) -> None:
-    steps = ["training.epochs=1", "training.pretrain=100", "training.first_answer=none", "model.hidden_size=16"]
-    wanted = load_recipe("series", steps)
-    wanted.data.source = str(loud_and_quiet(tmp_path / "waves.jsonl"))
-    run = train(wanted, tmp_path / "run", progress=False)
-    assert load_model(run / "pretrained")[0].config.inputs["by_row"]
-    errors = [line["eval_mean_squared_error"] for line in read_metrics(run / "pretrained") if "eval_loss" in line]
-    assert errors[-1] < 0.7  # on the scale of each, so 1 at first

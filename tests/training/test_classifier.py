@@ -37,7 +37,6 @@ def waves(n: int = 40, channels: int = 2, length: int = 60) -> tuple[np.ndarray,
 
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_scikit_learns_conventions(long: bool) -> None:
-    """All checks apply to the default; to a trained model none, since they give tables."""
     skipped, names = set(), []
     for estimator, check in estimator_checks.estimator_checks_generator(LagClassifier()):
         name = check.func.__name__
@@ -144,54 +143,6 @@ def test_a_saved_classifier_predicts_the_same_without_a_pickle(kind: str, tmp_pa
         assert theirs["label"] == "+"
         assert theirs["score"] == pytest.approx(classifier.predict_proba(["good"])[0, 0], abs=1e-5)
     assert clone(loaded).get_params() == LagClassifier().get_params()
-
-
-SMALL = (
-    *("model.hidden_size=16", "model.num_hidden_layers=1", "training.steps=60", "training.batch_size=8"),
-    *("training.warmup_steps=5", "training.evaluate_every=20", "training.save_every=20"),
-)
-
-
-@pytest.mark.parametrize("kind", ["series", "texts"])
-def test_a_model_is_trained_and_saved(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
-    if kind == "series":
-        x, y = waves(60)
-        rows: Any = [each[:, : 40 + i % 20] for i, each in enumerate(x)]
-        classifier = LagClassifier(model="tcn-mlp", settings=(*SMALL, "training.learning_rate=0.01")).fit(
-            rows[:40], y[:40]
-        )
-        assert classifier.score(rows[40:], y[40:]) > 0.7
-    else:
-        rows, settings = TEXTS, (*SMALL, "data.vocab_size=300")
-        classifier = LagClassifier(model="tnn", settings=settings, class_weight="balanced").fit(rows * 3, LABELS * 3)
-        assert classifier.score(rows, LABELS) > 0.9
-    found = classifier.predict_proba(rows)
-    one_by_one = np.concatenate([classifier.predict_proba([each]) for each in rows])
-    np.testing.assert_allclose(one_by_one, found, atol=1e-5)
-    classifier.save_pretrained(tmp_path / "saved")
-    for other in (LagClassifier.from_pretrained(tmp_path / "saved"), pickle.loads(pickle.dumps(classifier))):
-        assert np.array_equal(other.predict_proba(rows), found)
-    assert clone(classifier).get_params() == classifier.get_params()
-
-
-def test_parameters_of_a_model_that_is_trained() -> None:
-    x, y = waves(10)
-    for parameters, rows, message in [
-        ({"model": "tnnn"}, x, "unknown model: 'tnnn'"),
-        ({"model": "tnn"}, np.zeros((10, 3)), "model='tnn' reads series and texts, not a table"),
-        ({"settings": ["training.steps=5"]}, x, "`settings` are for a trained model"),
-        ({"model": "tnn", "class_weight": {"slow": 2}}, x, "class_weight is None or 'balanced'"),
-        ({"model": "tnn", "settings": ["task.stride=2"]}, x, "'task.stride=2' is given by X and y"),
-        ({"model": "tnn", "settings": ["training.stepz=2"]}, x, "stepz"),
-        ({"model": "tnn", "settings": "training.steps=2"}, x, "must be a list of changes to the recipe, got the text"),
-        ({"model": "tnn"}, [*"abcdefg", "", "h", ""], r"not empty, but row 7 is shorter \(2 such rows\)"),
-        ({"model": "tnn"}, x[:, :, :1], "series of at least 2 samples, but row 0 is shorter"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            LagClassifier(**parameters).fit(rows, y)
-    with pytest.raises(ValueError, match="at least two rows of a class"):
-        LagClassifier(model="tnn").fit(["a", "b"], ["+", "-"])
 
 
 def test_invalid_rows_and_classes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lagwise.training import Recipe, hardware, train
-from lagwise.training import run as run_module
+from lagwise.training.setup import training_arguments
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_float16_is_refused_without_a_gpu(tiny_recipe: Recipe, tmp_path: Path, m
 )
 def test_a_precision_is_passed_on(tiny_recipe: Recipe, tmp_path: Path, precision: str, bf16: bool, fp16: bool) -> None:
     tiny_recipe.training.precision = precision
-    arguments = run_module._arguments(tiny_recipe, tmp_path / "run")
+    arguments = training_arguments(tiny_recipe, tmp_path / "run")
     assert (arguments.bf16, arguments.fp16) == (bf16, fp16)
 
 
@@ -80,7 +80,7 @@ def test_tf32_is_passed_on(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
     monkeypatch.setattr("transformers.training_args.enable_tf32", asked.append)
     tiny_recipe.training.tf32, tiny_recipe.training.precision = True, "float32"
-    run_module._arguments(tiny_recipe, tmp_path / "run")
+    training_arguments(tiny_recipe, tmp_path / "run")
     assert asked == [True]
     tiny_recipe.training.tf32 = False
-    assert run_module._arguments(tiny_recipe, tmp_path / "run").tf32 is None
+    assert training_arguments(tiny_recipe, tmp_path / "run").tf32 is None

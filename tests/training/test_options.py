@@ -90,7 +90,7 @@ def test_the_best_model_survives_a_resume(tmp_path: Path, monkeypatch: pytest.Mo
     made = recipe("classes of text", tmp_path / "data", "training.select=best", "training.learning_rate=0.05")
     whole, half = train(made, tmp_path / "whole", progress=False), tmp_path / "half"
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "_finish", _stop)
+        patch.setattr(run_module, "finish", _stop)
         with pytest.raises(KeyboardInterrupt):
             train(made, half, progress=False)
     shutil.rmtree(half / "checkpoint-6")
@@ -273,7 +273,7 @@ def test_resuming_does_not_continue_a_training_that_stopped_early(
     made.training.steps, made.training.evaluate_every = 60, 3
     whole = train(made, tmp_path / "whole", progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "_finish", _stop)
+        patch.setattr(run_module, "finish", _stop)
         with pytest.raises(KeyboardInterrupt):
             train(made, tmp_path / "half", progress=False)
     resume(tmp_path / "half", progress=False)

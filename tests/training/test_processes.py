@@ -22,7 +22,7 @@ from lagwise.process import Stopped
 from lagwise.training import Recipe, read_metrics, resume, train, train_or_resume
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.launchers import check_restarts
-from lagwise.training.run import _use_one_gpu
+from lagwise.training.setup import _use_one_gpu
 from lagwise.training.trainer import LagwiseTrainer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lagwise.models import LagwiseConfig
-from lagwise.training.recipe import load_recipe, recipe_names
+from lagwise.models.presets import PRESETS
+from lagwise.training.recipe import LINEAR, load_recipe, recipe_names
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -161,13 +162,20 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         load_recipe(str(bad))
 
 
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_that_is_written_is_the_same_recipe(name: str, tmp_path: Path) -> None:
+    (tmp_path / "written.yaml").write_text(load_recipe(name).to_yaml())
+    for overrides in ([], *([f"model={word}"] for word in [*PRESETS, LINEAR]), ["model.init_from=run"]):
+        assert load_recipe(str(tmp_path / "written.yaml"), overrides) == load_recipe(name, overrides)
+
+
 def test_a_word_brings_the_sizes_that_a_recipe_has_for_it(tmp_path: Path) -> None:
     made = load_recipe("lra-listops", ["model=mega", "model.block.chunk=64"]).model
     assert (made["num_hidden_layers"], made["hidden_size"], made["norm"]) == (6, 80, "layer")
     assert (made["block"]["value_size"], made["block"]["memory"]["name"], made["block"]["chunk"]) == (160, "ema", 64)
     assert load_recipe("lra-listops", ["model=tcnca"]).model["block"]["memory"]["name"] == "tcn"
     assert load_recipe("lra-listops", ["model=tnn"]).model["hidden_size"] == 128
-    assert "\nwords:" not in load_recipe("lra-listops").to_yaml()
+    assert "\nwords:" not in load_recipe("tnn-lm").to_yaml()
     for wrong in ("words: 3", "words: {mega: 3}", "words: {mega: {block: 3}}"):
         (tmp_path / "r.yaml").write_text(wrong)
         for overrides in ([], ["model=mega"]):

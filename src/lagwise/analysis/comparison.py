@@ -10,10 +10,9 @@ from lagwise.analysis.page import Section, write_page
 from lagwise.analysis.plots import learning_curves
 from lagwise.analysis.recorded import RecordedRun, facts_table, recorded_run
 from lagwise.analysis.settings import different_settings, training_command
-from lagwise.files import beside
+from lagwise.files import RECIPE_FILE, beside
 from lagwise.tasks import Table
 from lagwise.training import load_recipe
-from lagwise.training.folder import RECIPE_FILE
 
 
 def compare_runs(runs: Sequence[Path], out: Path | None = None) -> list[Path]:

@@ -10,14 +10,16 @@ from typing import Any
 
 import yaml
 
-from lagwise.files import beside
+from lagwise.files import RECIPE_FILE, beside
 from lagwise.training import Recipe
-from lagwise.training.folder import RECIPE_FILE, TOKENIZER
+from lagwise.training.folder import TOKENIZER
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:
     """The values of a recipe by the keys that overrides use, such as ``training.steps``."""
-    return _flat(dataclasses.asdict(recipe), "")
+    values = dataclasses.asdict(recipe)
+    del values["words"]  # of other models
+    return _flat(values, "")
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _ClickError: Any = typer.BadParameter.__mro__[2]
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # torch's words, in a RuntimeError
 _PEER_ENDED = ("Connection closed by peer", "Connection reset by peer")  # gloo's, in a RuntimeError
 _LONGEST = 600  # characters
+_WITH_RECIPES = ("train", "demo")  # commands whose arguments change a recipe
 #: The command that does what a message asks for.
 _COMMANDS = {
     "has not finished; resume it first": "lagwise train --resume RUN",
@@ -82,12 +83,24 @@ def _message(error: BaseException) -> str:
 
 
 def _with_options(message: str, app: typer.Typer) -> str:
-    """A message whose arguments in backticks are written as options of the command that ran, if it has them."""
+    """A message whose arguments in backticks, such as `out` or `steps=5`, are written as the command that ran takes
+    them: as its options, or where its arguments change a recipe, as keys of the recipe."""
     command: Any = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
     options = {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("-")}
-    return re.sub(r"`(?:data\.)?(\w+)`", lambda found: options.get(found[1], found[0]), message)
+
+    def written(found: re.Match[str]) -> str:
+        name, value = found[1], found[2] or ""
+        if name in options:
+            return f"{options[name]}{value.replace('=', ' ', 1)}"
+        if command.name not in _WITH_RECIPES:
+            return found[0]
+        from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
+
+        return f"{key}{value}" if (key := setting(name)) else found[0]
+
+    return re.sub(r"`(?:data\.)?(\w+)(=[^`]+)?`", written, message)
 
 
 def _usage_message(error: Any) -> str:
@@ -107,7 +120,7 @@ def _meant(option: str, context: Any) -> str:
         return "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
     if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
         return f"; did you mean --{near}?"
-    if context.command.name in ("train", "demo"):
+    if context.command.name in _WITH_RECIPES:
         from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
 
         if key := setting(name.replace("-", "_")):

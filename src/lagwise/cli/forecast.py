@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import re
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +47,25 @@ def forecast(
     past: Annotated[str | None, text_option("Columns that help and are known up to now.", show_default="none")] = None,
     static: Annotated[
         str | None, text_option("Columns with one value for each series of a long table.", show_default="none")
+    ] = None,
+    date_order: Annotated[
+        str | None,
+        text_option(
+            "What dates such as 01/02/2024 begin with: day, month or year.", show_default="what gives regular times"
+        ),
+    ] = None,
+    decimal: Annotated[
+        str | None, text_option("The decimal separator, . or ,", show_default="as the numbers show")
+    ] = None,
+    thousands: Annotated[
+        str | None, text_option("The separator between thousands.", show_default="as the numbers show")
+    ] = None,
+    missing: Annotated[
+        str | None,
+        text_option(
+            "Numbers that stand for a missing value, separated by commas, or none.",
+            show_default="such as -999, far from all others",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -91,14 +112,15 @@ def forecast(
         from lagwise.forecasting.choosing import BASELINE
         from lagwise.forecasting.design import MODELS
         from lagwise.forecasting.seasons import season
+        from lagwise.forecasting.times import plain_times
         from lagwise.forecasting.writing import check_names
-        from lagwise.forecasting.year_parts import plain_times
 
     out = out or Path(f"{re.sub(_ENDINGS, '', data.name)}-forecast.csv")
     if out.suffix != ".csv" or not out.parent.is_dir():
         raise typer.BadParameter(f"--out must be a .csv file in an existing folder, got {str(out)!r}")
     if out.exists() and data.exists() and out.samefile(data):
         raise typer.BadParameter(f"--out would overwrite --data, {str(data)!r}")
+    _check_writable(out.parent)
     if model is not None:
         known(model, MODELS, "--model")
     levels = shares(quantiles, "--quantiles") if quantiles else []
@@ -107,12 +129,23 @@ def forecast(
             "--columns names the series of a table with a column for each; with --id give --target"
         )
     beside = {kind: _names(text) or [] for kind, text in (("future", future), ("past", past), ("static", static))}
-    table = read_series(data, time, _names(columns), ids=_names(id), target=target, beside=beside)
+    table = read_series(
+        data,
+        time,
+        _names(columns),
+        ids=_names(id),
+        target=target,
+        beside=beside,
+        date_order=date_order,
+        decimal=decimal,
+        thousands=thousands,
+        missing=_codes(missing),
+    )
     check_names(list(table.frame.columns) if table.ids is None else [table.target], levels)
     first, last = (plain_times([at])[0] for at in table.frame.index[[0, -1]])
     typer.echo(f"{counted(len(table.frame), 'row')} of {table.frame.shape[1]:,} series, {first} to {last}")
     for note in table.notes:
-        typer.echo(plain("note: " + re.sub(r"`(\w+)`", r"--\1", note)))
+        typer.echo(plain("note: " + re.sub(r"`(\w+)`", lambda name: f"--{name[1].replace('_', '-')}", note)))
     rows = season(table.frame) if period is None else period
     if rows > 1:
         typer.echo(f"season: {rows} rows" + ("; --period gives another" if period is None else ""))
@@ -166,7 +199,26 @@ def forecast(
 
 
 def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]
+    """Split names at commas; a name with a comma stands in quotes, as in .csv."""
+    return None if text is None else [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+
+
+def _codes(text: str | None) -> list[float] | None:
+    if text is None or text.strip() == "none":
+        return None if text is None else []
+    try:
+        return [float(each) for each in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--missing must be numbers separated by commas, or none, got {text!r}") from error
+
+
+def _check_writable(folder: Path) -> None:
+    """Fail before anything is fitted if a folder cannot be written."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"--out is in a folder that cannot be written, {str(folder)!r}: {error}") from error
 
 
 def _number(value: float) -> str:

@@ -26,7 +26,7 @@ def generate(
     special: Annotated[
         bool, typer.Option("--special", help="Read names such as `<|endoftext|>` in the prompt as special tokens.")
     ] = False,
-    tokens: Annotated[int, number_option("Tokens to add at most.", at_least(1))] = 500,
+    tokens: Annotated[int, number_option("Tokens to add at most.", within(1, 10**9, brackets="[]"))] = 500,
     temperature: Annotated[float, number_option("0 is greedy; above 1 is more random.", at_least(0))] = 0.8,
     top_p: Annotated[
         float,

@@ -27,8 +27,8 @@ def import_model(
 ) -> None:
     """Convert a MEGA or HyenaDNA model that transformers saved.
 
-    It takes every head of MEGA, which transformers 5 no longer has: language models, classifiers of sequences and of
-    tokens, question answering and multiple choice; and HyenaDNA's language models and classifiers, without their code.
+    It takes MEGA, which transformers 5 no longer has: language models and classifiers of sequences and of tokens; and
+    HyenaDNA's language models and classifiers, without their code.
     The logits are the same. A classifier of sequences is a run for lagwise predict.
 
     lagwise import mega-wikitext --out runs/mega-wikitext

@@ -71,12 +71,6 @@ def train(
             help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
         ),
     ] = None,
-    plan: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="PROCESSES", help="Print the memory that each of so many processes would need, and stop."
-        ),
-    ] = None,
     split: Annotated[
         Path | None,
         path_option(
@@ -115,10 +109,6 @@ def train(
 
         lagwise train --data my.txt --out runs/long --resume auto
 
-    The memory of each process, without training:
-
-        lagwise train --recipe tnn-lm training.shard=true training.sequence_parallel=8 data.length=131072 --plan 64
-
     Several processes share the batch under torchrun: `torchrun --nproc-per-node 2 -m lagwise train ...`
     """
     require("train", "training")
@@ -127,12 +117,12 @@ def train(
 
     automatic = resume == Path("auto")
     continued = None if automatic else resume
-    if continued is not None and (overrides or source or out or recipe or split or plan):
+    if continued is not None and (overrides or source or out or recipe or split):
         raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
     recipe = recipe or DEFAULT_RECIPE
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
     folder = out or Path("runs") / Path(recipe).stem
-    if resume is None and plan is None and is_first():
+    if resume is None and is_first():
         training.check_unused(folder)
     with quick_imports():
         from lagwise.training import train as train_recipe
@@ -146,10 +136,6 @@ def train(
             if any(override.startswith("data.source=") for override in overrides or ()):
                 raise typer.BadParameter("give --data or data.source, not both")
             settings.data.source = source
-        if plan is not None:
-            for what, size in training.memory_plan(settings, plan):
-                typer.echo(f"{what:<18}{size / 1e9:>12,.3f} GB")
-            return
         done = automatic and (folder / "config.json").is_file()
         begun = automatic and (folder / "recipe.yaml").is_file()
         if split is not None and is_first() and not begun:
@@ -180,17 +166,9 @@ def _report_training(folder: Path, done: bool) -> None:
     if done:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
     trained = f"\nTrained: {name}"
-    label = task.logged_headline(metrics).label
-    if answer := training.kept_first_answer(folder):
-        trained += f", with the first answer: validation {label} {answer['scores'][answer['metric']]:.4f}"
-    elif answer := training.joined_answer(folder):
-        score = answer["trained"][answer["metric"]]
-        trained += f", with the first answer and the trained layers: validation {label} {score:.4f}"
-    elif kept := training.final_model(recipe, task, metrics):
-        step, score = kept
-        last = max(int(line["step"]) for line in metrics)
-        which = "the last" if recipe.training.select == "last" else f"the best of {last:,}"
-        trained += f", with the model of step {step:,}, {which}: validation {label} {score:.4f}"
+    if found := training.outcome(folder, recipe, task, metrics):
+        (which, scores), headline = found, task.logged_headline(metrics)
+        trained += f", with {which}: validation {headline.label} {scores[headline.name]:.4f}"
     typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         lagwise {_QUERIES[task.query].format(run=name)}")
 
 

@@ -10,6 +10,7 @@ import typer
 
 from lagwise.cli.terminal import plain, print_table
 from lagwise.runs.evaluate import open_run
+from lagwise.tasks.classification_results import constant_note, constant_of
 
 
 def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:
@@ -19,6 +20,8 @@ def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:
         typer.echo(plain(f"Test data: {evaluation['data']}"))
     for table in task.tables(evaluation):
         print_table(*table)
+    if note := constant_note(evaluation.get("test", {}), constant_of(evaluation), task.headline.name, "test rows"):
+        typer.echo(note)
     if left_out := evaluation.get("left_out"):
         typer.echo(f"Left out, as they are over the model's limit of tokens: {', '.join(map(str, left_out))}")
 

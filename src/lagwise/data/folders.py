@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lagwise.data.splits import SPLITS
+from lagwise.files import is_run
 
 _SPLIT_WORDS = {  # as `datasets` reads them
     **dict.fromkeys(("train", "training"), "train"),
@@ -43,7 +44,8 @@ _MADE_UP = ("/proc", "/sys")
 
 
 def files_below(root: Path) -> list[Path]:
-    """The files in a folder and in those below it, also through links, in order. Hidden ones are left out. ValueError
+    """The files in a folder and in those below it, also through links, in order, without hidden ones and those of runs
+    (`lagwise.files.is_run`), which a training inside of the data's folder leaves there. ValueError
     if the system makes up any of them: they are no data, and link to each other without end."""
     found: list[Path] = []
     for folder, folders, names in os.walk(root, followlinks=True):
@@ -51,6 +53,9 @@ def files_below(root: Path) -> list[Path]:
         whole = here.resolve()
         if any(whole.is_relative_to(made_up) for made_up in _MADE_UP):
             raise ValueError(f"{here} holds no files of data, but what the system says of itself; name another folder")
+        if here != root and is_run(names):
+            folders.clear()
+            continue
         links = {name: (here / name).resolve() for name in folders if (here / name).is_symlink()}
         # a link to a folder above would be followed without end
         folders[:] = [name for name in folders if name not in links or not whole.is_relative_to(links[name])]
@@ -154,8 +159,12 @@ def check_classes(root: Path, places: Mapping[Path, Place], what: str) -> None:
     filled = with_files.union(*(folder.parents for folder in with_files))
     for parent in {place.parent for place in places.values() if place.label is not None}:
         for folder in sorted(parent.iterdir()):
-            if folder.is_dir() and not is_hidden(folder, root) and folder not in filled:
+            if folder.is_dir() and not is_hidden(folder, root) and folder not in filled and not _has_runs(folder):
                 raise ValueError(f"class folder {str(folder)!r} has no {what}; fill it or remove it")
+
+
+def _has_runs(folder: Path) -> bool:
+    return any(is_run(names) for _, _, names in os.walk(folder))
 
 
 def _check_words(root: Path, places: Mapping[Path, Place], what: str) -> None:
@@ -193,6 +202,26 @@ def unread_note(root: Path, found: Iterable[Path], read: Iterable[Path]) -> list
     more = f", {len(kinds) - _MOST_NAMED} other kinds" if len(kinds) > _MOST_NAMED else ""
     first = f"first {str(left[0].relative_to(root))!r}"
     return [f"{len(left):,} file{'s are' if len(left) > 1 else ' is'} not read: {shown}{more} ({first})"]
+
+
+def meant_splits(root: Path, splits: Mapping[Path, str | None]) -> tuple[dict[Path, str | None], list[str]]:
+    """The split of each file, None for all where only titles have a word of one, such as ``A Test of Wills.txt``, and a
+    note of these: no file is named train, several files name no split, and no name is that of a split alone, or but for
+    the word that of another file."""
+    named = [path for path, split in splits.items() if split]
+    others = {_without_word(path.stem) for path, split in splits.items() if not split}
+    bare = {_without_word(path.stem) for path in named if _split_of(path.name)}
+    in_folders = any(not _split_of(path.name) for path in named)
+    if not named or "train" in splits.values() or in_folders or len(others) <= len(named) or bare & {"", *others}:
+        return dict(splits), []
+    first = str(named[0].relative_to(root))
+    note = f"{first!r} is not taken for a {splits[named[0]]} split, as no file has train in its name"
+    return dict.fromkeys(splits), [note]
+
+
+def _without_word(stem: str) -> str:
+    """The letters of a file's name without the word of a split."""
+    return re.sub(r"[\W\d_]", "", _WORD.sub("", _HUMP.sub(" ", stem).lower()))
 
 
 def by_split(root: Path, splits: Mapping[Path, str | None]) -> dict[str, list[Path]]:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
-from lagwise.data.labelled_rows import LABEL, RATE, LabelledRows, label_columns, read_labelled
+from lagwise.data.labelled_rows import (
+    LABEL,
+    RATE,
+    LabelledRows,
+    label_columns,
+    names_as_written,
+    read_labelled,
+)
 from lagwise.data.labels import KINDS
 from lagwise.data.letters import strange_letters
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows
@@ -140,7 +147,7 @@ def prepare_labelled(
     ValueError, one line, for missing columns, empty tables, empty texts, inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
-    source = open_rows(source) if isinstance(source, str) else source
+    source = names_as_written(open_rows(source) if isinstance(source, str) else source, label, kind)
     columns = input_columns(text, label, kind, inputs, length, separate)
     content = content_key(source, tokenizer, vocab_size)
     key = _key(content, columns, label, kind, inputs, length, separate)
@@ -187,7 +194,7 @@ def labelled_key(
     """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
     encoded. ValueError for options that are invalid for any data."""
     columns = input_columns(text, label, kind, inputs, length, separate)
-    source = open_rows(source) if isinstance(source, str) else source
+    source = names_as_written(open_rows(source) if isinstance(source, str) else source, label, kind)
     return _key(content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length, separate)
 
 

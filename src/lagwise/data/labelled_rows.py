@@ -17,7 +17,7 @@ import lagwise.data.arrow as pa
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
-from lagwise.data.numbers import is_number
+from lagwise.data.numbers import count_up, is_number
 from lagwise.data.row_files import TEXT_TABLES, file_kind
 from lagwise.data.rows import RowSource, rows_to_evaluate
 from lagwise.data.series_files import SERIES
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
 RATE = "sampling_rate"  # the column of that of sounds
 _LONG, _MANY = 40, 20  # characters of a column's name, and columns, in a message
-_SAMPLE = 100  # rows that distinguish a column of text from one of numbers
+_SAMPLE = 100  # rows that distinguish columns of text, categories and numbers
+_FEW_ROWS = 10  # fewer do not show a category
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def read_labelled(
         kind: as in `prepare_labelled`.
         values: whether the inputs are series, not text.
     """
+    source = names_as_written(source, label, kind)
     wanted = (*columns, *label_columns(label), *[RATE] * source.has_sounds)
     tables = source.read(wanted if {*wanted} <= {*source.columns} else None)
     named = tuple(tables)
@@ -97,7 +99,7 @@ def read_labelled(
             f"{source.name!r} has series (column {SERIES!r}), not texts: use the recipe signal or series, which have "
             "task.inputs=values, or name a column of text with task.text=COLUMN"
         )
-    columns = _input_columns(first, columns, label_columns(label), values)
+    columns, reading = _input_columns(source.name, first, columns, label_columns(label), values)
     if kind == MULTI_LABEL and isinstance(label, str) and label not in first.column_names:
         label = indicator_columns(first, columns) or label
     for split, rows in tables.items():
@@ -126,9 +128,28 @@ def read_labelled(
         features, gaps = _check_inputs(tables, columns, values, where)
         rates = _rates(tables) if values and source.any_rate and source.has_sounds else ()
         found = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels)
+        commas = source.decimal_commas(label_columns(label)) if (kind, labels.kind) == ("auto", "regression") else []
+        notes = (*reading, *found.notes, *_commas_note(commas))
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
-    return replace(found, name=source.name, columns=columns, label=label, features=features, gaps=gaps, rates=rates)
+    more: dict[str, Any] = {"features": features, "gaps": gaps, "rates": rates, "notes": notes}
+    return replace(found, name=source.name, columns=columns, label=label, **more)
+
+
+def names_as_written(source: RowSource, label: str | list[str], kind: str) -> RowSource:
+    """The source of rows with several labels in one column, whose names, such as 1,2, are no numbers."""
+    return replace(source, written=(label,)) if kind == MULTI_LABEL and isinstance(label, str) else source
+
+
+def _commas_note(cells: Sequence[str]) -> list[str]:
+    """A note if labels that were read as numbers with decimal commas may be names of several labels: few different
+    ones, some of which have no comma."""
+    first = next((cell for cell in cells if "," in cell), None)
+    if first is None or len(set(cells)) > len(cells) // 2 or all("," in cell for cell in cells):
+        return []
+    return [
+        f"labels such as {first!r} are read as numbers with a decimal comma; `kind=multi_label` reads several labels"
+    ]
 
 
 def _rates(tables: Mapping[str, Dataset]) -> tuple[int, ...]:
@@ -165,7 +186,7 @@ def split_labelled(
     chosen = split_places(kept, label, classes=names is not None, names=names, groups=groups, hint=hint)
     splits = chosen_rows(kept, chosen)
     places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
-    notes += [*made_note(kept), *shared_rows(splits, kept, label), *alike_note(names)]
+    notes += [*made_note(kept, splits), *shared_rows(splits, kept, label), *alike_note(names)]
     if several:
         ids = {
             split: Counter(dict(enumerate(map(sum, zip(*rows[label][:], strict=True)))))
@@ -194,6 +215,7 @@ def rows_to_score(
     model's classes ``names``, or numbers if these are None; or, for ``several`` a row, 0 or 1 for each name. ValueError
     as `known_labels` and `known_several`, and for missing columns or rows.
     """
+    source = names_as_written(source, label, MULTI_LABEL if several else "auto")
     rows = rows_to_evaluate(source.read(), source.name)
     for column in (*columns, *label_columns(label)):
         if column not in rows.column_names:
@@ -278,24 +300,61 @@ def _first_line(headers: bool) -> str:
     return f"; the first line of the file is taken for the header: {advice}" if headers else ""
 
 
-def _input_columns(rows: Dataset, columns: tuple[str, ...], labels: Sequence[str], values: bool) -> tuple[str, ...]:
-    """The requested columns. If ``text`` is requested but missing: the only column that holds text. If ``input_values``
-    is requested but missing: the only column beside the label."""
-    if values and columns == ("input_values",) and columns[0] not in rows.column_names:
-        others = [name for name in rows.column_names if name not in labels]
-        return (others[0],) if len(others) == 1 else columns
-    if columns != ("text",) or "text" in rows.column_names:
-        return columns
+def _input_columns(
+    name: str, rows: Dataset, columns: tuple[str, ...], labels: Sequence[str], values: bool
+) -> tuple[tuple[str, ...], list[str]]:
+    """The requested columns, and a note of others that are not read. If ``text`` is requested but missing: the only
+    column that holds text. If ``input_values`` is requested but missing: the only column beside the label.
+
+    ValueError for a table of numbers and categories alone, which are no text: a category has few different values."""
+    others = [column for column in rows.column_names if column not in labels]
+    if values and columns == ("input_values",) and columns[0] not in others:
+        return (others[0],) if len(others) == 1 else columns, []
+    if columns != ("text",) or "text" in others or not {*labels} <= {*rows.column_names}:
+        return columns, []
     head: Any = rows.with_format("arrow")[:_SAMPLE]  # columns of Arrow, as a Dataset copies all features for each
-    texts = [name for name in head.column_names if name not in labels and _is_text(head.column(name))]
-    return (texts[0],) if len(texts) == 1 else columns
+    kinds = {column: _column_kind(head.column(column)) for column in others}
+    texts = [column for column in others if kinds[column] != "number"]
+    numbers = [column for column in others if kinds[column] == "number" and not _counts(head.column(column))]
+    if len(numbers) > 1 and None not in kinds.values() and "text" not in kinds.values():
+        raise ValueError(_no_text(name, others, texts, labels[0]))
+    if len(texts) != 1:
+        return columns, []
+    left = [column for column in others if column not in texts]
+    note = [f"only column {texts[0]!r} is read as text, not {_list_names(left)}"] if left else []
+    return (texts[0],), note
 
 
-def _is_text(column: pa.ChunkedArray) -> bool:
-    """Whether a column holds strings that are not all numbers (those of an identifier are)."""
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return False
-    return not all(is_number(value or "0") for value in column.to_pylist())
+def _column_kind(column: pa.ChunkedArray) -> str | None:
+    """What the first cells of a column hold: ``number``, ``category``, ``text``, or None for anything else."""
+    kind, cells = column.type, [cell for cell in column.to_pylist() if cell is not None]
+    if (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_boolean(kind)
+    ):
+        return "number"
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return None
+    if all(is_number(cell or "0") for cell in cells):
+        return "number"
+    return "category" if len(cells) >= _FEW_ROWS and len(set(cells)) <= len(cells) // 2 else "text"
+
+
+def _counts(column: pa.ChunkedArray) -> bool:
+    """Whether a column numbers the rows, as an index that a program writes does."""
+    return count_up([str(cell) for cell in column.to_pylist()])
+
+
+def _no_text(name: str, columns: Sequence[str], categories: Sequence[str], label: str) -> str:
+    """The message about a table of numbers and categories."""
+    call = f"HistGradientBoostingClassifier(categorical_features='from_dtype').fit(table[columns], table[{label!r}])"
+    text = f"; to read {categories[0]!r} alone, name it with `text={categories[0]}`" if categories else ""
+    return (
+        f"{name!r} is a table of numbers and categories ({_list_names(columns)}), not of texts: use scikit-learn's "
+        f"{call}, with categories of pandas' type 'category'; or, if each line is a series, the recipe series{text}"
+    )
 
 
 def _labels(

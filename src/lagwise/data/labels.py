@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,6 +17,7 @@ from lagwise.tables import known
 KINDS = ("auto", "classification", "regression", "multi_label")
 SEPARATORS = ("|", ";", ",")  # of several labels in a text
 _FEW = 50  # more different integers are amounts, not classes
+_ZERO_WIDTH = re.compile("[\u200b\u2060\ufeff]")  # a space, a joiner and a byte order mark that are not seen
 
 Where = Callable[[str, int], str]  # the name of a row of a split in messages
 
@@ -84,7 +86,10 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
         return Labels(kind, reason, None, numbers)
     named = {s: [None if v is None else class_name(v) for v in column] for s, column in cells.items()}
     classes = {name for name in named["train"] if name is not None}
-    names = [n for n in order if n in classes] if order else sorted(classes, key=natural)
+    reason += spelling_note(chain(*cells.values()))
+    names = (
+        [n for n in dict.fromkeys(map(class_name, order)) if n in classes] if order else sorted(classes, key=natural)
+    )
     if len(names) < 2:
         raise ValueError(f"all {len(named['train'])} labels are {names[0]!r}; classification needs two classes or more")
     ids = {name: i for i, name in enumerate(names)}
@@ -237,12 +242,26 @@ def _is_code(value: Any) -> bool:
 
 def class_name(value: Any) -> str:
     """A label as the file has it: ``pos``, ``0`` (also for 0.0, since columns with gaps have floats), ``true`` (also
-    for True and TRUE, as some programs write it)."""
-    if isinstance(value, bool) or str(value).strip().lower() in ("true", "false"):
-        return str(value).strip().lower()
+    for True and TRUE, as some programs write it). Spellings that look the same are one: Unicode text is composed (NFC),
+    and characters without a width are left out."""
+    text = str(value).strip()
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", _ZERO_WIDTH.sub("", text)).strip()
+    if text.lower() in ("true", "false"):
+        return text.lower()
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", str(value).strip())
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
+
+
+def spelling_note(cells: Iterable[Any]) -> str:
+    """The classes that are written in several ways that look the same (`class_name`), for people; else an empty
+    text."""
+    written: dict[str, set[str]] = {}
+    for cell in {cell for cell in cells if isinstance(cell, str) and not cell.isascii()}:
+        written.setdefault(class_name(cell), set()).add(cell.strip())
+    found = [f"{len(each)} spellings of {name!r}" for name, each in written.items() if len(each) > 1]
+    return f"; {' and '.join(found)} in Unicode are one label" if found else ""
 
 
 def natural(name: str) -> tuple[Any, ...]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 EVALUATION_SEED = 2**31  # differs from training's seeds: every evaluation hides the same parts
 _LONGEST_WORD = 16  # tokens; in scripts without spaces tokens do not mark words
-STEPS_HIDDEN, STEPS_TOGETHER = 0.3, 3.0  # share of the steps of a series, and mean length of a hidden span
 _MASKED, _RANDOM = 0.8, 0.9  # below the first a chosen token is masked, below the second it is another one
 
 
@@ -125,17 +124,6 @@ def masked_example(ids: np.ndarray, masking: Masking, end_of_text: int, seed: An
         "labels": torch.from_numpy(labels),
         "seq_idx": torch.from_numpy(document_of(ids, end_of_text)),
     }
-
-
-def hidden_steps(count: int, random: np.random.Generator) -> np.ndarray:
-    """Which steps of a series are hidden ``(count,)``: spans, whose lengths are geometric with mean `STEPS_TOGETHER`,
-    at random places until a share `STEPS_HIDDEN` of the steps, and at least one, is hidden; the last span may exceed
-    it."""
-    hidden = np.zeros(count, dtype=bool)
-    while hidden.sum() < max(1.0, STEPS_HIDDEN * count):
-        first = int(random.integers(count))
-        hidden[first : first + int(random.geometric(1 / STEPS_TOGETHER))] = True
-    return hidden
 
 
 def document_of(ids: np.ndarray, end_of_text: int) -> np.ndarray:

@@ -36,10 +36,13 @@ def file_kind(path: Path) -> str | None:
     return suffix if suffix in READERS else None
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of one file, of all columns or those named. ValueError names the file and the position of the error."""
+def read_table(path: Path, columns: Sequence[str] | None = None, written: Sequence[str] = ()) -> pa.Table:
+    """The rows of one file, of all columns or those named. written: columns of .csv and .tsv whose cells stay as they
+    are written, also if they look like numbers. ValueError names the file and the position of the error."""
     kind = file_kind(path)
     assert kind is not None
+    if kind in TEXT_TABLES:
+        return _text_table(read_whole(path), path, columns, written)
     return READERS[kind](read_whole(path), path, columns)
 
 
@@ -67,12 +70,12 @@ def read_columns(path: Path) -> tuple[str, ...]:
     return tuple(read_table(path).column_names)
 
 
-def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    """Cells as they are written, but numbers with decimal points."""
+def _text_table(data: bytes, path: Path, columns: Sequence[str] | None, written: Sequence[str] = ()) -> pa.Table:
+    """Cells as they are written, but numbers with decimal points outside the columns ``written``."""
     table = parse_text_table(data, path)
-    return pa.table(
-        {name: pa.array(table.cells(name), pa.string()) for name in table.names if _is_wanted(name, columns)}
-    )
+    names = [name for name in table.names if _is_wanted(name, columns)]
+    cells = {name: table.columns[name] if name in written else table.cells(name) for name in names}
+    return pa.table({name: pa.array(column, pa.string()) for name, column in cells.items()})
 
 
 def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

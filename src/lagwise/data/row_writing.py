@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from lagwise.data.sound_files import sound_bytes
 from lagwise.files import saved_whole
 
 
@@ -37,15 +38,6 @@ def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """What `write_rows` writes."""
     write_rows(rows, text := io.StringIO())
     return text.getvalue()
-
-
-def sound_bytes(samples: np.ndarray, rate: int) -> bytes:
-    """A .wav file of 16 bits, of samples ``(length, channels)`` in [-1, 1); others are cut off."""
-    from scipy.io import wavfile
-
-    whole = np.clip(np.round(samples * 32768.0), -32768, 32767).astype(np.int16)
-    wavfile.write(file := io.BytesIO(), rate, whole[:, 0] if whole.shape[1] == 1 else whole)
-    return file.getvalue()
 
 
 def write_sounds(sounds: Mapping[str, tuple[np.ndarray, int]], folder: Path) -> None:

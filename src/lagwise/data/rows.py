@@ -17,6 +17,7 @@ from lagwise.data.folders import (
     class_folders,
     files_below,
     folder_name,
+    meant_splits,
     name_in,
     nested_note,
     split_word,
@@ -28,10 +29,13 @@ from lagwise.data.series_files import FOLDER_LABEL, check_sounds
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.sources import hash_files, hub_splits, no_source
 from lagwise.data.splits import SPLITS
+from lagwise.data.text_tables import read_head
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+_HEAD = 1000  # rows of a table that show how its numbers are written
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class RowSource:
         file_notes: what else a reader should know about the files.
         rate: the sampling rate that sounds must have, in Hz.
         any_rate: whether sounds may have other rates, each its own; their rows have them in ``sampling_rate``.
+        written: columns of .csv and .tsv files whose cells stay as they are written: names, such as 1,2, not numbers.
     """
 
     name: str
@@ -54,6 +59,7 @@ class RowSource:
     file_notes: tuple[str, ...] = ()
     rate: int | None = None
     any_rate: bool = False
+    written: Sequence[str] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -98,7 +104,19 @@ class RowSource:
         for path in (path for split in self.split_names for path in self.files.get(split, ())):
             if self._folder_column(path) is not None:
                 digest.update(f"{self._class(path)}/{path.name}:".encode())
+        if self.decimal_commas(self.written):
+            digest.update(b"as written")
         return hash_files(self.files, digest)
+
+    def decimal_commas(self, columns: Sequence[str]) -> list[str]:
+        """The first cells in ``columns`` of the .csv and .tsv files, where these have numbers with decimal commas."""
+        for path in chain(*self.files.values()):
+            if columns and file_kind(path) in TEXT_TABLES:
+                head = read_head(path, _HEAD)
+                for name in {*columns} & {*head.names}:
+                    if head.cells(name) != head.columns[name]:
+                        return head.columns[name]
+        return []
 
     def has_classes_of_folders(self, label: str) -> bool:
         """Whether every label in this column is the name of a folder."""
@@ -168,7 +186,7 @@ class RowSource:
         return read_columns(path)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
-        table = read_table(path, columns)
+        table = read_table(path, columns, self.written)
         if file_kind(path) in ONE_ROW and "file" in table.column_names:
             table = table.set_column(table.column_names.index("file"), "file", pa.array([self._name(path)]))
         if self._folder_column(path) is None or FOLDER_LABEL not in table.column_names:
@@ -242,7 +260,8 @@ def open_rows(name: str) -> RowSource:
     splits = {file: places[file].split if file in places else split_word(file.relative_to(path)) for file in files}
     tables = class_folders(path, [file for file in files if file not in places])
     classes = {file: place.label for file, place in {**places, **tables}.items()}
-    notes = (*nested_note(places), *unread_note(path, found, files))
+    splits, titles = meant_splits(path, splits)
+    notes = (*nested_note(places), *unread_note(path, found, files), *titles)
     return RowSource(name, by_split(path, splits), classes=classes, file_notes=notes)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import struct
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +16,7 @@ from lagwise.data.folders import folder_name
 from lagwise.data.numbers import count_up
 from lagwise.data.reading import inner_suffix, read_whole
 from lagwise.data.sample_times import read_times, with_times
-from lagwise.data.sound_files import COMPRESSED, SOUNDS, read_compressed
+from lagwise.data.sound_files import SOUNDS, read_sound
 from lagwise.data.text_tables import TextTable, read_head
 from lagwise.tables import counted, known
 
@@ -27,71 +24,9 @@ SERIES = "input_values"
 FOLDER_LABEL = "label"  # the column of the names of folders
 SOUND_COLUMNS = (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 UNNAMED = "Unnamed: 0"  # a first column without a name
-_UNKNOWN_SIZE = 0x7FFF0000  # and more: of a .wav file that was written to a pipe
 _COUNTED, _HEAD = 5, 100  # rows that show whether a column counts them: the least, and the first ones that are read
 _INDEX = re.compile(r"index|idx|level_0|(\w+[ _])?id|row([ _]\w+)?", re.IGNORECASE)  # names of numbers of rows
 _KEYS = 4  # columns, the first ones, that may say which series a line is of, and when
-
-
-def read_sound(data: bytes, path: Path) -> tuple[int, np.ndarray]:
-    """Sampling rate in Hz and samples ``(length, channels)``, float32, of a .wav file, or of a compressed one
-    (`read_compressed`).
-
-    Integers of 8 (unsigned), 16, 24 and 32 bits are scaled to [-1, 1); floating-point numbers stay as they are.
-    Where the header does not know the sizes, as that of a pipe or of a recorder that lost its power, the samples go on
-    to the end of the file. ValueError for a file that is truncated, empty, damaged, or compressed.
-    """
-    if inner_suffix(path) in COMPRESSED:
-        return read_compressed(data, path)
-    from scipy.io import wavfile
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", wavfile.WavFileWarning)
-            warnings.filterwarnings("ignore", message="Chunk .* not understood", category=wavfile.WavFileWarning)
-            rate, samples = wavfile.read(io.BytesIO(_with_sizes(data)))
-    except Exception as error:  # scipy raises many types of exceptions for damaged files
-        why = "it has no format or no samples" if isinstance(error, UnboundLocalError) else error
-        raise ValueError(f"{path} is not a complete .wav file of PCM or floating-point samples ({why})") from error
-    if not samples.size:
-        raise ValueError(f"{path} has no samples")
-    if samples.dtype == np.uint8:
-        samples = (samples.astype(np.float32) - 128) / 128
-    elif samples.dtype.kind == "i":  # scipy reads 24 bits into the upper bytes
-        samples = samples.astype(np.float32) / -float(np.iinfo(samples.dtype).min)
-    return rate, samples.astype(np.float32).reshape(len(samples), -1)
-
-
-def _with_sizes(data: bytes) -> bytes:
-    """A .wav file whose header has the sizes of the whole and of the samples where it had 0 or the largest number."""
-    if not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
-        return data
-    chunks = _chunks(data, 12)
-    samples = next(((place, size) for kind, place, size in chunks if kind == b"data"), None)
-    if samples is None:
-        return data
-    place, size = samples
-    (whole,), rest, fixed = struct.unpack_from("<I", data, 4), len(data) - place, bytearray(data)
-    others = _chunks(data, place)
-    if size >= _UNKNOWN_SIZE or (size == 0 and not (others and others[-1][1] + others[-1][2] == len(data))):
-        start = next((place for kind, place, _ in chunks if kind == b"fmt "), None)
-        block = 1 if start is None else max(1, *struct.unpack_from("<H", data, start + 12))
-        size = rest // block * block
-        struct.pack_into("<I", fixed, place - 4, size)
-        del fixed[place + size :]
-    if not place + size <= whole + 8 <= max(place + size, len(fixed)):
-        struct.pack_into("<I", fixed, 4, max(place + size, len(fixed)) - 8)
-    return bytes(fixed)
-
-
-def _chunks(data: bytes, place: int) -> list[tuple[bytes, int, int]]:
-    """The name, place and size of the content of each chunk of a .wav file, from a place on, as the file says them."""
-    found: list[tuple[bytes, int, int]] = []
-    while place + 8 <= len(data):
-        (size,) = struct.unpack_from("<I", data, place + 4)
-        found.append((data[place : place + 4], place + 8, size))
-        place += 8 + size + size % 2
-    return found
 
 
 def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -100,9 +35,16 @@ def wav_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Tabl
     return _row({SERIES: samples, FOLDER_LABEL: folder_name(path), "sampling_rate": rate, "file": path.name}, columns)
 
 
-def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: Sequence[str] | None) -> pa.Table:
+def lines_table(
+    table: TextTable,
+    label: str,
+    features: Sequence[str],
+    wanted: Sequence[str] | None,
+    written: Sequence[str] = (),
+) -> pa.Table:
     """The lines of a .csv or .tsv file as series of one feature: their numbers in the columns ``features``, in this
-    order. Other columns stay as they are; only those ``wanted`` are returned, or all. Errors as `recording_table`, and
+    order. Of other columns, those ``written`` stay as they are, and numbers in the rest have decimal points; only those
+    ``wanted`` are returned, or all. Errors as `recording_table`, and
     for a file that has only some of the features."""
     missing = [name for name in features if name not in table.names]
     if 0 < len(missing) < len(features):
@@ -113,7 +55,8 @@ def lines_table(table: TextTable, label: str, features: Sequence[str], wanted: S
         )
     values = _samples(table, label, features)
     others = [name for name in table.names if name not in (*features, SERIES)]
-    kept: dict[str, Any] = {name: pa.array(table.cells(name), pa.string()) for name in others}
+    cells = {name: table.columns[name] if name in written else table.cells(name) for name in others}
+    kept: dict[str, Any] = {name: pa.array(column, pa.string()) for name, column in cells.items()}
     kept[SERIES] = array_column(values)
     return pa.table({name: column for name, column in kept.items() if wanted is None or name in wanted})
 
@@ -243,7 +186,8 @@ def check_sounds(tables: Mapping[Path, pa.Table], rate: int | None = None, *, an
         channels = channels or (vectors.list_size, path)
         if vectors.list_size != channels[0]:
             raise ValueError(
-                f"{path} has {vectors.list_size} channel(s), {channels[1]} has {channels[0]}; convert them"
+                f"{path} has {counted(vectors.list_size, 'channel')}, {channels[1]} has {channels[0]}; give all sounds "
+                f"as many, for example with 'ffmpeg -i {path.name} -ac 1 mono-{path.name}'"
             )
 
 

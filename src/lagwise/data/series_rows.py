@@ -117,7 +117,7 @@ class SeriesSource(RowSource):
         if self._has_lines and self.time is not None:
             raise ValueError(f"task.time {self.time!r} names a column of times, but each line of {path} is a series")
         if self._has_lines:
-            return lines_table(table, self.label, features, columns)
+            return lines_table(table, self.label, features, columns, self.written)
         kind: dict[str, Any] = {"name": self._name(path), "per_sample": self.per_sample, "labelled": self._has_labels}
         return recording_table(table, self.label, features, columns, self._class(path), **kind, time=self.time)
 

@@ -81,7 +81,7 @@ def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[i
 
     ValueError for a missing list, rows without any label, and a label that the model does not know.
     """
-    places, read = {name: i for i, name in enumerate(names)}, []
+    places, read = {class_name(name): i for i, name in enumerate(names)}, []
     may_be_empty = not any(map(_is_list, cells)) and not all(map(_is_absent, cells))  # text without a name
     for i, cell in enumerate(cells):
         if _is_absent(cell) and not may_be_empty:

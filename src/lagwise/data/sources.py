@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from lagwise.data.fasta import FASTA, FASTQ, sequence_records
-from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
+from lagwise.data.folders import by_split, check_file, files_below, meant_splits, split_word, unread_note
 from lagwise.data.reading import (
     COMPRESSIONS,
     check_size,
@@ -138,7 +138,8 @@ def open_source(name: str) -> Source:
         raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {name!r}")
     for file in files:
         check_file(file)
-    words = {file: split_word(file.relative_to(path)) for file in files}
+    words, titles = meant_splits(path, {file: split_word(file.relative_to(path)) for file in files})
+    notes += titles
     if {"valid", "test"} & {*words.values()}:  # train alone does not say what is held out
         named = by_split(path, words)
         if "train" not in named:

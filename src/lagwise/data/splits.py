@@ -19,6 +19,7 @@ SPLITS = ("train", "valid", "test")
 ROWS_HELD_OUT, TEXT_HELD_OUT = 0.1, 0.05
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
 _MOST_NAMED = 10  # classes in a message
+_UNEVEN = 0.03  # share of the rows by which a split that is made may be larger or smaller, without a word
 Item = TypeVar("Item")
 Share = tuple[float, float]  # a part of a sequence, from and to, as shares of it
 Places = tuple[str, Sequence[int] | None]  # a split that the data name, and the numbers of rows in it; None for all
@@ -202,10 +203,18 @@ def split_series(tables: dict[str, Dataset], what: str) -> tuple[dict[str, tuple
     return {split: (rows, (0.0, 1.0)) for split, rows in split_rows(tables).items()}, made_note(tables)
 
 
-def made_note(named: Collection[str]) -> list[str]:
-    """A note of the splits that are made, where the data do not name all."""
+def made_note(named: Mapping[str, Any], splits: Mapping[str, Any] | None = None) -> list[str]:
+    """A note of the splits that are made, where the data do not name all. splits: their rows, whose numbers the note
+    states where rows of equal content made them other than a tenth."""
     made = [split for split in SPLITS if split not in named]
-    return [f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}"] if made else []
+    if not made:
+        return []
+    rows = len(named["train"])
+    shares = {split: len(splits[split]) / rows for split in made} if splits else {}
+    if any(abs(share - ROWS_HELD_OUT) > _UNEVEN + 1 / rows for share in shares.values()):
+        parts = " and ".join(f"{split} from {share:.0%}" for split, share in shares.items())
+        return [f"{parts} of the rows of train, not 10 %: all rows with the same content are in one split"]
+    return [f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}"]
 
 
 def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: str | None = None) -> list[str]:

@@ -112,15 +112,15 @@ def independent_errors(errors: np.ndarray, apart: float) -> float:
     """How many errors ``(windows, horizon, series)`` count as independent; ``apart`` windows do not overlap.
 
     Formula: with m the mean of a window's errors, ``r = E[e^2] / E[m^2]`` of a window's errors are independent: 1 where
-    they are equal, as of a level that was missed, and all where they are noise. Few windows estimate it badly, so it
-    is drawn towards 1 as by 10 more windows: ``apart (1 + (r - 1) apart / (apart + 10))``.
+    they are equal, as of a level that was missed, and all of them, the horizon, at most. Few windows estimate it badly,
+    so it is drawn towards 1 as by 10 more windows: ``apart (1 + (r - 1) apart / (apart + 10))``.
     """
     count = np.count_nonzero(~np.isnan(errors), axis=1)
     means = np.nansum(errors, axis=1) / np.maximum(1, count)
     squares = np.nansum(errors**2, axis=1).sum(0) / np.maximum(1, count.sum(0))
     levels = (means**2 * count).sum(0) / np.maximum(1, count.sum(0))
     ratios = squares[levels > 0] / levels[levels > 0]
-    ratio = float(np.median(ratios)) if len(ratios) else 1.0
+    ratio = min(float(np.median(ratios)), errors.shape[1]) if len(ratios) else 1.0
     return apart * (1 + (ratio - 1) * apart / (apart + _DRAWN))
 
 

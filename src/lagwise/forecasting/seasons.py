@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lagwise.forecasting.gaps import carry_forward, scales
+from lagwise.forecasting.grids import rows_a_year
 
 _DEVIATIONS = 4  # in units of noise's autocorrelation: a larger one, of changes, is a season
 _YEAR = 365.2425  # days
@@ -20,9 +21,10 @@ def season(frame: pd.DataFrame) -> int:
     Args:
         frame: Series on a regular grid of times.
     """
-    times = frame.index
+    times: Any = frame.index
     if not isinstance(times, pd.DatetimeIndex):
-        return _repeating(frame.to_numpy(np.float64))
+        step = times[1] - times[0] if len(times) > 1 else 0
+        return rows_a_year(times[0], step) or _repeating(frame.to_numpy(np.float64))
     days = times.tz_localize(None).normalize()
     for cycle in (days, days.to_period("W")):
         counts = pd.Series(1, index=cycle).groupby(level=0).sum()

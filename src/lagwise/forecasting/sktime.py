@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,6 +20,14 @@ try:
     from lagwise.forecasting.grids import Grid, regular_grid, steps
 except ModuleNotFoundError as error:
     raise explained(error, "sktime") from error
+
+
+# sktime gives the horizon to `fit`, and the coverage to `predict_interval`.
+_PARAMETERS = {
+    name: parameter.replace(kind=Parameter.KEYWORD_ONLY)
+    for name, parameter in signature(LagForecaster).parameters.items()
+    if name not in ("horizon", "coverage")
+}
 
 
 class SktimeLagForecaster(BaseForecaster):
@@ -65,40 +74,18 @@ class SktimeLagForecaster(BaseForecaster):
         "requires-fh-in-fit": True,
     }
 
-    def __init__(
-        self,
-        look_back: int | Sequence[int] = 336,
-        model: str | Mapping[str, Any] = "ridge",
-        kernels: int = 1,
-        rank: int | None = None,
-        level: str = "mean",
-        logs: bool = False,
-        nonnegative: bool = False,
-        normalize: bool = False,
-        shared: bool | None = None,
-        penalty: float | None = None,
-        validation: float | int = 0.2,
-        refit: bool = True,
-        random_state: int = 0,
-        folds: int = 1,
-    ):
-        self.look_back = look_back
-        self.model = model
-        self.kernels = kernels
-        self.rank = rank
-        self.level = level
-        self.logs = logs
-        self.nonnegative = nonnegative
-        self.normalize = normalize
-        self.shared = shared
-        self.penalty = penalty
-        self.validation = validation
-        self.refit = refit
-        self.random_state = random_state
-        self.folds = folds
+    def __init__(self, **parameters: Any):
+        for name, parameter in _PARAMETERS.items():
+            setattr(self, name, parameters.pop(name, parameter.default))
+        if parameters:
+            raise TypeError(f"unknown parameter: {next(iter(parameters))!r} (known: {', '.join(_PARAMETERS)})")
         super().__init__()
-        if (model.get("name") if isinstance(model, Mapping) else model) != "ridge" or rank is not None or normalize:
+        name = self.model.get("name") if isinstance(self.model, Mapping) else self.model
+        if name != "ridge" or self.rank is not None or self.normalize:
             self.set_tags(**{"capability:exogenous": False})
+
+    # What sktime reads the names and defaults of parameters from.
+    __init__.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *_PARAMETERS.values()])
 
     def _fit(self, y: Any, X: Any, fh: Any) -> SktimeLagForecaster:
         self.columns_, self.names_ = y.columns, y.index.names

@@ -14,6 +14,7 @@ from lagwise.files import one_line, saved_whole
 from lagwise.forecasting.estimator import LagForecaster
 from lagwise.forecasting.plotting import forecast_figure
 from lagwise.forecasting.tables import SeriesTable
+from lagwise.forecasting.times import plain_times
 
 
 def check_names(names: Sequence[str], quantiles: Sequence[float] = ()) -> None:
@@ -28,7 +29,7 @@ def write_forecast(
 ) -> tuple[pd.DataFrame, Path | str]:
     """Write the forecast of the rows after a table, by a forecaster fitted to its values.
 
-    ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, at times written as in the table, and
+    ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, at times as year-month-day, and
     NAME_0.1 for a quantile of 0.1. Of a long table it gets the ids, the time and these columns of its target, for each
     series from its own end. A .png file of the same name gets the plot. Returns what was written, and the path of the
     plot or why there is none. ValueError as `check_names`, and for forecasts too large for floating-point numbers.
@@ -53,8 +54,6 @@ def write_forecast(
         with saved_whole(out.parent, plot.name) as partial:
             last = table.ends == len(table.frame)  # series that end earlier are not drawn
             times = table.next_times(len(values))
-            exist = table.exist(times)
-            times, (values, lower, upper) = times[exist], (each[exist] for each in (values, lower, upper))
             drawn = values[:, last], (lower[:, last], upper[:, last])
             figure = forecast_figure(table.frame.loc[:, last], times, *drawn, forecaster.coverage)
             figure.savefig(partial / plot.name, dpi=130)
@@ -65,22 +64,19 @@ def write_forecast(
 
 
 def _wide(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """A column for each series and part."""
-    times = table.next_times(len(parts[""]))
-    exist = table.exist(times)
-    columns = {f"{name}{end}": x[exist, i] for i, name in enumerate(table.frame.columns) for end, x in parts.items()}
-    return pd.DataFrame(columns, index=pd.Index(table.write(times[exist]), name=table.frame.index.name))
+    """Arrange forecasts with a column for each series and part."""
+    times = plain_times(table.next_times(len(parts[""])))
+    columns = {f"{name}{end}": x[:, i] for i, name in enumerate(table.frame.columns) for end, x in parts.items()}
+    return pd.DataFrame(columns, index=pd.Index(times, name=table.frame.index.name))
 
 
 def _long(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """A row for each series and time, indexed by the ids."""
+    """Arrange forecasts with a row for each series and time, indexed by the ids."""
     assert table.ids is not None
     horizon, series = parts[""].shape
-    times = {end: table.next_times(horizon, end) for end in set(table.ends)}
-    written = {end: table.write(each) for end, each in times.items()}
-    exist = {end: table.exist(each) for end, each in times.items()}
+    times = {end: plain_times(table.next_times(horizon, end)) for end in set(table.ends)}
     made = table.ids.loc[np.repeat(np.arange(series), horizon)].reset_index(drop=True)
-    made[str(table.frame.index.name)] = [at for end in table.ends for at in written[end]]
+    made[str(table.frame.index.name)] = [at for end in table.ends for at in times[end]]
     for end, x in parts.items():
         made[f"{table.target}{end}"] = x.T.ravel()
-    return made[np.concatenate([exist[end] for end in table.ends])].set_index(list(table.ids.columns))
+    return made.set_index(list(table.ids.columns))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from lagwise.kernels.diagonal import DiagonalKernel, held_modes
 from lagwise.tables import check_integer
 
+_STD_OMEGA, _MAX_OMEGA = 0.25, 1.0  # deviation and largest magnitude of omega before training
+
 
 class CEMAKernel(DiagonalKernel):
     """A sum of damped oscillations whose angles are multiples of one learned angle for each channel.
@@ -51,7 +53,9 @@ class CEMAKernel(DiagonalKernel):
             # One channel alone would have an infinite theta.
             self.theta.copy_(torch.logit(max(self.channels, 2) ** (-order.double() / self.channels)))
             self.gamma.normal_().select(-1, 1).zero_()
-            nn.init.trunc_normal_(self.omega, std=0.25, a=-1.0, b=1.0)
+            # By the inverse of the distribution: rejection, as in `nn.init.trunc_normal_`, waits for values of a GPU.
+            bound = math.erf(_MAX_OMEGA / (_STD_OMEGA * math.sqrt(2)))
+            self.omega.uniform_(-bound, bound).erfinv_().mul_(_STD_OMEGA * math.sqrt(2))
 
     def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """See `DiagonalKernel.real_sides`. Poles are in float64: rounded to float32, those near 1 would be off by much

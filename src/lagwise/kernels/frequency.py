@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lagwise.kernels.base import LagKernel
 from lagwise.kernels.network import KernelNetwork
-from lagwise.ops.constants import remembered_tables, table_device
+from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.frequencies import inverse_of_parts
 from lagwise.ops.operators import exporting, in_graph
 from lagwise.tables import known
@@ -123,7 +123,7 @@ class FrequencyKernel(LagKernel):
             )
         matrix = torch.cat([last.weight, last.bias[:, None]], dim=1).to(self.precision(last.weight))
         given = (self.grid, self.causal, self.inputs, matrix.dtype)
-        points, one, inside, weight = remembered_tables(_tables, *given, like=matrix)
+        points, one, inside, weight = cached_tables(_tables, *given, like=matrix)
         return matrix, torch.cat([self.network.features(points), one], dim=1).t(), inside, weight
 
     def _full_precision(self) -> torch.autocast:

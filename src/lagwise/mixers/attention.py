@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
 from lagwise.ops.attention import alibi_slopes, attention
-from lagwise.ops.constants import remembered_tables
+from lagwise.ops.constants import cached_tables
 from lagwise.ops.window import Window, common
 from lagwise.tables import known
 
@@ -93,7 +93,7 @@ class AttentionMixer(Mixer):
         if self.position != "alibi":
             return None
         like = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
-        return remembered_tables(_slope_table, self.heads, like=like)[0]
+        return cached_tables(_slope_table, self.heads, like=like)[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         y = attention(query, key, value, causal=self.causal, slopes=self._slopes(query), mask=mask)

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.kernels.remembered import remembered
+from lagwise.kernels.cached import cached
 from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.bilinear import traced
-from lagwise.ops.constants import remembered_tables, table_device
+from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.host import added, known_counts
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
@@ -292,7 +292,7 @@ class CausalSKI:
         else:  # a few more than needed do no harm
             nodes = limit or nodes + plan.short_nodes
         like = next(kernel.parameters())
-        (lags,) = remembered_tables(_split_lags, plan, nodes, like=like)
+        (lags,) = cached_tables(_split_lags, plan, nodes, like=like)
         values = kernel.at(lags)
         short, coarse = values.split([plan.width, values.shape[1] - plan.width], dim=1)
         return split_kernel(short, coarse, plan)
@@ -310,7 +310,7 @@ class CausalSKI:
         count = 2 ** (nodes - 1).bit_length()
         # Beside the given ones, which are of the present weights (`Derived.derived`): so their number stays their own.
         make = lambda: (self.split(kernel, plan, count)[1].t().contiguous(), coarse)  # noqa: E731
-        return remembered(kernel, "coarse", (plan, count, id(coarse)), make, by_value=False)[0]
+        return cached(kernel, "coarse", (plan, count, id(coarse)), make, by_value=False)[0]
 
     @staticmethod
     def _far(nodes: Tensor, coarse: Tensor, count: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from lagwise.kernels.remembered import remembered
+from lagwise.kernels.cached import cached
 from lagwise.mixers.base import Mixer, check_heads, padded_prefill
 from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout, chunked_attention
@@ -259,7 +259,7 @@ class ChunkedAttention(Derived):
         def table() -> tuple[Tensor, Tensor]:
             return rotary_factors(torch.arange(chunk, device=place.device), self.query_size, dtype=dtype)
 
-        cos, sin = remembered(self, "rotations", (dtype, place.device, chunk), table, by_value=False)
+        cos, sin = cached(self, "rotations", (dtype, place.device, chunk), table, by_value=False)
         return cos[place][:, None], sin[place][:, None]
 
     def _in_graph(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:

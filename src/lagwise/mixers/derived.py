@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.remembered import remembered
+from lagwise.kernels.cached import cached
 
 
 class BackwardTaps(NamedTuple):
@@ -43,7 +43,7 @@ class Derived(nn.Module):
         versions are compared, which PyTorch does not count for writes through ``.data``."""
         if self._frozen is not None:
             return self._frozen._make(getattr(self, _buffer(name)) for name in self._frozen._fields)
-        return remembered(self, "derived", None, self.derive, by_value=checked, parts=self.derives_from_parts)
+        return cached(self, "derived", None, self.derive, by_value=checked, parts=self.derives_from_parts)
 
     def freeze(self, form: str) -> None:
         """Keep what `derive` returns in buffers from now on."""

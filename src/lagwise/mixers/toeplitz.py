@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import KERNELS
+from lagwise.kernels.cached import cached, cached_taps
 from lagwise.kernels.diagonal import DiagonalKernel
-from lagwise.kernels.remembered import remembered, remembered_taps
 from lagwise.kernels.share import some_channels
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.causal_ski import CausalSKI
@@ -196,7 +196,7 @@ class ToeplitzMixer(Derived, Mixer):
         if self._frozen is LongTaps and (taps := self.derived().taps) is not None:
             return taps if symbolic(length) else taps[:, :length]
         support = self.kernel.support
-        return remembered_taps(self.kernel, support if symbolic(length) and support else length)
+        return cached_taps(self.kernel, support if symbolic(length) and support else length)
 
     def _spectrum(self, length: int) -> Tensor | None:
         """The kernel's own spectrum, if it is one on the circle that a product of this length uses."""
@@ -269,7 +269,7 @@ class ToeplitzMixer(Derived, Mixer):
             split = modes.split(modes.direct.dtype)
             return split, ModalBlocks.of(split, size), present
 
-        return remembered(self, "blocks", (size, id(present)), make, by_value=False)[:2]
+        return cached(self, "blocks", (size, id(present)), make, by_value=False)[:2]
 
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         if isinstance(state, ModalState):

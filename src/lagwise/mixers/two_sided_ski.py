@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lagwise.kernels import LagKernel
 from lagwise.ops import Layout, ski_product
-from lagwise.ops.constants import remembered_tables
+from lagwise.ops.constants import cached_tables
 from lagwise.ops.packing import row_extents
 from lagwise.ops.ski import ragged_ski_product, row_spacing
 from lagwise.ops.symbolic import symbolic
@@ -86,7 +86,7 @@ class TwoSidedSKI:
         else:
             like = x.new_empty(0, dtype=torch.promote_types(x.dtype, torch.float32))
             sizes = tuple(lengths.tolist()), tuple(nodes.tolist()), rank
-            (lags,) = remembered_tables(_row_tables, *sizes, like=like)
+            (lags,) = cached_tables(_row_tables, *sizes, like=like)
         coefficients = kernel.smooth_at(lags.flatten()).reshape(-1, *lags.shape).transpose(0, 1)
         local = kernel.local_taps()
         return ragged_ski_product(x, coefficients, first, lengths, nodes=nodes, degree=self.degree, local=local)

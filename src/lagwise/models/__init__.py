@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from lagwise.models.loading import load_model
     from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
-    from lagwise.models.multiple_choice import LagwiseForMultipleChoice
     from lagwise.models.prediction import LagwiseForPrediction
-    from lagwise.models.question_answering import LagwiseForQuestionAnswering
     from lagwise.models.session import StreamingSession
     from lagwise.models.signal_regression import LagwiseForSignalRegression
     from lagwise.models.streaming_classifier import StreamingClassifier

@@ -70,41 +70,12 @@ class StateLayer(CacheLayerMixin):
         self.state, self.seen, self.is_initialized = None, 0, False
 
 
-class RowCache(Cache):
-    """A cache whose rows `generate` may reorder, repeat and select. Abstract: subclasses implement
-    `batch_select_indices`.
+class StreamingCache(Cache):
+    """Mixer states of all layers, and counts of tokens and padding. `generate` may reorder, repeat and select its rows.
 
     Attributes:
         rows: Batch size, None before the first token.
         model: Number of the model that filled the cache, None where that is not known.
-    """
-
-    rows: int | None
-    model: int | None
-
-    def require_continues(self, rows: int, model: int) -> None:
-        """ValueError for another batch size or model than those of the cache."""
-        if self.rows not in (None, rows):
-            raise ValueError(f"past_key_values holds a batch of {self.rows}, the input is a batch of {rows}")
-        if self.model not in (None, model):
-            raise ValueError("past_key_values was filled by another model; begin a new cache")
-
-    def reorder_cache(self, beam_idx: Any) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.rows is not None:
-            self.batch_select_indices(torch.arange(self.rows).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, in this order; a row may be selected several times."""
-        raise NotImplementedError
-
-
-class StreamingCache(RowCache):
-    """Mixer states of all layers, and counts of tokens and padding.
-
-    Attributes:
         seen: Positions processed, including padding.
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
         recent: What `NgramEmbedding` and `MatchEmbedding` know of the tokens of each row, ``(batch, columns)``.
@@ -118,8 +89,8 @@ class StreamingCache(RowCache):
     >>> model = LagwiseForCausalLM(LagwiseConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1)).eval()
     >>> ids, cache = torch.tensor([[1, 2, 3, 4]]), StreamingCache(1)
     >>> with torch.no_grad():
-    ...     _ = model(ids[:, :2], past_key_values=cache)  # the rest continues from its states
-    ...     torch.allclose(model(ids[:, 2:], past_key_values=cache).logits, model(ids).logits[:, 2:], atol=1e-5)
+    ...     _ = model(ids[:, :2], cache=cache)  # the rest continues from its states
+    ...     torch.allclose(model(ids[:, 2:], cache=cache).logits, model(ids).logits[:, 2:], atol=1e-5)
     True
     """
 
@@ -129,11 +100,18 @@ class StreamingCache(RowCache):
         self.recent: Tensor | None = None
         self.began: Tensor | None = None
         self.right_padded: Tensor | None = None
-        self.rows = None
-        self.model = None
+        self.rows: int | None = None
+        self.model: int | None = None
         self.behind: Tensor | None = None
         self.stream: Any = None
         self.past: list[StreamingCache] | None = None
+
+    def require_continues(self, rows: int, model: int) -> None:
+        """ValueError for another batch size or model than those of the cache."""
+        if self.rows not in (None, rows):
+            raise ValueError(f"the cache holds a batch of {self.rows}, the input is a batch of {rows}")
+        if self.model not in (None, model):
+            raise ValueError("the cache was filled by another model; begin a new one")
 
     def carry_on(self, stream: Any) -> None:
         """Let compiled code hold the states. Reading a state calls ``stream.stop()``, which writes them back and
@@ -226,6 +204,11 @@ class StreamingCache(RowCache):
         return torch.full((self.rows,), otherwise) if values is None else values
 
     @property
+    def is_croppable(self) -> bool:
+        """Whether `crop` can restore earlier states."""
+        return self.past is not None
+
+    @property
     def seen(self) -> int:
         first = self.layers[0]
         assert isinstance(first, StateLayer)
@@ -270,7 +253,15 @@ class StreamingCache(RowCache):
         self.real = self.recent = self.began = self.right_padded = self.rows = None
         self.model = self.behind = self.past = None
 
+    def reorder_cache(self, beam_idx: Any) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.rows is not None:
+            self.batch_select_indices(torch.arange(self.rows).repeat_interleave(repeats))
+
     def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows, in this order; a row may be selected several times."""
         if self.stream is None or not self.stream.select_rows(indices):
             for layer in self.layers:
                 layer.select_rows(indices)  # type: ignore[attr-defined]
@@ -315,8 +306,8 @@ def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
 
 def _refuse_context(context: None = None) -> Any:
     raise ValueError(
-        "a StreamingCache has states that grow with the first tokens and cannot be exported; generate with fixed "
-        "shapes: generation_config=GenerationConfig(cache_implementation='static')"
+        "a StreamingCache has states that grow with the first tokens and cannot be exported; export a step of fixed "
+        "shapes with lagwise.models.export.export_step"
     )
 
 

@@ -14,12 +14,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.cache import StreamingCache
+from lagwise.models.cache_name import CACHE, EitherName, either
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.fixed_cache import FixedCache
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.inputs import check_prompt_length, check_prompts
-from lagwise.models.step import StreamingStep, tensor_versions
-from lagwise.ops.operators import exporting
 from lagwise.ops.packing import document_starts
 from lagwise.tables import check_integer
 
@@ -28,7 +26,12 @@ _LOSS_ELSEWHERE = (
     "compute_loss_func of the Trainer) must leave out the first token of every document. Set its label to -100, as "
     "PackingCollator does"
 )
+_CACHE_IMPLEMENTATIONS = (None, "dynamic", "dynamic_full")  # the last for drafts, by transformers before 5.10
 _MOST_READ_AGAIN = 32  # tokens to read again with a draft; more are processed by a separate forward pass
+
+
+class CausalLMOutput(EitherName, CausalLMOutputWithPast):
+    """Output of `LagwiseForCausalLM`: loss, logits, cache and hidden_states."""
 
 
 class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
@@ -57,7 +60,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if config.input_name != "tokens":
             raise ValueError(f"a language model reads tokens, got inputs={config.inputs!r}; that is for classifiers")
         super().__init__(config, transform="none", bias=False)
-        self._steps, self._fixed = _Steps(), _Steps()
+        self._steps = _Steps()
 
     def compile_step(
         self, batch_size: int | None = 1, *, cached: bool = False, report: Callable[[str], None] | None = None
@@ -104,29 +107,39 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         step = self._compiled(len(input_ids))
         logits = None if step is None else step.follow(self, input_ids, cache)
         if logits is None:
-            logits = self(input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            logits = self(input_ids, cache=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits
 
     def _stepped(self, inputs: dict[str, Any]) -> Tensor | None:
-        """The logits for these arguments of forward from a step of fixed shapes; None without such a step."""
-        if isinstance(cache := inputs["past_key_values"], FixedCache):
-            return cache.advance(self, self._fixed_step(), inputs)
+        """The logits for these arguments of forward from the compiled step; None without such a step."""
         ids = inputs["input_ids"]
         step = None if ids is None or not self._steps else self._compiled(len(ids))
         return None if step is None else step.answer(self, inputs)
 
-    def _fixed_step(self) -> Any:
-        """The model as a `StreamingStep`, of its present weights. ValueError if its state grows with the text."""
-        if exporting() and self._fixed:  # whose weights are symbols of the graph
-            return self._fixed["step"]
-        versions = tensor_versions(self)
-        if self._fixed.get("versions") != versions:
-            self._fixed.update(step=StreamingStep(self), versions=versions)
-        return self._fixed["step"]
-
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
+
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: Any = None,
+        *args: Any,
+        cache: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As in transformers, with a cache by either name. ValueError for a cache_implementation."""
+        asked = [kwargs.get("cache_implementation")]
+        asked += [getattr(each, "cache_implementation", None) for each in (generation_config, self.generation_config)]
+        if name := next((name for name in asked if name not in _CACHE_IMPLEMENTATIONS), None):
+            raise ValueError(
+                f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; leave "
+                "it out, and call model.compile_step() first for compiled code of fixed shapes"
+            )
+        if (given := either(cache, past_key_values)) is not None:
+            kwargs[CACHE] = given
+        return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _validate_generated_length(self, generation_config: Any, input_ids_length: int, *args: Any) -> None:
         check_prompt_length(self.length_limit, input_ids_length, generation_config.max_length - input_ids_length)
@@ -134,20 +147,11 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         parent._validate_generated_length(generation_config, input_ids_length, *args)
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict, *args: Any) -> None:
-        # transformers before 5.10 requests "dynamic_full" for drafts.
-        if generation_config.cache_implementation not in (None, "dynamic", "dynamic_full", "static"):
-            raise ValueError(
-                f"cache_implementation={generation_config.cache_implementation!r} is not supported: a lagwise model "
-                "generates with a cache of its own, 'dynamic' or 'static'"
-            )
         check_prompts(self.length_limit, generation_config, model_kwargs)
-        if generation_config.cache_implementation == "static":
-            self._fixed_step()  # raises the error if there is none
-            model_kwargs.setdefault("past_key_values", FixedCache())
         if not self.model.has_state:  # every token is computed with all tokens before it
             generation_config.use_cache = model_kwargs["use_cache"] = False
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            cache = model_kwargs["past_key_values"] = self.model.new_cache()
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
+            cache = model_kwargs[CACHE] = self.model.new_cache()
             if getattr(generation_config, "is_assistant", False):  # its drafts may be rejected
                 cache.activate_past_recording()
 
@@ -156,7 +160,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             raise ValueError("output_hidden_states=True is not supported by assisted decoding of a lagwise model")
         if kwargs.get("inputs_embeds") is not None:
             raise ValueError("inputs_embeds is not supported by assisted decoding; give input_ids")
-        cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        cache, mask = kwargs.get(CACHE), kwargs.get("attention_mask")
         if isinstance(cache, StreamingCache):
             self._read_before(cache, input_ids, input_ids.shape[1] - 1, mask)  # drafts never go back beyond it
             cache.activate_past_recording()
@@ -171,20 +175,22 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
+        past_key_values: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """As in transformers, but a cache that was rolled back for a rejected draft gets all tokens that it lacks:
         accepted ones are read again with the next draft."""
-        if getattr(past_key_values, "past", None) is not None:
+        cache = either(cache, past_key_values)
+        if getattr(cache, "past", None) is not None:
             sure = 0 if next_sequence_length is None else input_ids.shape[1] - next_sequence_length
-            if sure - past_key_values.seen >= _MOST_READ_AGAIN:
-                self._read_before(past_key_values, input_ids, sure, kwargs.get("attention_mask"))
-            next_sequence_length = input_ids.shape[1] - past_key_values.seen
+            if sure - cache.seen >= _MOST_READ_AGAIN:
+                self._read_before(cache, input_ids, sure, kwargs.get("attention_mask"))
+            next_sequence_length = input_ids.shape[1] - cache.seen
         parent: Any = super()
         return parent.prepare_inputs_for_generation(
-            input_ids, next_sequence_length, past_key_values=past_key_values, inputs_embeds=inputs_embeds, **kwargs
+            input_ids, next_sequence_length, inputs_embeds=inputs_embeds, **{CACHE: cache}, **kwargs
         )
 
     def _read_before(self, cache: StreamingCache, input_ids: Tensor, end: int, mask: Tensor | None) -> None:
@@ -193,7 +199,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         if ids.shape[1]:
             # Not the backbone alone: the weights of a sharded model are gathered where its head is called.
             seen = None if mask is None else mask[:, :end]
-            self(ids, attention_mask=seen, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self(ids, attention_mask=seen, cache=cache, use_cache=True, logits_to_keep=1)
             cache.crop(0)
 
     def targets(self, labels: Tensor) -> Tensor:
@@ -207,7 +213,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         use_cache: bool | None = None,
         seq_idx: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
@@ -216,14 +222,17 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool = False,
+        *,
+        past_key_values: Any = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutput:
+        cache = either(cache, past_key_values)
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "inputs_embeds": inputs_embeds,
-            "past_key_values": past_key_values,
+            "cache": cache,
             "use_cache": use_cache,
             "seq_idx": seq_idx,
             "cu_seqlens": cu_seqlens,
@@ -232,7 +241,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         }
         logits = self._stepped({**inputs, "labels": labels, "logits_to_keep": logits_to_keep})
         if logits is not None:
-            return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+            return CausalLMOutput(logits=logits, **{CACHE: cache})
         complete = use_cache is None and labels is not None  # a loss is computed over whole sequences
         out = self.read(**inputs) if complete else self.model(**inputs, return_dict=True)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -251,9 +260,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         loss, logits = self.loss_and_logits(
             hidden, labels, num_items_in_batch, skip_logits=skip_logits, shift_labels=targets
         )
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
-        )
+        return CausalLMOutput(loss=loss, logits=logits, hidden_states=out.hidden_states, **{CACHE: out.cache})
 
 
 class _Steps(dict[Any, Any]):

@@ -14,13 +14,13 @@ import torch
 import torch.fx.experimental._config
 from torch import Tensor, nn
 
-import lagwise
 from lagwise.cache import cached_folder, default_cache, require_private
 from lagwise.compiler import find_cxx, processor
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.in_place import InPlace, InPlaceStep, Run
+from lagwise.models.sources import source_digests
 from lagwise.models.step import StreamingStep
 
 _FILE = "step.pt2"
@@ -33,7 +33,6 @@ _OPTIONS = {
     "cpp.threads": 1,
 }
 _ANY = 4  # batch size of the example inputs for code with a dynamic batch size
-_SOURCES = ("ops", "kernels", "mixers", "blocks", "models")
 
 
 class CompiledStep(InPlaceStep):
@@ -98,7 +97,8 @@ def compiled_step(
         report: Called with a line of text before and after compilation.
 
     Raises:
-        ValueError: If the model is not on the CPU, or if its state grows with the text.
+        ValueError: If the model is not on the CPU, if its state grows with the text, or if a class of it has no source
+            file.
         FileNotFoundError: If there is no C++ compiler.
         RuntimeError: If compilation fails.
     """
@@ -122,7 +122,7 @@ def described(model: VocabularyHead, batch_size: int | None) -> tuple[str, Strea
         "tensors": {name: [str(t.dtype), list(t.shape), list(t.stride())] for name, t in tensors.items()},
         "batch": batch_size,
         "options": _OPTIONS,
-        "sources": _sources(),
+        "sources": source_digests(InPlace(step, [])),
         "versions": [torch.__version__, str(find_cxx())],
         "processor": processor(),
     }
@@ -172,10 +172,3 @@ def _folder(digest: str) -> Path:
 def _constants(module: nn.Module) -> dict[str, Tensor]:
     named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach() for each in named for name, tensor in each}
-
-
-def _sources() -> str:
-    root, digest = Path(lagwise.__file__).parent, hashlib.sha256()
-    for path in sorted(path for name in _SOURCES for path in (root / name).rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

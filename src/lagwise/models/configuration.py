@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from lagwise.models.cache_name import NAMES
 from lagwise.models.classes import CLASSES, ModelClass
 from lagwise.models.remote_code import SavedWithCode, auto_map
 from lagwise.schema import typed
@@ -91,7 +92,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "lagwise"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = list(NAMES)
     auto_map: ClassVar[dict[str, str]] = auto_map(CLASSES)
     auto_classes: ClassVar[dict[str, ModelClass]] = CLASSES
 

@@ -22,7 +22,6 @@ from lagwise.models.embeddings import INPUTS
 from lagwise.models.image_classification import LagwiseForImageClassification
 from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.modeling import LagwiseModel
-from lagwise.models.multiple_choice import LagwiseForMultipleChoice
 from lagwise.models.prediction import LagwiseForPrediction
 from lagwise.models.step import StreamingStep
 from lagwise.tables import known
@@ -31,8 +30,7 @@ FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit
 LINEAR_TOLERANCE = 1e-3  # of linear models, whose features are counts over thresholds
 # One answer for each row, or choice
-_OF_ROWS = (LagwiseForSequenceClassification, LagwiseForImageClassification, LagwiseForMultipleChoice, LinearModel)
-_CHOICES = 3
+_OF_ROWS = (LagwiseForSequenceClassification, LagwiseForImageClassification, LinearModel)
 _BEYOND = 65  # checked tokens beyond the size of the longest ring buffer
 _MOST_TOKENS = 4096
 _STRETCH = 20
@@ -86,11 +84,10 @@ def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -
     ``pixel_values`` (batch, channels, height, width) or ``past_values`` (batch, patches * patch, channels), NaN where
     they are missing; ``attention_mask`` (batch, length), zero at padding on either side, but for images, forecasts and
     causal language models: pad the texts of these on the right, which does not affect earlier tokens; and
-    ``token_type_ids`` (batch, length) for pairs of texts, and where the model has embeddings of types. Inputs of
-    multiple choice are (batch, choices, length). The number of rows, of choices, of forecast channels and the length
-    are open; ``sides`` are the height and the width of images. Outputs are those of
-    the model, such as ``logits``. A long kernel is a direct convolution, so the cost per token is proportional to the
-    kernel's reach.
+    ``token_type_ids`` (batch, length) for pairs of texts, and where the model has embeddings of types. The number of
+    rows, of forecast channels and the length are open; ``sides`` are the height and the width of images. Outputs are
+    those of the model, such as ``logits``. A long kernel is a direct convolution, so the cost per token is proportional
+    to the kernel's reach.
 
     Results are as in `export_step`, with the names of ``inputs`` and ``outputs`` in place of ``states``. The compared
     lengths are one token (two of pairs and forecasts), a prime number of tokens and a longer one, with padding on both
@@ -223,16 +220,7 @@ def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
 
 
 def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) -> dict[str, Tensor]:
-    """Random inputs of a model by name."""
-    if not isinstance(model, LagwiseForMultipleChoice):
-        return _rows(model, rows, length, sides)
-    choices = _rows(model, rows * _CHOICES, length, sides)
-    return {name: x.unflatten(0, (rows, _CHOICES)) for name, x in choices.items()}
-
-
-def _rows(model: Any, rows: int, length: int, sides: Sequence[int] | None) -> dict[str, Tensor]:
-    """Random rows: the first is whole, others are padded on the right, the last of three on
-    the left."""
+    """Random inputs by name. The first row is whole; others are padded on the right, the last of three on the left."""
     inputs, random = _options(model), torch.Generator().manual_seed(0)
     name = INPUTS[model.config.input_name].argument
     if name == "pixel_values":
@@ -278,8 +266,6 @@ def _open_axes(model: Any, name: str) -> dict[int, Any]:
     if name == "past_values":
         patches = torch.export.Dim("patches", min=1)
         return {0: some, 1: model.patch * patches if model.patch > 1 else some, 2: some}
-    if isinstance(model, LagwiseForMultipleChoice):
-        return {0: some, 1: some, 2: some}
     if stride == 1:
         return {0: some, 1: some}
     length = torch.export.Dim("length", min=1)

@@ -17,6 +17,7 @@ from lagwise.models.inputs import check_prompt_length
 from lagwise.tables import check_integer
 from lagwise.text import pieces
 
+MOST_TOKENS = 10**9  # in one text
 PREFILL = 4096  # prompt tokens processed at a time, so that memory does not grow with the prompt
 _COLDEST = 1e-6  # a lower temperature would overflow
 _PIECE = 1 << 16  # prompt characters encoded at a time: an encoding takes hundreds of bytes per token
@@ -76,7 +77,8 @@ def generate_text(
     >>> text == generate_text(model, load_tokenizer("bytes"), "Once", max_new_tokens=3, seed=1)
     True
     """
-    check_integer("max_new_tokens", max_new_tokens)
+    if check_integer("max_new_tokens", max_new_tokens) > MOST_TOKENS:
+        raise ValueError(f"max_new_tokens must be at most {MOST_TOKENS}, got {max_new_tokens}")
     if not 0 <= temperature < math.inf or not 0 < top_p <= 1:
         raise ValueError(
             f"temperature must be finite and at least 0, and top_p in (0, 1]; got {temperature} and {top_p}"
@@ -157,6 +159,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: b
     Names of special tokens are text like any other, as in training: whoever wrote the prompt cannot end a document.
     With ``special`` they are these tokens.
     """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the prompt has half of a UTF-16 pair at character {error.start} ({ascii(prompt[error.start])}), which is "
+            "no text; remove it"
+        ) from error
     parts = []
     options = {"add_special_tokens": False, "return_attention_mask": False, "split_special_tokens": not special}
     for piece in pieces(prompt, _PIECE):

@@ -52,7 +52,7 @@ class InPlaceStep:
         mask = inputs.get("attention_mask")
         if model.config.output_hidden_states or (mask is not None and not mask[:, -1].all()):
             return None
-        logits = self.follow(model, inputs["input_ids"], inputs.get("past_key_values"))
+        logits = self.follow(model, inputs["input_ids"], inputs.get("cache"))
         return None if logits is None else logits[:, None]
 
     def follow(self, model: VocabularyHead, ids: Tensor, cache: Any) -> Tensor | None:

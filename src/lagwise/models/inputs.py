@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.models.cache import StreamingCache, real_positions
+from lagwise.models.cache_name import CACHE
 from lagwise.ops.bilinear import traced
 from lagwise.ops.host import known_on_host, on_device, on_host
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
 # Arguments of a language model that do not change what a streaming step computes, whatever their values.
-_OF_A_STEP = {"input_ids", "past_key_values", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
+_OF_A_STEP = {"input_ids", "cache", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
 _OF_A_STEP |= {"position_ids", "cache_position"}
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"  # replaces torch's attention
 
@@ -46,7 +47,7 @@ def check_precision(model: nn.Module, device: torch.device) -> None:
 def check_piece(cache: Any, *others: Any) -> None:
     """ValueError for a cache, and for documents that are not given by seq_idx, beside a piece of each sequence."""
     if cache is not None:
-        raise ValueError("sequences that are split between processes cannot be streamed; pass no past_key_values")
+        raise ValueError("sequences that are split between processes cannot be streamed; pass no cache")
     if any(each is not None for each in others):
         raise ValueError(
             "give the documents of sequences that are split between processes by seq_idx, not by cu_seqlens or "
@@ -196,7 +197,7 @@ def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mappi
     ValueError if text and tokens to add are longer than the limit, a row is all padding or padded on the right, or a
     cache has nothing left to process.
     """
-    mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+    mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get(CACHE)
     # `generate` drops a mask of ones and keeps its length.
     prompt = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
     if prompt is not None and generation_config.max_new_tokens is not None:
@@ -211,7 +212,7 @@ def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mappi
             raise ValueError("attention_mask pads prompts on the right; to generate, pad them on the left")
     if isinstance(cache, StreamingCache) and prompt is not None and 0 < prompt <= cache.seen:
         raise ValueError(
-            f"past_key_values holds {cache.seen} tokens already, and input and mask have {prompt}; give the whole text "
+            f"the cache holds {cache.seen} tokens already, and input and mask have {prompt}; give the whole text "
             "so far and at least one token more"
         )
 

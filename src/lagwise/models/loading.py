@@ -205,6 +205,8 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
         pickles = [f.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt") for f in folder.glob(pattern)]
         found = f"; {pickles[0]} is a pickle, which lagwise never opens: convert it to safetensors" if pickles else ""
         raise FileNotFoundError(f"no {_WEIGHTS} in {str(folder)!r}{found}")
+    with open(path, "rb"):  # a PermissionError, where safetensors says that there is no such file
+        pass
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)

@@ -15,20 +15,15 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import Head, VocabularyHead
 from lagwise.models.loading import filled
 from lagwise.models.masked_lm import LagwiseForMaskedLM
-from lagwise.models.multiple_choice import LagwiseForMultipleChoice
-from lagwise.models.question_answering import LagwiseForQuestionAnswering
 from lagwise.models.token_classification import LagwiseForTokenClassification
 from lagwise.tables import check_integer, known, shown
 
 _HEADS: dict[str, type[Head]] = {
     "MegaForCausalLM": LagwiseForCausalLM,
     "MegaForMaskedLM": LagwiseForMaskedLM,
-    "MegaForMultipleChoice": LagwiseForMultipleChoice,
-    "MegaForQuestionAnswering": LagwiseForQuestionAnswering,
     "MegaForSequenceClassification": LagwiseForSequenceClassification,
     "MegaForTokenClassification": LagwiseForTokenClassification,
 }
-_POOLED = (LagwiseForMultipleChoice, LagwiseForSequenceClassification)  # by the first token, through a layer with tanh
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
 _FUNCTIONS = {"softmax": "softmax", "laplace": "laplace", "relu2": "relu2"}
 _POSITIONS = {"simple": "simple", "rotary": "rotary"}
@@ -74,8 +69,6 @@ _OF_MODEL = {
 _OF_HEADS: dict[type[Head], dict[str, str]] = {
     LagwiseForSequenceClassification: {"classifier.dense": "hidden.0", "classifier.out_proj": "classifier"},
     LagwiseForTokenClassification: {"classifier": "classifier"},
-    LagwiseForQuestionAnswering: {"qa_outputs": "qa_outputs"},
-    LagwiseForMultipleChoice: {"mega.pooler.dense": "hidden.0", "classifier": "classifier"},
 }
 _NORM_PARTS = {each: each for each in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
 _NORM_PARTS["scalar"] = "scale"
@@ -101,8 +94,7 @@ _BUFFERS = ("_float_tensor", "token_type_ids")  # without meaning
 
 def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:
     """The lagwise model, in evaluation mode, with the logits of a MEGA model with any of its heads: `MegaForCausalLM`,
-    `MegaForMaskedLM`, `MegaForSequenceClassification`, `MegaForTokenClassification`, `MegaForQuestionAnswering` or
-    `MegaForMultipleChoice`.
+    `MegaForMaskedLM`, `MegaForSequenceClassification` or `MegaForTokenClassification`.
 
     Dropout is that of the gated attention (``dropout_prob``) in all blocks. A model that does not cut its input into
     chunks takes at most ``max_positions`` tokens, even where a rotary bias would extrapolate.
@@ -185,11 +177,9 @@ def _head_fields(values: Mapping[str, Any], head: type[Head]) -> dict[str, Any]:
     if issubclass(head, VocabularyHead):
         return {"head_transform": "tanh" if values["add_lm_hidden_dense_layer"] else "none", "head_bias": True}
     labels = {name: values[name] for name in ("id2label", "label2id", "problem_type") if values.get(name) is not None}
-    if head is LagwiseForQuestionAnswering and len(labels.get("id2label", (0, 1))) != 2:
-        raise ValueError(f"id2label of a model for question answering must name 2 outputs, got {labels['id2label']}")
-    dropout = None if head is LagwiseForMultipleChoice else values["classifier_dropout"]
+    dropout = values["classifier_dropout"]
     fields = {"classifier_dropout": values["hidden_dropout_prob"] if dropout is None else dropout}
-    if head in _POOLED:
+    if head is LagwiseForSequenceClassification:  # pooled by the first token, through a layer with tanh
         fields |= {"pooling": "first", "classifier_hidden_size": values["hidden_size"], "classifier_activation": "tanh"}
     return fields | labels
 

@@ -18,6 +18,7 @@ from lagwise.blocks.norm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
 from lagwise.models.cache import StateLayer, StreamingCache
+from lagwise.models.cache_name import CACHE, NAMES, EitherName, either
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
@@ -66,7 +67,7 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["LagwiseLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(NAMES)
 
     def split_sequences(self, group: Any) -> None:
         """From now on, every process of a group gives its contiguous piece of the same rows, in the order of the ranks,
@@ -137,7 +138,7 @@ def is_loaded(module: nn.Module) -> bool:
 
 
 @dataclass
-class LagwiseModelOutput(BaseModelOutputWithPast):
+class LagwiseModelOutput(EitherName, BaseModelOutputWithPast):
     """Output of `LagwiseModel`, with seq_idx ``(batch, length)``: the documents of packed rows, however they were
     given; and pieces, where rows are split between processes."""
 
@@ -152,8 +153,9 @@ class LagwiseModel(LagwisePreTrainedModel):
     Inputs: according to ``config.inputs``, input_ids ``(batch, length)``, input_values ``(batch, length, features)``
     (of ``length * stride`` samples, if the input has a stride) or pixel_values ``(batch, channels, height, width)``; or
     inputs_embeds ``(batch, length, hidden_size)``. attention_mask ``(batch, length so far)``, zero at padding on either
-    side; past_key_values, a `StreamingCache` to continue from (after padding on the left only). token_type_ids
-    ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given by seq_idx
+    side; cache, or past_key_values, a `StreamingCache` to continue from (after padding on the left only).
+    token_type_ids ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given
+    by seq_idx
     ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
     padding-free collators, by cu_seq_lens_q and cu_seq_lens_k, or by position_ids that start again inside a row.
     token_time ``(batch, length)`` is the time of each token since the one before, for models whose parts are all in
@@ -246,7 +248,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         input_values: Tensor | None = None,
         pixel_values: Tensor | None = None,
-        past_key_values: StreamingCache | None = None,
+        cache: StreamingCache | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
@@ -256,8 +258,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         cu_seq_lens_k: Tensor | None = None,
         position_ids: Tensor | None = None,
         token_time: Tensor | None = None,
+        *,
+        past_key_values: StreamingCache | None = None,
         **kwargs: Any,
     ) -> LagwiseModelOutput:
+        cache = either(cache, past_key_values)
         for name in kwargs:
             known(name, IGNORED, "argument of forward")
         if not traced():
@@ -267,10 +272,10 @@ class LagwiseModel(LagwisePreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         group = self._sequence_group
-        if group is not None and past_key_values is None:
+        if group is not None and cache is None:
             use_cache = False
         if group is not None:
-            check_piece(past_key_values, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
+            check_piece(cache, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
         given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
         h, grid = self._embed(inputs_embeds, attention_mask, given)
         check_precision(self, h.device)
@@ -288,12 +293,12 @@ class LagwiseModel(LagwisePreTrainedModel):
             cu_seqlens=cu_seqlens,
             cu_seq_lens_q=cu_seq_lens_q,
             cu_seq_lens_k=cu_seq_lens_k,
-            position_ids=position_ids if past_key_values is None else None,
+            position_ids=position_ids if cache is None else None,
             attention_mask=attention_mask,
         )
         if self._by_row and seq_idx is not None:
             raise ValueError("inputs by_row needs one series in each row, got packed rows (seq_idx, cu_seqlens)")
-        cache = self._cache(past_key_values, use_cache, seq_idx)
+        cache = self._cache(cache, use_cache, seq_idx)
         if token_type_ids is not None and self.embed_types is not None:
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
@@ -312,10 +317,10 @@ class LagwiseModel(LagwisePreTrainedModel):
         states = self._through_layers(h, layout, cache, every=bool(output_hidden_states))
         return LagwiseModelOutput(
             last_hidden_state=states[-1],
-            past_key_values=cache,
             hidden_states=tuple(states) if output_hidden_states else None,
             seq_idx=seq_idx,
             pieces=pieces,
+            **{CACHE: cache},
         )
 
     def _cache(
@@ -446,7 +451,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             cache.layers += [StateLayer() for _ in range(states - blocks)]  # made for the blocks alone
         if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
             got = f"one of {len(cache.layers)}" if isinstance(cache, StreamingCache) else type(cache).__name__
-            raise ValueError(f"past_key_values must be a StreamingCache of {states} layers, got {got}")
+            raise ValueError(f"cache must be a StreamingCache of {states} layers, got {got}")
         cache.require_continues(batch, self.number)
         cache.rows, cache.model = batch, self.number
 

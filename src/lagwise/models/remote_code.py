@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lagwise._version import __version__
+from lagwise.files import follow_umask
 from lagwise.models.classes import ModelClass
 
 _MODULE = "modeling_lagwise"
@@ -60,6 +61,11 @@ class LoadedSafely:
         """As in transformers, but weights are only read from safetensors files, because a pickle can run code."""
         kwargs.setdefault("use_safetensors", True)
         return super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with weights that all can read who can read config.json."""
+        super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
+        follow_umask(Path(save_directory))
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:

@@ -233,7 +233,7 @@ class LagwiseForSignalRegression(Head):
         backbone.
 
         before: those samples of the part of the signal before, None for its beginning. options: of the backbone, such
-        as past_key_values.
+        as a cache.
         """
         inputs: Any = self.model.embed_tokens
         missing = inputs.values(input_values).isnan()
@@ -252,7 +252,7 @@ class LagwiseForSignalRegression(Head):
             filtered = self.outputs.filtered(z)
             h = h + self.outputs.levels(filtered).to(h.dtype)
             before = z[:, z.shape[1] - self.outputs.before :].clone()
-        options = {"use_cache": options.get("past_key_values") is not None, **options}
+        options = {"use_cache": options.get("cache") is not None, **options}
         if inputs.timed:
             options["token_time"] = inputs.token_time(input_values)
         out = self.model(inputs_embeds=h, attention_mask=attention_mask, return_dict=True, **options)

@@ -26,8 +26,7 @@ class StreamingStep(nn.Module):
 
     The module is the model in evaluation mode, which runs on states of fixed shapes (`lagwise.mixers.state`). Weights
     are shared, but tensors derived from weights are computed once, so create a new step after the weights change. The
-    model's length limit is not checked. In a graph that is being exported, the step also accepts several tokens per
-    row, ``(batch, length)``, and returns logits ``(batch, length, vocab_size)``.
+    model's length limit is not checked.
 
     Args:
         model: The language model.
@@ -49,9 +48,6 @@ class StreamingStep(nn.Module):
         self.online = online
         self.model = frozen(model, "online" if online else "fixed")
         vars(self.model).pop("forward", None)  # remove wrappers, which would call the original model
-        own = {id(parameter): name for name, parameter in model.named_parameters()}
-        names = ((name, own.get(id(p))) for name, p in self.named_parameters(remove_duplicate=False))
-        self.shared = {name: other for name, other in names if other is not None}  # by their names in the model
         # Attributes of a cache about the tokens read, which the state includes.
         self.token_attributes = [
             *(["real"] if model.config.position_embedding != "none" else []),
@@ -68,10 +64,8 @@ class StreamingStep(nn.Module):
     def forward(self, tokens: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         cache = self.model.model.new_cache()
         self._fill(cache, rebuilt(self._tree, iter(state.values())))
-        several = tokens.dim() == 2
-        ids = tokens if several else tokens[:, None]
-        logits = self.model(ids, past_key_values=cache, use_cache=True).logits
-        return logits if several else logits[:, -1], dict(named_tensors(self._cached_states(cache)))
+        logits = self.model(tokens[:, None], cache=cache, use_cache=True).logits
+        return logits[:, -1], dict(named_tensors(self._cached_states(cache)))
 
     @torch.no_grad()
     def take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:

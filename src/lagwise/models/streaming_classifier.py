@@ -87,7 +87,7 @@ class StreamingClassifier(SignalStream):
         if self.is_linear:
             self._steps += len(fixed)
             return self._probabilities(self.model.classifier(fixed))
-        out = self.model.model(input_values=samples[None], past_key_values=self._cache, use_cache=True)
+        out = self.model.model(input_values=samples[None], cache=self._cache, use_cache=True)
         hidden, dtype = out.last_hidden_state[0], self.model.classifier.weight.dtype
         if isinstance(self.model, LagwiseForSequenceClassification):
             logits = self.model.answer(self._pool(hidden), fixed)

@@ -68,7 +68,7 @@ class StreamingRegressor(SignalStream):
         return made
 
     def _step(self, samples: Tensor) -> Tensor:
-        y, self._before, _ = self.model.answer(samples[None], self._before, past_key_values=self._cache)
+        y, self._before, _ = self.model.answer(samples[None], self._before, cache=self._cache)
         self._steps += len(samples) // self.stride
         self._last = samples[-1:]
         made, self._early = y[0, self._early :], max(0, self._early - len(samples))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from lagwise.data.tokens import copy_tokenizer
-from lagwise.files import beside, is_unused, saved_whole, write_whole
+from lagwise.files import RECIPE_FILE, RUN_FILE, beside, is_unused, saved_whole, write_json
 from lagwise.models import LagwiseForCausalLM, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE, outlook
 from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
@@ -20,7 +19,7 @@ from lagwise.ops import Reduction
 from lagwise.runs.evaluate import require_unchanged
 from lagwise.tables import check_integer
 from lagwise.training import load_run, make_task
-from lagwise.training.folder import RECIPE_FILE, RUN_FILE, TOKENIZER
+from lagwise.training.folder import TOKENIZER
 
 _TURNS, _TURN = 5, 64  # timed turns of a stream after a first one, and their tokens
 
@@ -71,7 +70,7 @@ def convert_run(
         recipe.model["block"] = converted.config.block
     # Written now, with the model, and again below with the figures, because measuring may be interrupted.
     with quiet(), saved_whole(out, "the conversion", last="config.json") as partial:
-        (partial / CONVERSION_FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(partial / CONVERSION_FILE, result)
         converted.save_pretrained(partial)
         save_tokenizer(tokenizer, partial, converted.length_limit)
         if recipe is not None:
@@ -104,7 +103,7 @@ def convert_run(
     if turn:
         context = length if limit is None else min(length, limit - turn * (_TURNS + 1))
         result["tokens_per_second"] = tokens_per_second({"before": model, "after": converted}, context, turn)
-    write_whole(out / CONVERSION_FILE, json.dumps(result, indent=1) + "\n")
+    write_json(out / CONVERSION_FILE, result)
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lagwise._version import __version__
-from lagwise.files import read_json, write_whole
+from lagwise.files import RUN_FILE, read_json, write_json
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
 from lagwise.tables import known
 from lagwise.tasks import Task
 from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields, simple_answers
-from lagwise.training.folder import RUN_FILE
 
 EVALUATION_FILE = "evaluation.json"
 _SCORED = {"test": "length", "sizes": "size"}  # lists of scores in a result, and what differs between them
@@ -53,7 +51,9 @@ def evaluate_run(
     if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens must be at least 2, got {max_tokens}")
     if wrong := [override for override in overrides if not override.startswith("model.")]:
-        raise ValueError(f"only model.key=value can be changed for an evaluation, got {wrong[0]!r}")
+        raise ValueError(
+            f"only fields of the model (model.key=value) can be changed for an evaluation, got {wrong[0]!r}"
+        )
     for override in overrides:
         name = override.removeprefix("model.").partition("=")[0].partition(".")[0]
         known(name, field_types(), "key in model that an evaluation can change")
@@ -86,7 +86,7 @@ def evaluate_run(
     saved = result
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no earlier one, or a damaged one
         saved = with_earlier(result, read_json(file))
-    write_whole(file, json.dumps(saved, indent=1) + "\n")
+    write_json(file, saved)
     return result
 
 

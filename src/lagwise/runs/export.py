@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from transformers.utils import IMAGE_PROCESSOR_NAME
 
-from lagwise.files import beside, is_unused, read_json, saved_whole
+from lagwise.files import beside, is_unused, read_json, saved_whole, write_json
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.export import EXPORTS, require_format
 from lagwise.models.loading import load_model, quiet
@@ -64,7 +63,7 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
                 tokenizer.save_pretrained(partial)
             if processor.is_file():
                 shutil.copyfile(processor, partial / processor.name)
-            (partial / EXPORT_FILE).write_text(json.dumps({**meta, name: figures}, indent=1) + "\n", encoding="utf-8")
+            write_json(partial / EXPORT_FILE, {**meta, name: figures})
     for stale in set(out.glob(f"{name}.*")) - {out / file.name for file in files}:
         stale.unlink()
     return {"out": str(out / name), **figures}

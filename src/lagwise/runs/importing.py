@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from lagwise.data.letters import DNA, is_vocabulary_of_letters, vocabulary_tokenizer
 from lagwise.data.options import DataOptions
 from lagwise.data.tokenizers import load_tokenizer
-from lagwise.files import expanded, is_unused, one_line, read_json, saved_whole
+from lagwise.files import RECIPE_FILE, expanded, is_unused, one_line, read_json, saved_whole
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.hyena_import import SPECIAL, from_hyena_dna
 from lagwise.models.loading import check_weights, quiet, save_tokenizer
@@ -20,7 +20,7 @@ from lagwise.models.mega_import import from_mega
 from lagwise.tables import shown
 from lagwise.tasks.classes import class_fields
 from lagwise.training import Recipe
-from lagwise.training.folder import RECIPE_FILE, TOKENIZER
+from lagwise.training.folder import TOKENIZER
 
 _LONGEST = 1 << 20  # tokens of a row, of a model without a limit
 _FAMILIES = {"mega": from_mega, "hyenadna": from_hyena_dna}  # by model_type

@@ -169,7 +169,7 @@ def make_app(
         about = f"lagwise serves the model {name!r} with OpenAI's API; clients' base URL is this address with /v1"
         return _json({"about": about, "model": name, "paths": list(paths), "needs_key": api_key is not None})
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         alive = scheduler is None or scheduler.alive
         return _json({"status": "ok" if alive else "stopped", **counts()}, 200 if alive else 503)

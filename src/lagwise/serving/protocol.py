@@ -324,6 +324,8 @@ def described(errors: Any) -> tuple[str, str | None]:
         return "the body must be a JSON object, sent with Content-Type: application/json", None
     if first["type"] == "extra_forbidden":
         message = f"{shown(place[-1])} is not a known parameter"
+    elif place[:1] == ["messages"] and "content" in place:
+        message = f"the content of message {place[1]} must be a text or a list of parts of type text, the first is 0"
     elif place and place[0] in _EXPECTED and first["type"] != "missing":
         message = f"{place[0]} must be {_EXPECTED[place[0]]}"
     elif place:

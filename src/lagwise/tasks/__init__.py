@@ -7,7 +7,6 @@ from lagwise.tasks.image_classification import ImageClassification
 from lagwise.tasks.language_modelling import LanguageModelling
 from lagwise.tasks.masked_language_modelling import MaskedLanguageModelling
 from lagwise.tasks.multi_query_recall import MultiQueryRecallTask
-from lagwise.tasks.row_modelling import RowModelling
 from lagwise.tasks.sequence_classification import SequenceClassification
 from lagwise.tasks.sequence_labelling import SequenceLabelling
 from lagwise.tasks.signal_to_signal import SignalToSignal
@@ -19,7 +18,6 @@ TASKS: dict[str, type[Task]] = {
     "multi_query_recall": MultiQueryRecallTask,
     "sequence_classification": SequenceClassification,
     "image_classification": ImageClassification,
-    "row_modelling": RowModelling,
     "sequence_labelling": SequenceLabelling,
     "signal_to_signal": SignalToSignal,
     "forecasting": Forecasting,

@@ -71,8 +71,6 @@ class Task:
 
     #: whether several processes may share its sequences: its losses and figures are then sums over tokens
     splits: ClassVar[bool] = False
-    #: the task that learns from its rows without their labels, whose option ``rows`` has this task's options
-    before: ClassVar[str | None] = None
     #: whether training may carry a model's states from step to step: its texts are longer than a step
     carries: ClassVar[bool] = False
     #: the sampling rate in Hz of the sounds that it learns from
@@ -257,6 +255,11 @@ class TaskData:
         """Save the preprocessing for other programs: the tokenizer, with the model's length limit."""
         if self.tokenizer is not None:
             save_tokenizer(self.saved_tokenizer(), folder, limit)
+
+    def constant_scores(self) -> dict[str, float]:
+        """Scores on the validation rows of one answer for all rows: the accuracy of their most common class, or the
+        mean squared error of the training rows' mean. Empty for tasks without such an answer."""
+        return {}
 
     def notes(self) -> Sequence[str]:
         """Notes about the data for the user before a long training, one line each."""

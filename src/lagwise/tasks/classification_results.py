@@ -13,6 +13,7 @@ from lagwise.tasks.figures import Figures, Log, confusion_matrix, metric_curve, 
 from lagwise.tasks.scores import METRICS
 
 _MOST_CLASSES = 20  # a printed confusion matrix has no more
+_SAME_ERROR = 0.999  # share of a mean squared error that is not clearly smaller than it
 _SCORED = ("valid", "test", "known_positions")
 
 
@@ -41,6 +42,31 @@ def result_tables(evaluation: Mapping[str, Any]) -> list[Table]:
         matrix = zip(evaluation["labels"], evaluation["confusion"], strict=True)
         tables.append(Table(title, ("", *evaluation["labels"]), [(name, *row) for name, row in matrix]))
     return [*tables, *_mistakes(evaluation)]
+
+
+def constant_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Test scores of one answer for all rows, as `TaskData.constant_scores`, from a result."""
+    if evaluation.get("kind") in ("classification", "steps"):
+        return {"accuracy": evaluation["majority"]}
+    return {"mean_squared_error": float(np.var(evaluation["true"]))} if evaluation.get("kind") == "regression" else {}
+
+
+def constant_note(scores: Mapping[str, float], constant: Mapping[str, float], headline: str, rows: str) -> str | None:
+    """A sentence if one answer for all rows scores as well as a model; None if the model is better.
+
+    Accuracies are compared only where they are the headline: by other metrics, a model that is right less often than
+    the most common class can be useful.
+    """
+    if headline == "accuracy" and scores.get("accuracy", 1.0) <= constant.get("accuracy", 0.0):
+        answer, name = "the most common class", "accuracy"
+    elif scores.get("mean_squared_error", 0.0) >= _SAME_ERROR * constant.get("mean_squared_error", np.inf):
+        answer, name = "the mean", "mean_squared_error"
+    else:
+        return None
+    return (
+        f"No better than always answering {answer}: {name.replace('_', ' ')} {constant[name]:.4g} on the {rows}, this "
+        f"model {scores[name]:.4g}."
+    )
 
 
 def worst_rows(

@@ -114,6 +114,8 @@ class Forecasting(Task):
         return None if names is None or "past_values" in names else partial(self._next_rows, source)
 
     def _next_rows(self, source: str, model: Any) -> list[dict[str, Any]]:
+        from lagwise.forecasting.times import plain_times
+
         table = self._read(source)
         past = table.frame.to_numpy(np.float64)[-self.data.length :].copy()
         for name, values in zip(table.frame.columns, past.T, strict=True):
@@ -121,7 +123,7 @@ class Forecasting(Task):
                 raise ValueError(f"column {name!r} of {source!r} has no value in the last {len(past)} rows")
         made = self.forecast(model, torch.from_numpy(past)[None])[0]
         names = [str(table.frame.index.name), *table.frame.columns]
-        rows = zip(table.write(table.next_times(self.horizon)), made.tolist(), strict=True)
+        rows = zip(plain_times(table.next_times(self.horizon)), made.tolist(), strict=True)
         return [dict(zip(names, [at, *row], strict=True)) for at, row in rows]
 
     def columns(self) -> tuple[str, ...]:

@@ -111,6 +111,14 @@ class LabelledRows(TaskData):
         """A row for people."""
         raise NotImplementedError
 
+    def constant_scores(self) -> dict[str, float]:
+        if self.several:
+            return {}
+        train, valid = (np.asarray(self.rows.splits[split]["label"][:]) for split in ("train", "valid"))
+        if self.label_names is None:
+            return {"mean_squared_error": float(np.square(valid - train.mean()).mean())}
+        return {"accuracy": float(np.bincount(valid).max() / len(valid))}
+
     def notes(self) -> Sequence[str]:
         counts = class_counts(self.rows.counts.get("train", {}), "labels" if self.several else "classes")
         return [*self.rows.describe().splitlines(), *counts]

@@ -111,7 +111,6 @@ class SequenceClassification(Labelled):
             the longer one first: for models that process them separately (``model.pooling``).
         reverse_complement: read every second training sequence of DNA, at random, as its reverse complement, the other
             strand; needs a tokenizer of letters, such as ``dna``.
-        unlabelled: a file or folder of further rows, without labels, that ``training.pretrain`` also reads.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy,
@@ -123,7 +122,6 @@ class SequenceClassification(Labelled):
     needs = "classification needs rows to learn from; give a file with `data.source`, such as reviews.csv"
     one_length = True
     formats: ClassVar[Collection[str]] = tuple(FORMATS)
-    before = "row_modelling"
 
     def __init__(
         self,
@@ -145,7 +143,6 @@ class SequenceClassification(Labelled):
         separate: bool = False,
         packing: bool = False,
         reverse_complement: bool = False,
-        unlabelled: str | None = None,
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         super().__init__(data, label_smoothing)
@@ -165,7 +162,7 @@ class SequenceClassification(Labelled):
         if time is not None and stride != 1:
             raise ValueError(f"task.time, of samples with times of their own, needs task.stride=1, got {stride}")
         self.finds_stride, self.time = stride is None, time
-        self.stride, self.unlabelled = MOST_STRIDE if stride is None else stride, unlabelled
+        self.stride = MOST_STRIDE if stride is None else stride
         self.features, self.lines, self.rate = features, lines, rate
         self.wide = wide and not packing and time is None
         if stride != 1 and (inputs == "tokens" or packing):

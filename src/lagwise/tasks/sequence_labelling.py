@@ -249,6 +249,10 @@ class SeriesWithClasses(TaskData):
     def resolved(self) -> dict[str, Any]:
         return self.task.source.reading_options()
 
+    def constant_scores(self) -> dict[str, float]:
+        counts = self.rows.counts["valid"].values()
+        return {"accuracy": max(counts) / sum(counts)} if self.task.events is None else {}
+
     def notes(self) -> Sequence[str]:
         what = "samples" if self.task.events is None else "events"
         features = counted(self.rows.features, "feature")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from lagwise.files import one_line
+from lagwise.files import follow_umask, one_line
 
 AVERAGES_FILE = "averages.safetensors"  # in a checkpoint, next to the weights
 
@@ -62,6 +62,7 @@ class AveragedWeights(TrainerCallback):
     def save(self, checkpoint: Path) -> None:
         if self.decay:
             save_file(self.averages, checkpoint / AVERAGES_FILE)
+            follow_umask(checkpoint)
 
     def load(self, checkpoint: Path) -> None:
         """Load the averages of a checkpoint. ValueError if it has no averages of these weights."""

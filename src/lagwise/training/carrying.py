@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lagwise.files import follow_umask
 from lagwise.mixers import Mixer
 from lagwise.mixers.state import (
     detached,
@@ -30,9 +31,9 @@ from lagwise.training.recipe import TrainingOptions
 
 # What the states of whole texts in one process do not go with, by the option's name.
 _APART: dict[str, Callable[[Task, TrainingOptions], bool]] = {
-    "training.gradient_checkpointing": lambda task, options: options.gradient_checkpointing,
-    "training.sequence_parallel": lambda task, options: options.sequence_parallel > 1,
-    "training.shard": lambda task, options: options.shard,
+    "`gradient_checkpointing`": lambda task, options: options.gradient_checkpointing,
+    "`sequence_parallel`": lambda task, options: options.sequence_parallel > 1,
+    "`shard`": lambda task, options: options.shard,
 }
 _FILE = "carried-{}.safetensors"
 _TOKENS = ("recent", "real")  # attributes of a cache about the tokens of each row, zero before the first
@@ -70,16 +71,16 @@ class CarriedStates:
         for part in model.modules():
             if isinstance(part, Mixer) and (part.grows or not part.streams):
                 raise ValueError(
-                    f"training.carry_states needs states of constant size, and {type(part).__name__} has none: its "
+                    f"`carry_states` needs states of constant size, and {type(part).__name__} has none: its "
                     "state grows with the text, or there is none"
                 )
         if model.model.length_limit is not None:
             raise ValueError(
-                f"training.carry_states carries texts of any length on, and this model takes at most "
+                f"`carry_states` carries texts of any length on, and this model takes at most "
                 f"{model.model.length_limit} tokens"
             )
         if model.config.stochastic_depth:
-            raise ValueError("training.carry_states does not go with model.stochastic_depth, which skips blocks")
+            raise ValueError("`carry_states` does not go with `stochastic_depth`, which skips blocks")
 
     def before(self, row: int, begins: Tensor) -> StreamingCache:
         """The cache for the next pieces of the rows from this one on. begins: which of them begin a document, ``(n,)``
@@ -121,6 +122,7 @@ class CarriedStates:
                 tensors |= {f"{row}:{name}": tensor.contiguous() for name, tensor in found.items()}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / _FILE.format(self.process))
+        follow_umask(folder)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -166,7 +168,7 @@ def check_carried(task: Task, options: TrainingOptions) -> None:
     if options.carry_states <= 1:
         return
     if not task.carries:
-        raise ValueError("training.carry_states is for the task language_modelling, whose texts are longer than a step")
+        raise ValueError("`carry_states` is for the task language_modelling, whose texts are longer than a step")
     for name, is_set in _APART.items():
         if is_set(task, options):
-            raise ValueError(f"training.carry_states, here {options.carry_states}, does not go with {name}")
+            raise ValueError(f"`carry_states`, here {options.carry_states}, does not go with {name}")

@@ -1,9 +1,8 @@
-"""The first answer and trained models as a classifier of scikit-learn."""
+"""The first answer as a classifier of scikit-learn."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,15 +22,13 @@ from lagwise.data import PaddingCollator, RowEncoder, load_tokenizer, spellings
 from lagwise.data.batches import like_lengths
 from lagwise.data.encoding import feature_scale
 from lagwise.data.splits import random_rows
-from lagwise.files import expanded, read_json, saved_whole
+from lagwise.files import expanded, read_json, saved_whole, write_json
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import load_model, quiet, save_tokenizer
-from lagwise.models.presets import PRESETS
-from lagwise.tables import known, shown
+from lagwise.tables import shown
 from lagwise.tasks.classes import class_fields, class_names
 from lagwise.training.linear_fits import LinearRows, fit_linear_model
-from lagwise.training.recipe import LINEAR
 
 _FILE = "classifier.json"
 _FEATURES = {"table": "columns", "series": "convolutions", "texts": "ngrams"}
@@ -42,8 +39,8 @@ _KINDS = "bifuU"  # numpy's kinds of dtype that classes may have
 
 
 class LagClassifier(ClassifierMixin, BaseEstimator):
-    """Classifies rows of numbers, series or texts with scikit-learn's interface: by a linear model of fixed features
-    that is fitted in seconds, the first answer of ``lagwise train``, or by a model that is trained.
+    """Classifies rows of numbers, series or texts with scikit-learn's interface, by a linear model of fixed features
+    that is fitted in seconds: the first answer of ``lagwise train``.
 
     X is one of
 
@@ -56,21 +53,14 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
     Formula: ``softmax(W f(x) + b)`` with the features f. W and b are a ridge regression, or of texts a logistic
     regression, whose penalty is chosen by rows that are left out (`fit_linear`).
 
-    With another ``model`` than ``linear``, series and texts are learned as by the recipes ``signal`` and
-    ``classify``: some minutes on a CPU. A tenth of the rows is held out to keep the best step. Rows are cut at
-    ``data.length``, and prepared rows stay in the cache folder, as of every training.
-
     Parameters:
-        model: ``linear``, or the kind of model to train: ``tnn``, ``tcn-mlp`` or another word of ``lagwise train
-            model=WORD``, for texts and series.
-        settings: changes to the recipe of a trained model, such as ``("training.steps=500",)``.
-        class_weight: weights of the classes, a mapping or ``balanced``; None for 1. A trained model takes no mapping.
-        random_state: seed of the convolutions, the training and the held-out rows.
+        class_weight: weights of the classes, a mapping or ``balanced``; None for 1.
+        random_state: seed of the convolutions and of the choice of held-out rows.
 
     Attributes:
         classes_: the classes, sorted.
-        model_: the fitted `LagwiseLinearForSequenceClassification`, or trained `LagwiseForSequenceClassification`.
-        penalty_: the chosen penalty, for people; None of a trained model.
+        model_: the fitted `LagwiseLinearForSequenceClassification`; of a loaded run perhaps a trained model.
+        penalty_: the chosen penalty as text, such as ``C=4``; None for a loaded run.
         kind_: what is read: ``table``, ``series`` or ``texts``.
         n_features_in_: number of columns of a table, or channels of series.
 
@@ -90,18 +80,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
     n_features_in_: int
     feature_names_in_: np.ndarray
     penalty_: str | None
-    length_: int | None = None  # at which a trained model cuts rows
 
-    def __init__(
-        self,
-        *,
-        model: str = LINEAR,
-        settings: Sequence[str] = (),
-        class_weight: Mapping[Any, float] | str | None = None,
-        random_state: Any = 0,
-    ):
-        self.model = model
-        self.settings = settings
+    def __init__(self, *, class_weight: Mapping[Any, float] | str | None = None, random_state: Any = 0):
         self.class_weight = class_weight
         self.random_state = random_state
 
@@ -114,22 +94,13 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> Self:
         """Fit the model to rows X and their classes y ``(rows,)``, of which there must be at least two."""
         kind = _kind(X)
-        self._check_model(kind)
         rows, y = self._training_rows(X, kind, y)
         check_classification_targets(y)
         self.classes_, ids = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs at least 2 classes, but y has 1 class, {self.classes_.tolist()[0]!r}")
         self.kind_, random = kind, check_random_state(self.random_state)
-        if self.model != LINEAR:
-            from lagwise.training.row_training import train_on_rows  # the Trainer takes seconds to import
-
-            seed, balanced = int(random.randint(np.iinfo(np.int32).max)), self.class_weight is not None
-            found = train_on_rows(kind, rows, ids, self.model, self.settings, seed, balanced=balanced)
-            self.model_, self.tokenizer_, self.length_ = found
-            self.penalty_ = None
-            return self
-        self.tokenizer_, self.length_ = load_tokenizer("bytes") if kind == "texts" else None, None
+        self.tokenizer_ = load_tokenizer("bytes") if kind == "texts" else None
         held = random_rows(ids, random) if len(ids) > _ENOUGH else np.zeros(len(ids), dtype=bool)
         weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
         train, valid = ([batch for batch, _ in self._batches(rows, np.flatnonzero(held == k), ids)] for k in (0, 1))
@@ -164,13 +135,12 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             "dtype": str(self.classes_.dtype),
             "columns": None if names is None else names.tolist(),
             "penalty": self.penalty_,
-            "length": self.length_,
         }
         with quiet(), saved_whole(expanded(folder), "the classifier", last="config.json") as partial:
             self.model_.save_pretrained(partial)
             if self.tokenizer_ is not None:
                 save_tokenizer(self.tokenizer_, partial, None)
-            (partial / _FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            write_json(partial / _FILE, about)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> LagClassifier:
@@ -195,7 +165,7 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             about |= read_json(folder / _FILE)
         try:
             made.classes_ = np.array(about["classes"], dtype=about["dtype"])
-            made.kind_, made.penalty_, made.length_ = about["kind"], about.get("penalty"), about.get("length")
+            made.kind_, made.penalty_ = about["kind"], about.get("penalty")
             fits = _FEATURES[made.kind_] == model.config.features["name"] if is_linear else made.kind_ == kind
             if len(made.classes_) != model.num_labels or not fits:
                 raise ValueError("it does not fit the model")
@@ -217,20 +187,6 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         for batch, places in self._batches(rows, np.arange(len(rows))):
             found[places] = self.model_(**batch).logits.numpy()
         return found
-
-    def _check_model(self, kind: str) -> None:
-        """ValueError for parameters that do not fit together, or rows that the model does not read."""
-        known(self.model, [LINEAR, *PRESETS], "model")
-        if self.model == LINEAR and self.settings:
-            raise ValueError("`settings` are for a trained model; give `model`, such as model='tnn'")
-        if isinstance(self.settings, str):
-            raise ValueError(f"`settings` must be a list of changes to the recipe, got the text {self.settings!r}")
-        if self.model != LINEAR and kind == "table":
-            raise ValueError(f"model={self.model!r} reads series and texts, not a table; of tables, use model='linear'")
-        if self.model != LINEAR and self.class_weight not in (None, "balanced"):
-            raise ValueError(
-                f"with model={self.model!r}, class_weight is None or 'balanced', got {self.class_weight!r}"
-            )
 
     def _training_rows(self, X: Any, kind: str, y: Any) -> tuple[Any, np.ndarray]:
         """Checked rows, an array or a list of arrays or of texts, and checked classes."""
@@ -291,8 +247,6 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         name, arrays, pad, stride = "input_values", rows, None, 1
         if self.tokenizer_ is not None:
             name, arrays, pad = "input_ids", self._encoded(rows), self.tokenizer_.pad_token_id
-        if self.length_ is not None:
-            arrays = [each[: self.length_] for each in arrays]
         if ids is None and self.kind_ == "series":
             stride = self.model_.config.inputs.get("stride", 1)
         sizes = np.array([each.size for each in arrays], dtype=np.int64)
@@ -327,7 +281,7 @@ def _kind(X: Any) -> str:
     if isinstance(first, list | tuple) and any(isinstance(each, str) for each in first):
         raise ValueError(
             f"X must be a list of texts or of numbers, got the row {shown(first)}; rows of several texts are for "
-            "`lagwise train` with task.text=[one, two]"
+            "`lagwise train` with `text=[one, two]`"
         )
     return "series" if axes == 3 or np.ndim(first) == 2 else "table"
 

@@ -18,10 +18,10 @@ def check_compiled(options: TrainingOptions) -> None:
     if not options.compile:
         return
     if options.carry_states > 1:  # whose caches change between steps
-        raise ValueError("training.compile does not go with training.carry_states; leave one of them out")
+        raise ValueError("`compile` does not go with `carry_states`; leave one of them out")
     lacking = _lacking(default_device().type)
     if lacking is not None:
-        raise ValueError(f"training.compile needs {lacking}; or leave it out")
+        raise ValueError(f"`compile` needs {lacking}; or leave it out")
     if options.compile == REDUCE_OVERHEAD:
         _check_graphs(options)
 
@@ -57,15 +57,15 @@ def could_be_graphs(options: TrainingOptions) -> bool:
 
 def _check_graphs(options: TrainingOptions) -> None:
     """ValueError where a step cannot be CUDA graphs."""
-    what = f"training.compile={REDUCE_OVERHEAD}"
+    what = f"`compile={REDUCE_OVERHEAD}`"
     if default_device().type != "cuda":
-        raise ValueError(f"{what} needs an NVIDIA GPU, which is not here; take training.compile=true, or leave it out")
+        raise ValueError(f"{what} needs an NVIDIA GPU, which is not here; take `compile=true`, or leave it out")
     if group_size() > 1:  # which exchange gradients in the backward pass
-        raise ValueError(f"{what} is for one process, got {group_size()}; take training.compile=true")
+        raise ValueError(f"{what} is for one process, got {group_size()}; take `compile=true`")
     if options.accumulate > 1:  # the graph of a micro-batch would overwrite the gradients of the one before
         raise ValueError(
-            f"{what} does not go with training.accumulate, got {options.accumulate}; take training.compile=true, or a "
-            "smaller training.batch_size"
+            f"{what} does not go with `accumulate`, got {options.accumulate}; take `compile=true`, or a "
+            "smaller `batch_size`"
         )
 
 

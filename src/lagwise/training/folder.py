@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lagwise.files import one_line, read_json
+from lagwise.files import RECIPE_FILE, RUN_FILE, one_line, read_json
 from lagwise.schema import typed
 from lagwise.tables import build
 from lagwise.tasks import TASKS, Task
-from lagwise.training.new_folder import RUN_FILE, TOKENIZER
+from lagwise.training.new_folder import TOKENIZER
 from lagwise.training.recipe import Recipe, load_recipe
 
-RECIPE_FILE = "recipe.yaml"
 METRICS_FILE = "metrics.jsonl"
 
 

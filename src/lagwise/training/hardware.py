@@ -31,15 +31,13 @@ def check_tf32(wanted: bool) -> None:
     from transformers.utils import is_torch_tf32_available
 
     if wanted and not is_torch_tf32_available():
-        raise ValueError("training.tf32 needs an NVIDIA GPU since Ampere, which is not here; leave it out")
+        raise ValueError("`tf32` needs an NVIDIA GPU since Ampere, which is not here; leave it out")
 
 
 def check_precision(precision: str) -> None:
     """ValueError for float16 on a machine without an NVIDIA GPU."""
     if precision == "float16" and not torch.cuda.is_available():
-        raise ValueError(
-            "training.precision=float16 needs an NVIDIA GPU, which is not here; leave it out, or take bfloat16"
-        )
+        raise ValueError("`precision=float16` needs an NVIDIA GPU, which is not here; leave it out, or take bfloat16")
 
 
 def of_first_process(choice: bool) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import PartialState
 from torch.utils.data import DataLoader
 
-from lagwise.files import write_whole
+from lagwise.files import write_json
 from lagwise.models.loading import load_model
 from lagwise.models.wide import joined
 from lagwise.tables import counted
@@ -52,7 +52,7 @@ def keep_first_answer(first: FirstAnswer, data: TaskData, out: Path, kind: str, 
         if kind == "compare" and is_perfect(about):
             print(
                 "kept the first answer: no trained model can be better on these rows, so none is trained; "
-                "training.first_answer=none trains one",
+                "`first_answer=none` trains one",
                 file=sys.stderr,
             )
 
@@ -88,7 +88,7 @@ def kept_model(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, *
         better = is_better(data, trained, data.calibrated(first, before, labels), labels)
     kept = compare and not better
     about |= {"trained": data.metrics(float("nan"), trained, labels), "kept": kept}
-    write_whole(out / FILE, json.dumps(about, indent=1) + "\n")
+    write_json(out / FILE, about)
     if progress:
         print(choice_sentence(about, data.headline.label, compared=compare), file=sys.stderr)
     return None if kept else model

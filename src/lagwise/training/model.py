@@ -21,9 +21,8 @@ from lagwise.models.pieces import require_pieces
 from lagwise.process import group_size
 from lagwise.tables import known
 from lagwise.tasks import Task, TaskData
-from lagwise.training.recipe import Recipe, merged
+from lagwise.training.recipe import START, Recipe, merged
 
-_START = "init_from"
 _OF_THE_DATA = ("label_mean", "label_std", "outputs", "threshold", "wide")
 _BACKBONE = "model."  # prefix of the backbone's weights in every head
 
@@ -45,7 +44,7 @@ def check_model(recipe: Recipe, task: Task) -> None:
         require_pieces(model)
     for option, length in task.lengths().items():
         if limit is not None and length > limit:
-            raise ValueError(f"{option} {length} is over model.max_position_embeddings {limit}")
+            raise ValueError(f"{option} {length} is over the model's max_position_embeddings {limit}")
         for kernel in model.modules():
             if isinstance(kernel, LagKernel) and (kernel.max_length or length) < length:
                 raise ValueError(f"{option} {length} is over the kernel's max_length {kernel.max_length}")
@@ -59,18 +58,18 @@ def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
     set_seed(recipe.training.seed)
     model = data.task.model_class(config)
     data.check_model(model)
-    if _START in recipe.model:
-        _take_backbone(model, Path(recipe.model[_START]))
+    if START in recipe.model:
+        _take_backbone(model, Path(recipe.model[START]))
     return model
 
 
 def started_from(recipe: Recipe) -> Path | None:
     """The folder in ``model.init_from``. FileNotFoundError if it holds no model."""
-    if _START not in recipe.model:
+    if START not in recipe.model:
         return None
-    folder = expanded(str(recipe.model[_START]))
+    folder = expanded(str(recipe.model[START]))
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"model.init_from must be the folder of a trained run, got {str(folder)!r}")
+        raise FileNotFoundError(f"`init_from` must be the folder of a trained run, got {str(folder)!r}")
     check_weights(folder)
     return folder
 
@@ -81,8 +80,8 @@ def config_for_data(recipe: Recipe, data: TaskData) -> LagwiseConfig:
     if "vocab_size" in fields:  # checked first, because the tokenizer's special tokens are outside a smaller one
         size = model_config(recipe, data.task, {"vocab_size": fields["vocab_size"]}).vocab_size
         if size < fields["vocab_size"]:
-            hint = "; a run without a mask token cannot start one with masked tokens" if _START in recipe.model else ""
-            raise ValueError(f"model.vocab_size {size} is less than the tokenizer's {fields['vocab_size']}{hint}")
+            hint = "; a run without a mask token cannot start one with masked tokens" if START in recipe.model else ""
+            raise ValueError(f"the model's vocab_size {size} is less than the tokenizer's {fields['vocab_size']}{hint}")
     return model_config(recipe, data.task, fields)
 
 
@@ -90,7 +89,7 @@ def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseC
     """The configuration from the task and the data; fields of the recipe take precedence, and options of its inputs.
     ValueError for unknown fields."""
     for name in recipe.model:
-        known(name, [*field_types(), _START], "key in model")
+        known(name, [*field_types(), START], "key in model")
     own, others = own_fields(recipe), {**task.fixed_fields(), **fields}
     merged: dict[str, Any] = {**others, **own}
     found = others.get("inputs")
@@ -105,7 +104,7 @@ def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseC
 
 def own_fields(recipe: Recipe) -> dict[str, Any]:
     """The fields of `LagwiseConfig` that a recipe gives."""
-    return {name: value for name, value in recipe.model.items() if name != _START}
+    return {name: value for name, value in recipe.model.items() if name != START}
 
 
 def with_start(recipe: Recipe) -> Recipe:
@@ -129,7 +128,7 @@ def with_start(recipe: Recipe) -> Recipe:
     own = dict(recipe.model)
     if isinstance(own.get("block"), dict) and "name" not in own["block"]:
         own["block"] = merged(given["block"], own["block"])
-    return replace(recipe, task=task, model={**given, **own, _START: place}, data=options)
+    return replace(recipe, task=task, model={**given, **own, START: place}, data=options)
 
 
 def without_start(recipe: Recipe) -> Recipe:
@@ -149,7 +148,7 @@ def _take_backbone(model: PreTrainedModel, folder: Path) -> None:
     if wrong:
         architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures", ["?"])[0]
         raise ValueError(
-            f"model.init_from {str(folder)!r} ({architecture}) has no weights that fit {len(wrong)} parts of this "
+            f"`init_from` {str(folder)!r} ({architecture}) has no weights that fit {len(wrong)} parts of this "
             f"model, such as {wrong[0]}; leave the model, and of series the stride and the features, as they are there"
         )
     backbone.load_state_dict(found, strict=False)

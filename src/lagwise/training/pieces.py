@@ -60,8 +60,8 @@ def check_shared(task: Task, count: int) -> None:
         return
     if not task.splits:
         raise ValueError(
-            f"training.sequence_parallel is for language modelling and masked language modelling, got task "
+            f"`sequence_parallel` is for language modelling and masked language modelling, got task "
             f"{type(task).__name__}"
         )
     if (length := min(task.lengths().values())) < count:
-        raise ValueError(f"training.sequence_parallel {count} is more than data.length, {length} tokens")
+        raise ValueError(f"`sequence_parallel` {count} is more than `length`, {length} tokens")

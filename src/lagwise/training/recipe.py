@@ -111,9 +111,6 @@ class TrainingOptions:
     first_answer: str = "none"
     """A linear model of fixed features, fitted in seconds: `compare` fits it first and ends with it unless the trained
     model is better on held-out rows; `only` trains nothing else (`model=linear`)."""
-    pretrain: Annotated[Whole, Field(ge=0, le=MOST_STEPS)] = 0
-    """Steps on the inputs of labelled texts or series before the labels, and on those of `task.unlabelled`: hidden
-    tokens or values are predicted, by causal models the next ones."""
     patience: Annotated[Whole, Field(ge=0)] = 0
     """Stop after this many evaluations without a better one; 0 never does."""
 
@@ -128,13 +125,19 @@ class Recipe:
     """A name from `lagwise.tasks.TASKS`, and its options."""
     model: dict[str, Any] = field(default_factory=dict)
     """Fields of `LagwiseConfig`, and perhaps init_from."""
+    words: dict[str, Any] = field(default_factory=dict)
+    """Fields of `LagwiseConfig` for a kind of model, by its word: what `model=WORD` sets beside the preset."""
     data: DataOptions = field(default_factory=DataOptions)
     """What to train and evaluate on."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
     """How to train."""
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+        """The recipe as a file that `load_recipe` reads as the same recipe, with any overrides."""
+        values = dataclasses.asdict(self)
+        if not self.words:
+            del values["words"]
+        return yaml.safe_dump(values, sort_keys=False)
 
 
 def recipe_names() -> list[str]:
@@ -199,7 +202,6 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
         _drop_options(values, override)
     for override in rest:
         _apply(values, override)
-    values.pop("words", None)
     recipe = checked(Recipe, values, "a recipe")
     _check(recipe)
     return recipe
@@ -230,7 +232,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values["training"].pop("epochs", None)
     if key == "training.epochs" and isinstance(values.get("training"), dict):
         values["training"].pop("least_steps", None)
-    sections = [f.name for f in dataclasses.fields(Recipe)]
+    sections = [f.name for f in dataclasses.fields(Recipe) if f.name != "words"]
     parts = key.split(".")
     if separator and len(parts) > 1:
         known(parts[0], sections, "section of a recipe")
@@ -255,9 +257,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def setting(name: str) -> str | None:
-    """The key of a recipe with this last part: ``training.steps`` for ``steps``."""
-    keys = ["model", *(f"{section}.{f.name}" for section, cls in _SECTIONS.items() for f in dataclasses.fields(cls))]
-    return next((key for key in keys if name == key.rpartition(".")[2]), None)
+    """The key of a recipe that sets an option of the data, the training, a task or the model: ``training.steps`` for
+    ``steps``. None if there is no such option."""
+    if name == "model":
+        return name
+    for section, cls in _SECTIONS.items():
+        if name in {each.name for each in dataclasses.fields(cls)}:
+            return f"{section}.{name}"
+    from lagwise.models.configuration import field_types  # which load PyTorch
+    from lagwise.tasks import TASKS
+
+    if any(name in option_names(task) for task in TASKS.values()):
+        return f"task.{name}"
+    return f"model.{name}" if name in (START, *field_types()) else None
 
 
 def _refuse_part_of_a_chain(values: Any, parts: Sequence[str]) -> None:
@@ -388,7 +400,8 @@ def _check_lengths(data: DataOptions) -> None:
 
 
 _SECTIONS = {"data": DataOptions, "training": TrainingOptions}
-_OTHER_DATA = ("unlabelled", "noise")  # options of tasks that name data beside data.source
+START = "init_from"  # the key of a model that names a run to start from
+_OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
 
 
 def rooted(recipe: Recipe) -> Recipe:

@@ -17,7 +17,7 @@ def check_reports(names: str) -> list[str]:
     for name in found:
         if name not in available and name != "tensorboard":  # which every recipe names, whether it is there or not
             raise ValueError(
-                f"training.report_to {shown(name)} is unknown, or its package is not installed; available: "
+                f"`report_to` {shown(name)} is unknown, or its package is not installed; available: "
                 f"{', '.join(['none', *available])}"
             )
     return [name for name in found if name in available]

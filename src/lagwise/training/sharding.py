@@ -37,11 +37,11 @@ def check_shards(options: TrainingOptions) -> None:
     if not options.shard:
         return
     if options.optimizer != "adamw":
-        raise ValueError(f"training.shard needs training.optimizer=adamw, got {options.optimizer!r}")
+        raise ValueError(f"`shard` needs `optimizer=adamw`, got {options.optimizer!r}")
     if options.average:
-        raise ValueError(f"training.shard keeps no average of the weights, got training.average {options.average:g}")
+        raise ValueError(f"`shard` keeps no average of the weights, got `average` {options.average:g}")
     if options.first_answer != "none":
-        raise ValueError(f"training.shard needs training.first_answer=none, got {options.first_answer!r}")
+        raise ValueError(f"`shard` needs `first_answer=none`, got {options.first_answer!r}")
 
 
 def shard(model: Any) -> None:

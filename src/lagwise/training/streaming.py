@@ -37,17 +37,15 @@ def check_streaming(data: DataOptions, training: TrainingOptions) -> None:
     if not data.streaming:
         return
     if training.epochs is not None:
-        raise ValueError(
-            "the length of the text is not known with data.streaming; give training.steps instead of training.epochs"
-        )
+        raise ValueError("the length of the text is not known with `streaming`; give `steps` instead of `epochs`")
     if data.lengths is not None:
-        raise ValueError("data.lengths does not go with data.streaming; give data.length alone")
+        raise ValueError("`lengths` does not go with `streaming`; give `length` alone")
     if training.carry_states > 1:
-        raise ValueError("training.carry_states does not go with data.streaming")
+        raise ValueError("`carry_states` does not go with `streaming`")
     if data.tokenizer in MADE_OF_TEXT:
         raise ValueError(
-            f"tokenizer {data.tokenizer!r} is made of the whole text, which data.streaming does not read first; train "
-            "a few steps on a part of the text with it, and give the run's folder as data.tokenizer"
+            f"tokenizer {data.tokenizer!r} is made of the whole text, which `streaming` does not read first; train "
+            "a few steps on a part of the text with it, and give the run's folder as `tokenizer`"
         )
 
 

@@ -139,7 +139,7 @@ class LagwiseTrainer(Trainer):
             if name in logs and not math.isfinite(logs[name]):
                 raise FloatingPointError(
                     f"{name} is {logs[name]} at step {self.state.global_step}: training has diverged. Try a smaller "
-                    "training.learning_rate or training.precision=float32; saved checkpoints are intact"
+                    "`learning_rate` or `precision=float32`; saved checkpoints are intact"
                 )
         if "eval_loss" in logs and f"eval_{self.data.headline.name}" not in logs:  # the task needs only the loss
             logs |= {f"eval_{name}": value for name, value in self.data.metrics(logs["eval_loss"]).items()}
@@ -332,7 +332,7 @@ class HostHint(TrainerCallback):
         if step - launched < self.SHARE * step:
             print(
                 f"The GPU waits for Python, which takes {launched * 1e3:.1f} of the {step * 1e3:.1f} ms of a step: "
-                f"training.compile={REDUCE_OVERHEAD} or larger batches use more of it",
+                f"`compile={REDUCE_OVERHEAD}` or larger batches use more of it",
                 file=sys.stderr,
             )
 

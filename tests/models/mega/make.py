@@ -59,8 +59,6 @@ MODELS = {
     ),
     "sequences": (mega.MegaForSequenceClassification, {"num_labels": 3, "classifier_dropout": 0.3}),
     "tokens": (mega.MegaForTokenClassification, {"num_labels": 4, "attention_activation": "laplace"}),
-    "answers": (mega.MegaForQuestionAnswering, {"use_chunking": True, "chunk_size": 8}),
-    "choices": (mega.MegaForMultipleChoice, {"normalization_type": "layernorm"}),
 }
 
 
@@ -74,7 +72,7 @@ def make(folder: Path) -> None:
                     noise = torch.randn_like(value)
                     value.copy_(noise.exp() if key.endswith("running_var") else value + 0.3 * noise)
         model.save_pretrained(folder / name)
-        ids = torch.randint(2, SMALL["vocab_size"], (2, 3, 16) if kind is mega.MegaForMultipleChoice else (2, 16))
+        ids = torch.randint(2, SMALL["vocab_size"], (2, 16))
         mask = torch.ones_like(ids)
         if kind is not mega.MegaForCausalLM:
             mask[1, ..., 11:] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -17,14 +18,17 @@ def varying_scan(x: Tensor, poles: Tensor, state: Tensor | None = None) -> Tenso
     Formula: ``h_t = p_t h_{t-1} + x_t``, from ``h_{-1} = state``. Groups of √n tokens run from zero, all at once; then
     the state goes from group to group, and the start of each group is added to its states.
 
-    Shapes: x and poles ``(batch, length >= 1, ...)``, real or complex; state ``(batch, ...)``, zero by default. Returns
-    a tensor like x. Linear in the length, in time and memory, with 2 √n passes. It is differentiable, also twice.
+    Shapes: x and poles ``(batch, length >= 1, ...)``, each real or complex; state ``(batch, ...)``, zero by default.
+    Returns a tensor like x, complex if one of them is. Linear in the length, in time and memory, with 2 √n passes.
+    Differentiable, also twice.
 
     >>> varying_scan(torch.ones(1, 3), torch.tensor([[1.0, 0.5, 0.25]])).tolist()
     [[1.0, 1.5, 1.375]]
     """
     if state is None:
         state = torch.zeros_like(x[:, 0])
+    dtype = functools.reduce(torch.promote_types, (x.dtype, poles.dtype, state.dtype))
+    x, poles, state = x.to(dtype), poles.to(dtype), state.to(dtype)  # real gradients of real ones, beside complex ones
     return _states(x, poles, state) if transformed() else _Scan.apply(x, poles, state)
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.constants import remembered_tables
+from lagwise.ops.constants import cached_tables
 from lagwise.ops.operators import exporting
 
 _BLOCK = 64
@@ -122,7 +122,7 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
 
 def block_weights(grid: NodeGrid, like: Tensor) -> BlockWeights:
     """The weights of a grid for signals with the device and dtype of ``like``."""
-    return remembered_tables(_block_weights, grid, like=like)
+    return cached_tables(_block_weights, grid, like=like)
 
 
 def _block_weights(grid: NodeGrid) -> BlockWeights:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.bilinear import differentiable, differentiable_gradients, traced, transformed
-from lagwise.ops.constants import remembered_tables
+from lagwise.ops.constants import cached_tables
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
 from lagwise.ops.host import on_host
@@ -195,7 +195,7 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     if in_graph():
         ramp, spread = _split_tables(coarse.detach(), *plan)
     else:
-        ramp, spread = remembered_tables(_split_constants, plan, like=coarse)
+        ramp, spread = cached_tables(_split_constants, plan, like=coarse)
     if has_static_value(coarse.shape[1]):
         head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
         head = head * ramp
@@ -265,7 +265,7 @@ def _sparse_plus_smooth(
         blocks = row_weights(*rows, form.grid)
     else:  # by the numbers of tokens, which the host works out: layers share the weights
         sizes = (tuple(each.tolist()) for each in on_host(*rows) if each is not None)
-        blocks = remembered_tables(_row_tables, *sizes, form.grid, like=coarse)
+        blocks = cached_tables(_row_tables, *sizes, form.grid, like=coarse)
     arguments = (x, taps, coarse, form, blocks)
     return _added(*arguments) if transformed() else _SparsePlusSmooth.apply(*arguments)
 
@@ -473,7 +473,7 @@ def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int)
 def _split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
     """`_split_constants` for graphs, which would make them by many launches at every step. Copies: graphs write into
     what they are given."""
-    ramp, spread = remembered_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
+    ramp, spread = cached_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
     return ramp.clone(), spread.clone()
 
 

@@ -1,16 +1,17 @@
-"""Remembered taps are those of the kernel as it is now."""
+"""Cached taps are those of the kernel as it is now."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import pickle
+from typing import Any
 
 import pytest
 import torch
 
-from lagwise.kernels import KERNELS, LagKernel, remembered
-from lagwise.kernels.remembered import remembered_taps
+from lagwise.kernels import KERNELS, LagKernel, cached
+from lagwise.kernels.cached import cached_taps
 from lagwise.mixers import ToeplitzMixer
 
 pytestmark = pytest.mark.cpu
@@ -26,7 +27,7 @@ def computed(kernel: LagKernel, length: int, monkeypatch: pytest.MonkeyPatch) ->
     calls = []
     with monkeypatch.context() as patched:
         patched.setattr(type(kernel), "taps", lambda self, n, taps=type(kernel).taps: calls.append(n) or taps(self, n))
-        found = remembered_taps(kernel, length)
+        found = cached_taps(kernel, length)
     assert torch.equal(found, kernel.taps(length))
     return len(calls)
 
@@ -64,19 +65,66 @@ def test_copies_are_separate_and_nothing_is_kept_alive(monkeypatch: pytest.Monke
     computed(kernel, 9, monkeypatch)
     assert len(pickle.dumps(kernel)) < small + 100
     assert computed(copy.deepcopy(kernel), 9, monkeypatch) == 1
-    kept = len(remembered._latest)
+    kept = len(cached._latest)
     del kernel
     gc.collect()
-    assert len(remembered._latest) < kept
+    assert len(cached._latest) < kept
 
 
 @torch.no_grad()
 def test_large_kernels_are_not_kept(kernel: LagKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "_MOST_TAPS", 100)
+    monkeypatch.setattr(cached, "_MAX_CACHED_VALUES", 100)
     assert [computed(kernel, 9, monkeypatch) for _ in range(2)] == [1, 1]
     assert [computed(kernel, 3, monkeypatch) for _ in range(2)] == [1, 0]
-    monkeypatch.setattr(remembered, "_MOST_VALUES", 10)
+    monkeypatch.setattr(cached, "_MAX_COMPARED_VALUES", 10)
     assert [computed(kernel, 4, monkeypatch) for _ in range(2)] == [1, 1]  # too many values to compare
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        ({"name": "ema"}, {}),
+        ({"name": "modal", "modes": 4}, {}),
+        ({"name": "rpe", "hidden": 4}, {}),
+        ({"name": "rpe", "hidden": 4}, {"engine": "ski"}),
+    ],
+)
+def test_a_stream_uses_a_kernel_that_was_replaced(kernel: dict[str, Any], options: dict[str, Any]) -> None:
+    mixer, other = (ToeplitzMixer(8, kernel=kernel, **options).double().eval() for _ in range(2))
+    x = torch.randn(2, 30, 8, dtype=torch.float64)
+    for replaced in (False, True):
+        if replaced:
+            mixer.kernel = other.kernel
+        y, state = mixer.prefill(x[:, :20], mixer.init_state(2))
+        outputs = [y]
+        for token in x[:, 20:].unbind(1):
+            y, state = mixer.step(token, state)
+            outputs.append(y[:, None])
+        torch.testing.assert_close(torch.cat(outputs, 1), mixer(x), rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("by_value", [False, True])
+def test_added_and_removed_members_count_as_changes(by_value: bool) -> None:
+    module, calls = torch.nn.Sequential(torch.nn.Linear(2, 2)), []
+
+    def computes() -> int:
+        before = len(calls)
+        cached.cached(module, "kind", None, lambda: calls.append(1) or torch.zeros(1), by_value=by_value)
+        return len(calls) - before
+
+    changes = [
+        lambda: module.append(torch.nn.ReLU()),
+        lambda: module[0].register_buffer("scale", torch.ones(1)),
+        lambda: setattr(module[0], "bias", None),
+        lambda: module.__setitem__(0, torch.nn.Linear(2, 2)),
+        lambda: module.__delitem__(1),
+    ]
+    assert [computes(), computes()] == [1, 0]
+    for change in changes:
+        change()
+        assert [computes(), computes()] == [1, 0]
 
 
 def test_training_after_evaluation_has_gradients() -> None:
@@ -93,7 +141,7 @@ def test_training_after_evaluation_has_gradients() -> None:
 
 @torch.no_grad()
 def test_transforms_compute_anew(kernel: LagKernel) -> None:
-    remembered_taps(kernel, 9)
+    cached_taps(kernel, 9)
     weights = {name: torch.stack([value, 2 * value]) for name, value in kernel.named_parameters()}
 
     def taps(weights: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -103,7 +151,7 @@ def test_transforms_compute_anew(kernel: LagKernel) -> None:
                 self.kernel = kernel
 
             def forward(self) -> torch.Tensor:
-                return remembered_taps(self.kernel, 9)
+                return cached_taps(self.kernel, 9)
 
         return torch.func.functional_call(Taps(), {f"kernel.{n}": v for n, v in weights.items()}, ())
 
