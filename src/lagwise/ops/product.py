@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.plans import ski_toeplitz_product
 from lagwise.ops.symbolic import symbolic, symbolic_product

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.constants import cached_tables
-from lagwise.ops.operators import exporting
+from lagwise.ops.operation import exporting
 
 _BLOCK = 64
 _ROW_BLOCK = 16  # tokens, with a grid per row: the nodes of short rows are close together

@@ -17,12 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, traced, transformed
 from lagwise.ops.constants import cached_tables
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
 from lagwise.ops.host import on_host
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import (
+    differentiable,
+    differentiable_gradients,
+    graph_operator,
+    in_graph,
+    traced,
+    transformed,
+)
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
     BlockWeights,

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import bilinear_product
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.convolution import residual_convolutions
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import bilinear_product, graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import block_lag_products

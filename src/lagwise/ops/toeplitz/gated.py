@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.fused import fused
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import differentiable, differentiable_gradients, graph_operator, in_graph
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.toeplitz.spectral import (
     Plan,

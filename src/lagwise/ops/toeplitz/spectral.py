@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import bilinear_product
 from lagwise.ops.frequencies import inverse_adjoint
 from lagwise.ops.fused import frames as fused_frames
 from lagwise.ops.fused import fused
 from lagwise.ops.fused.frames import Frames
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import bilinear_product, graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
