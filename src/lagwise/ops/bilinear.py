@@ -57,7 +57,7 @@ def differentiable() -> bool:
 
 
 def differentiable_gradients(
-    function: Callable[..., Any], inputs: Sequence[Any], needs_grad: Sequence[bool], grads: Sequence[Tensor]
+    function: Callable[..., Any], inputs: Sequence[Any], needs_grad: Sequence[bool], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Gradients of a differentiable function with respect to the inputs that need them, themselves differentiable.
 
@@ -70,8 +70,12 @@ def differentiable_gradients(
         sources = [t for t, needed in zip(inputs, needs_grad, strict=True) if needed]
         results = function(*inputs)
         results = [results] if isinstance(results, Tensor) else results
-        pairs = [(result, grad) for result, grad in zip(results, grads, strict=True) if result.requires_grad]
-        if not pairs:  # a constant of these inputs
+        pairs = [
+            (result, grad)
+            for result, grad in zip(results, grads, strict=True)
+            if grad is not None and result.requires_grad
+        ]
+        if not pairs:  # a constant of the inputs that need gradients
             return [None] * len(needs_grad)
         outputs, grads = zip(*pairs, strict=True)
         gradients = iter(torch.autograd.grad(outputs, sources, grads, create_graph=True, allow_unused=True))
