@@ -15,9 +15,6 @@ from lagwise.ops.host import known_on_host, on_device, on_host
 from lagwise.ops.operation import traced
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
-# Arguments of a language model that have no effect on a streaming step.
-_OF_A_STEP = {"input_ids", "cache", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
-_OF_A_STEP |= {"position_ids", "cache_position"}
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 _SPLIT = (
@@ -215,9 +212,3 @@ def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mappi
             f"the cache holds {cache.seen} tokens already, and input and mask have {prompt}; give the whole text "
             "so far and at least one token more"
         )
-
-
-def surplus_argument(inputs: Mapping[str, Any]) -> str | None:
-    """The first of a model's arguments that is given and that a streaming step cannot honour; None if there is none."""
-    given = (name for name, value in inputs.items() if value is not None and value is not False)
-    return next((name for name in given if name not in _OF_A_STEP), None)
