@@ -10,8 +10,8 @@ import torch
 
 from lagwise.ops import dilated_convolution, native, ski_product, toeplitz_product
 from lagwise.ops.native import library
-from lagwise.ops.toeplitz import direct as local
 from lagwise.ops.toeplitz import convolution
+from lagwise.ops.toeplitz import direct as local
 
 pytestmark = pytest.mark.cpu
 compiled = pytest.mark.usefixtures("_compiled")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lagwise.kernels.base import LagKernel
 from lagwise.mixers.state import join_states, leaves, select_rows
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import per_document
 from lagwise.ops.streaming import OnlineState
 from lagwise.ops.symbolic import symbolic

@@ -14,9 +14,9 @@ from lagwise.kernels import LagKernel
 from lagwise.kernels.cached import cached
 from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
-from lagwise.ops.bilinear import traced
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.host import added, known_counts
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel

@@ -21,7 +21,7 @@ from lagwise.ops.attention import (
     rotary_factors,
     rotate,
 )
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import per_document
 from lagwise.ops.ring import ring_tokens
 from lagwise.ops.shards import Shard, Span

@@ -36,10 +36,9 @@ from lagwise.ops.streaming import (
     OnlineTaps,
     WindowState,
     due_step,
-    ring_prefill,
 )
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz import fast_length, gated_product, spectral_product
+from lagwise.ops.toeplitz import dilated_prefill, fast_length, gated_product, spectral_product
 from lagwise.tables import build, known
 
 
@@ -256,7 +255,8 @@ class ToeplitzMixer(Derived, Mixer):
             y, state = online_prefill(x, state)
             return y.to(x.dtype), state
         if isinstance(state, WindowState):
-            return ring_prefill(x, state, self.derived().taps)
+            y, ring = dilated_prefill(x, self.derived().taps, 1, *state)
+            return y, WindowState(ring, state.seen + x.shape[1])
         if self._frozen is not None or symbolic(x.shape[1]):
             modes = self.derived()
             y, real, imaginary = modal_graph_prefill(x, modes.exponents, modes.weights, modes.direct, *state)

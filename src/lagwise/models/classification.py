@@ -13,7 +13,7 @@ from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import pool, pool_pairs
 from lagwise.models.wide import WideHead
-from lagwise.ops.operators import exporting
+from lagwise.ops.operation import exporting
 
 
 class LagwiseForSequenceClassification(WideHead):

@@ -11,7 +11,7 @@ from transformers.utils.generic import can_return_tuple
 from lagwise.models.configuration import PAIRS, LagwiseConfig
 from lagwise.models.pooling import pool
 from lagwise.models.wide import WideHead
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 
 
 class LagwiseForImageClassification(WideHead):

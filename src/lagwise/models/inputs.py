@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lagwise.models.cache import StreamingCache, real_positions
 from lagwise.models.cache_name import CACHE
-from lagwise.ops.bilinear import traced
 from lagwise.ops.host import known_on_host, on_device, on_host
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
 # Arguments of a language model that have no effect on a streaming step.

@@ -38,8 +38,7 @@ from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_whole_layers
 from lagwise.models.shards import require_shards
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import traced
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph, traced
 from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.operation import Engine, Values, operation
-from lagwise.ops.operators import callable_directly, loop_operator
+from lagwise.ops.operation import Engine, Values, callable_directly, loop_operator, operation
 from lagwise.ops.product import toeplitz_product
 from lagwise.ops.toeplitz.block import centre
 from lagwise.ops.tokens import fitting, silu_product, with_biases
@@ -88,12 +89,12 @@ class _Loop(Engine):
         return gated_grid(gate, value, *_both_lags(gate, rows, columns, width), biases), ()
 
     @staticmethod
-    def backward(args: Values, kept: Values, grads: Values, wanted: Values) -> Values:
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         gate, value, rows, columns, biases, width = args
         lags = _both_lags(gate, rows, columns, width)
         *both, of_rows, of_columns, of_biases = gated_grid_gradients(grads[0], gate, value, *lags, biases)
         of_taps = (_cut(each, taps) for each, taps in ((of_rows, rows), (of_columns, columns)))
-        return *both, *of_taps, of_biases if wanted[4] else None, None
+        return *both, *of_taps, of_biases if needs_grad[4] else None, None
 
 
 def _both_lags(gate: Tensor, rows: Tensor, columns: Tensor, width: int) -> tuple[Tensor, Tensor]:

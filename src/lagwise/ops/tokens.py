@@ -9,15 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._device import DeviceContext
 
 from lagwise.ops import native
 from lagwise.ops.fused import fused
 from lagwise.ops.fused import gate as gate_kernels
 from lagwise.ops.fused.linear import joint_linear
 from lagwise.ops.fused.norm import norm, norm_gradients
-from lagwise.ops.operation import Engine, Values, definitions_only, operation, worthwhile
-from lagwise.ops.operators import loop_operator
+from lagwise.ops.operation import (
+    Engine,
+    Values,
+    definitions_only,
+    intercepted,
+    loop_operator,
+    operation,
+    worthwhile,
+)
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FORWARD = nn.Linear.forward
@@ -84,9 +90,9 @@ class _SiluProduct(Engine):
         return silu_product_loop(gate, value, biases), ()
 
     @staticmethod
-    def backward(args: Values, kept: Values, grads: Values, wanted: Values) -> Values:
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         dgate, dvalue, dbiases = silu_product_gradients(grads[0], *args)
-        return dgate, dvalue, dbiases if wanted[2] else None
+        return dgate, dvalue, dbiases if needs_grad[2] else None
 
 
 def fitting(biases: Tensor | None, gate: Tensor) -> bool:
@@ -123,18 +129,15 @@ class _RMSNorm(Engine):
         return norm(x, None, None, epsilon, False, x.dtype), ()
 
     @staticmethod
-    def backward(args: Values, kept: Values, grads: Values, wanted: Values) -> Values:
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         x, epsilon = args
         arguments = (grads[0], None, x, None, False, epsilon, False)
         return norm_gradients(*arguments, x.dtype, x.dtype)[0], None
 
 
 def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
-    if nn.Linear.forward is not _FORWARD or torch.nn.modules.module._has_any_global_hook():
+    if nn.Linear.forward is not _FORWARD or intercepted():
         return False
-    for i in range(torch._C._len_torch_function_stack()):
-        if type(torch._C._get_function_stack_at(i)) is not DeviceContext:  # a default device changes no layer
-            return False
     device = x.device
     return all(_plain_linear(layer, device, biased) for layer in layers)
 

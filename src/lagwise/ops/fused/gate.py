@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,7 +29,7 @@ class SiluProduct(Engine):
         return silu_product_kernel(gate, value, biases), ()
 
     @staticmethod
-    def backward(args: Values, kept: Values, grads: Values, wanted: Values) -> Values:
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         gate, value, biases = args
         both, parts = silu_product_gradients(grads[0], gate, value, biases)
         found = both.split_with_sizes([gate.shape[-1]] * 2, dim=-1)
@@ -86,7 +88,7 @@ class _Update(Engine):
         return gated_update_kernel(x, update, candidate, branch), ()
 
     @staticmethod
-    def backward(args: Values, kept: Values, grads: Values, wanted: Values) -> Values:
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         dx, dupdate, inner = gated_update_gradients(grads[0], *args)
         return dx, dupdate, inner, inner.to(args[3].dtype)
 

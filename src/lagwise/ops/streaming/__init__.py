@@ -7,6 +7,5 @@ from lagwise.ops.streaming.fixed import (
     WindowState,
     due_state,
     due_step,
-    ring_prefill,
 )
 from lagwise.ops.streaming.online import OnlineState, online_block, online_follow, online_prefill

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.ring import ring_convolve, ring_lags, ring_of, ring_product, ring_write
+from lagwise.ops.ring import ring_lags, ring_of, ring_write
 from lagwise.ops.streaming.blocks import ONLINE_BLOCK
 from lagwise.ops.streaming.online import OnlineState, online_block, online_follow
 from lagwise.ops.window import Window
@@ -30,22 +30,6 @@ class DueState(NamedTuple):
     recent: Tensor
     due: Tensor
     seen: Tensor
-
-
-def ring_prefill(x: Tensor, state: WindowState, taps: Tensor) -> tuple[Tensor, WindowState]:
-    """A causal convolution at the next tokens on a ring, lag by lag: O(reach) per token.
-
-    Shapes: x ``(batch, length, channels)``, whose length a graph may leave open; taps ``(channels, reach)``, lag 0
-    first. Returns a tensor like x.
-    """
-    ring, seen = state
-    assert isinstance(ring, Tensor)
-    if x.shape[1] == 1:
-        ring = ring_write(ring, x[:, 0], seen)
-        y = ring_product(ring, taps.t(), seen)[:, None]
-    else:
-        y, ring = ring_convolve(ring, x, taps.t(), seen)
-    return y.to(x.dtype), WindowState(ring, seen + x.shape[1])
 
 
 def due_step(x: Tensor, state: DueState, near: Tensor) -> tuple[Tensor, DueState]:

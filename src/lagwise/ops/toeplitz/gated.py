@@ -52,9 +52,7 @@ def _in_one_part(value: Tensor, kernel: Tensor, origin: int, engine: str) -> boo
 @_gated.engine("triton")
 class _Frames(Engine):
     @staticmethod
-    def serves(
-        gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str
-    ) -> bool:
+    def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> bool:
         return biases is None and fused(gate, value, kernel) and _in_one_part(value, kernel, origin, engine)
 
     @staticmethod
@@ -91,9 +89,7 @@ def _spectra(value: Tensor, kernel: Tensor, plan: spectral.Plan) -> tuple[Tensor
 @_gated.engine("loop")
 class _Loops(Engine):
     @staticmethod
-    def serves(
-        gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str
-    ) -> bool:
+    def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> bool:
         served = native.serves(gate) and spectral.by_loops(value, kernel)
         return served and _in_one_part(value, kernel, origin, engine)
 
