@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import toeplitz_matrix
+from lagwise.ops import dilated_convolution, toeplitz_matrix
 from lagwise.ops.toeplitz import receptive_field
 from lagwise_papers.bench import ema_tcn, ops, tcn_shapes, toeplitz
 from lagwise_papers.bench.harness import check_layer, check_matrix, peak_memory
@@ -168,3 +168,16 @@ def test_the_cheapest_stack_is_found_and_cached(monkeypatch: pytest.MonkeyPatch)
     assert choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False) == choices
     with pytest.raises(ValueError, match="length must be an integer of at least 2, got 1"):
         choose_tcn(1)
+
+
+@pytest.mark.covers("TCNCA app. D")
+@pytest.mark.parametrize("length", [2, 100, 1000])
+@pytest.mark.parametrize("causal", [True, False])
+def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
+    """The last token of a text (or the middle token of a text of twice the length) depends on all others."""
+    for kernel_size, dilation, depth in tcn_shapes.covering_shapes(length, causal=causal):
+        signal = torch.zeros(1, 2 * length - 1, 1)
+        signal[:, 0 if causal else length - 1] = 1
+        for i in range(depth):
+            signal = dilated_convolution(signal, torch.ones(1, kernel_size), dilation**i, causal=causal)
+        assert (signal[0, :, 0][: length if causal else None] > 0).all()

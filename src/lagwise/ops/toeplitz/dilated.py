@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -143,44 +141,6 @@ def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: i
     if depth * convolutions > 10_000 or depth * math.log2(dilation) > 63:
         raise ValueError(f"depth must be smaller for dilation {dilation} and convolutions {convolutions}, got {depth}")
     return 1 + convolutions * (kernel_size - 1) * sum(dilation**i for i in range(depth))
-
-
-def smallest_dilation(kernel_size: int, depth: int, field: int) -> int:
-    """The smallest dilation factor that gives a stack this `receptive_field`, if it has at least two taps and two
-    layers."""
-    dilation = 1
-    while receptive_field(kernel_size, dilation, depth) < field:
-        dilation += 1
-    return dilation
-
-
-class StackShape(NamedTuple):
-    """kernel_size K, dilation factor f and depth D of a stack."""
-
-    kernel_size: int
-    dilation: int
-    depth: int
-
-
-def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> Iterator[StackShape]:
-    """Stacks that see every token of a text.
-
-    A centred stack must see ``length - 1`` tokens on either side. For each depth D and kernel size K, the smallest
-    dilation factor f with a sufficient `receptive_field` is taken, if ``f <= K``: a larger factor skips lags that no
-    path through the stack reaches, whatever the receptive field. Kernel sizes beyond the smallest sufficient one at a
-    depth only cost more, so there is one stack per depth, with an odd kernel size when centred. ValueError if length is
-    less than 1.
-
-    Source: TCNCA app. D (which asks for a principled way) and app. E.
-    """
-    if length < 1:
-        raise ValueError(f"length must be at least 1, got {length}")
-    needed = length if causal else 2 * length - 1
-    for depth in range(1, max_depth + 1):
-        kernel_size = 2 if causal else 3
-        while receptive_field(kernel_size, kernel_size, depth) < needed:
-            kernel_size += 1 if causal else 2
-        yield StackShape(kernel_size, smallest_dilation(kernel_size, depth, needed), depth)
 
 
 def centre_tap(kernel_size: int, causal: bool) -> int:
