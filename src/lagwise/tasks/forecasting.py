@@ -20,7 +20,7 @@ from lagwise.data.splits import split_sizes
 from lagwise.files import expanded
 from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.progress import progress_bar
-from lagwise.schema import Count
+from lagwise.tables import Count
 from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
 
 _TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test

@@ -31,7 +31,7 @@ from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.progress import progress_bar
-from lagwise.schema import Share, Weight
+from lagwise.tables import Share, Weight
 from lagwise.tasks.base import Records, Table, finite
 from lagwise.tasks.classes import class_columns, class_fields, class_names
 from lagwise.tasks.figures import Figures, Log, image_gallery

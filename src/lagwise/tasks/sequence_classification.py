@@ -46,8 +46,7 @@ from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import by_rate
 from lagwise.models.rates import require_rate
 from lagwise.progress import progress_bar
-from lagwise.schema import Count, Number, Share
-from lagwise.tables import known
+from lagwise.tables import Count, Number, Share, known
 from lagwise.tasks.base import Metric, Records, finite, require_none
 from lagwise.tasks.classes import (
     CLASS_WEIGHTS,

@@ -38,9 +38,8 @@ from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.models.loading import by_rate
 from lagwise.progress import progress_bar
-from lagwise.schema import Count, Number, Share
-from lagwise.schema import Whole as WholeNumber
-from lagwise.tables import counted, known
+from lagwise.tables import Count, Number, Share, counted, known
+from lagwise.tables import Whole as WholeNumber
 from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
 from lagwise.tasks.figures import Figures, Log, signals_beside
 
@@ -284,7 +283,7 @@ class SignalToSignal(Task):
     @staticmethod
     def output(model: Any, samples: np.ndarray) -> np.ndarray:
         """The outputs ``(samples, outputs)`` of a whole signal."""
-        from lagwise.models.streaming_regressor import whole_output
+        from lagwise.models.signal_stream import whole_output
 
         y = whole_output(model, torch.tensor(samples).to(model.device))
         return finite(y.float().cpu().numpy(), "outputs")
