@@ -98,6 +98,8 @@ class Task:
 
     #: whether the model has a first answer's map beside its layers
     wide: bool = False
+    #: the data, not yet read
+    source: Any
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
@@ -127,8 +129,8 @@ class Task:
         return self.headline
 
     def key(self) -> str:
-        """A hash of the data, their splits, and every option that affects the encoding. Encodes nothing."""
-        raise NotImplementedError
+        """A hash of the data, their splits, and what decides how they are read. Encodes nothing."""
+        return self.source.key()
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TaskData:
         """Read and encode the data, or load the cached result; ValueError for unsuitable data.
