@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,9 +93,8 @@ class WholeSeries:
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for place in self.windows.ranges:
-            yield self.windows.cut(*place)
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.windows.cut(*self.windows.ranges[number])
 
 
 class RandomWindows(SeriesWindows):
