@@ -49,7 +49,7 @@ def model(block: dict[str, Any] | None, **fields: Any) -> LagwiseForCausalLM:
     return LagwiseForCausalLM(config).double().eval()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_converted_model_has_close_logits_and_streams_exactly(name: str) -> None:
     original = model(BLOCKS[name])
@@ -93,14 +93,6 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(again(ids).logits, converted(ids).logits)
     kernels = [m for m in again.modules() if isinstance(m, ModalKernel)]
     assert len(kernels) == 2
-
-
-def test_a_smaller_tolerance_needs_more_modes_and_is_more_accurate() -> None:
-    original = model(BLOCKS["gtu"])
-    loose, tight = (recurrent_form(original, tolerance)[1] for tolerance in (1e-1, 1e-5))
-    for name in loose:
-        assert loose[name].order.max() < tight[name].order.min()
-        assert tight[name].error.max() < loose[name].error.max()
 
 
 def test_a_kernel_of_infinite_support_is_truncated() -> None:

@@ -11,8 +11,7 @@ import torch
 from tiny_models import tiny_step
 
 from lagwise.models import StreamingSession, cuda_graph
-from lagwise.models.in_place import InPlaceStream
-from lagwise.models.step import StreamingStep
+from lagwise.models.step import InPlaceStream, StreamingStep
 
 KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "converted")
 

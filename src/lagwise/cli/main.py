@@ -201,7 +201,7 @@ def recipes(
 ) -> None:
     """List the recipes for your own data, or show one with every key that can be overridden and what the keys mean."""
     from lagwise.data.options import DataOptions
-    from lagwise.schema import meanings
+    from lagwise.tables import meanings
     from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
 
     if name is None:

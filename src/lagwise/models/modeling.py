@@ -35,11 +35,9 @@ from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbeddi
 from lagwise.models.offload import OffloadProbe
 from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
-from lagwise.models.sharded import require_whole_layers
-from lagwise.models.shards import require_shards
+from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import traced
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph, traced
 from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
@@ -310,27 +308,25 @@ class LagwiseModel(LagwisePreTrainedModel):
         if token_type_ids is not None and self.embed_types is not None:
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
-        shard = None if group is None else Shard(group, batch, length, mask, seq_idx, h.device)
-        if shard is None:
-            self._check_length(batch, length, mask, cache, seq_idx)
-        else:
-            mask, seq_idx = (None if t is None else shard.own(t) for t in (shard.whole.mask, shard.whole.seq_idx))
-            self._check_length(batch, shard.length, shard.whole.mask, None, shard.whole.seq_idx)
+        shard, whole = None, Layout(mask, seq_idx)
+        if group is not None:
+            shard = Shard(group, batch, length, mask, seq_idx, h.device)
+            whole, length = shard.whole, shard.length
+            mask, seq_idx = (None if t is None else shard.own(t) for t in (whole.mask, whole.seq_idx))
+        self._check_length(batch, length, whole, cache)
         if cache is not None:
-            mask = self._begin(cache, batch, mask, seq_idx)
+            self._check_cache(cache, batch, seq_idx)
+            cache.stop()
+            cache.record()
+            mask = cache.note_padding(mask)
         layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
         h = self._with_positions(h, layout, cache)
         h = self._with_context(h, input_ids, layout, cache)
         h = self.dropout(self._with_types(h, token_type_ids))
         states = self._through_layers(h, layout, cache, every=bool(output_hidden_states))
-        named: dict[str, Any] = {CACHE: cache}
-        return LagwiseModelOutput(
-            last_hidden_state=states[-1],
-            hidden_states=tuple(states) if output_hidden_states else None,
-            seq_idx=seq_idx,
-            shard=shard,
-            **named,
-        )
+        hidden_states = tuple(states) if output_hidden_states else None
+        named: dict[str, Any] = {CACHE: cache, "hidden_states": hidden_states, "seq_idx": seq_idx, "shard": shard}
+        return LagwiseModelOutput(states[-1], **named)
 
     def _cache(
         self, given: StreamingCache | None, use_cache: bool | None, seq_idx: Tensor | None
@@ -343,13 +339,6 @@ class LagwiseModel(LagwisePreTrainedModel):
         if use_cache is None:  # packed rows are complete texts: nothing follows them
             use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
         return self.new_cache() if use_cache and self.config.causal else None
-
-    def _begin(self, cache: StreamingCache, batch: int, mask: Tensor | None, seq_idx: Tensor | None) -> Tensor | None:
-        """Check a cache, and prepare it for the layers. Returns the mask, None if it has no padding."""
-        self._check_cache(cache, batch, seq_idx)
-        cache.stop()
-        cache.record()
-        return cache.note_padding(mask)
 
     def _layers_are_compiled(self) -> bool:
         """Whether layers are called through `torch.compile`, so that a batch's number of real tokens would be new to
@@ -419,12 +408,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.config.position_embedding == "sinusoidal_2d":
             inputs = self.embed_tokens.weight[0].numel()
             return h + grid_sinusoids(layout, h, rms=self.config.initializer_range * inputs**0.5)
-        if (shard := layout.shard) is None:
-            positions = token_positions(h.shape[0], h.shape[1], layout.mask, cache, layout.seq_idx, h.device)
-        else:
-            whole = shard.whole
-            positions = token_positions(h.shape[0], shard.length, whole.mask, None, whole.seq_idx, h.device)
-            positions = shard.own(positions)
+        whole, length = (layout, h.shape[1]) if layout.shard is None else (layout.shard.whole, layout.shard.length)
+        positions = token_positions(h.shape[0], length, whole, cache, h.device)
+        positions = positions if layout.shard is None else layout.shard.own(positions)
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)
@@ -465,14 +451,12 @@ class LagwiseModel(LagwisePreTrainedModel):
         cache.require_continues(batch, self.number)
         cache.rows, cache.model = batch, self.number
 
-    def _check_length(
-        self, batch: int, length: int, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
-    ) -> None:
+    def _check_length(self, batch: int, length: int, whole: Layout, cache: StreamingCache | None) -> None:
         limit = self.length_limit
         if limit is None or symbolic(length):
             return
         total = length + (0 if cache is None else cache.seen)
-        if seq_idx is not None:  # documents have individual lengths
-            total = int(token_positions(batch, length, mask, None, seq_idx, seq_idx.device).max()) + 1
+        if whole.seq_idx is not None:  # documents have individual lengths
+            total = int(token_positions(batch, length, whole, None, whole.seq_idx.device).max()) + 1
         if total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")

@@ -227,7 +227,7 @@ def _positions(ids: Tensor, layout: Layout) -> Tensor | None:
     """Positions of ids in the documents of packed rows."""
     if layout.seq_idx is None:
         return None
-    return token_positions(ids.shape[0], ids.shape[1], None, None, layout.seq_idx, ids.device)
+    return token_positions(ids.shape[0], ids.shape[1], Layout(seq_idx=layout.seq_idx), None, ids.device)
 
 
 def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list[Tensor]:

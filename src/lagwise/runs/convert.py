@@ -47,7 +47,7 @@ def convert_run(
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
     if max_tokens is not None:
-        check_integer("max_tokens", max_tokens, least=2)
+        check_integer("max_tokens", max_tokens, min=2)
     out, run = Path(out or beside(Path(run), "-recurrent")), Path(run).resolve()
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another `out`")

@@ -13,7 +13,7 @@ from lagwise.data.published import FORMATS
 from lagwise.data.reading import inner_suffix
 from lagwise.data.row_files import file_kind
 from lagwise.data.row_writing import rows_as_csv, write_sounds
-from lagwise.data.signal_files import inputs_of
+from lagwise.data.signal_files import open_inputs
 from lagwise.data.sound_files import SOUNDS
 from lagwise.files import write_whole
 from lagwise.models import LagwiseForSignalRegression
@@ -70,7 +70,7 @@ def check_output(task: Task, out: Path, source: str | None = None) -> None:
         return
     if found := next((path for path in files_below(out) if inner_suffix(path) in SOUNDS), None):
         raise ValueError(f"`out` {str(out)!r} has sounds, such as {found}; give a new folder, so that none is lost")
-    paths = () if source is None else [path for paths in inputs_of(source).files.values() for path in paths]
+    paths = () if source is None else open_inputs(source).paths
     if not (kinds := {file_kind(path) for path in paths}) or not kinds <= {*SOUNDS}:
         raise ValueError(
             f"`out` {str(out)!r} has no .csv at its end, but only sounds are written to a folder, and {source!r} has "

@@ -20,7 +20,7 @@ from lagwise.data.splits import split_sizes
 from lagwise.files import expanded
 from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.models import LagwiseForPrediction
-from lagwise.schema import Count
+from lagwise.tables import Count
 from lagwise.tasks.base import Metric, Records, Sizes, Table, Task, TaskData, finite
 
 _TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test

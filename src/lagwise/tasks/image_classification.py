@@ -32,7 +32,7 @@ from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.models import LagwiseForImageClassification, LagwiseLinearForImageClassification
 from lagwise.models.memory import check_images_memory
-from lagwise.schema import Share, Weight
+from lagwise.tables import Share, Weight
 from lagwise.tasks.base import LinearRows, Records, Sizes, Table, finite, outputs
 from lagwise.tasks.classes import class_fields, class_names
 from lagwise.tasks.figures import Figures, Log, image_gallery

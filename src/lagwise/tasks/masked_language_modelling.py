@@ -26,7 +26,7 @@ from lagwise.data.masking import EVALUATION_SEED
 from lagwise.data.options import DataOptions
 from lagwise.evaluation import masked_score
 from lagwise.models import LagwiseForMaskedLM
-from lagwise.schema import Number
+from lagwise.tables import Number
 from lagwise.tasks.base import Metric, Table, usable_lengths
 from lagwise.tasks.figures import Figures, Log, length_curve, metric_curve
 from lagwise.tasks.running_text import DEFAULT_LENGTHS, RunningText, TextData

@@ -48,8 +48,7 @@ from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSeq
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import save_tokenizer
 from lagwise.models.rates import require_rate
-from lagwise.schema import Count, Number, Share
-from lagwise.tables import known
+from lagwise.tables import Count, Number, Share, known
 from lagwise.tasks.base import LinearRows, Metric, Records, Sizes, finite, require_none
 from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_fields, class_names
 from lagwise.tasks.labelled import MOST_STRIDE, Labelled, LabelledRows, check_samples

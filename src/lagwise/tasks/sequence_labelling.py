@@ -33,8 +33,7 @@ from lagwise.data.series_windows import (
 )
 from lagwise.evaluation.events import event_scores, expected_events, find_events, latest_report, paired_classes
 from lagwise.models import LagwiseForTokenClassification
-from lagwise.schema import Count, Whole
-from lagwise.tables import counted, known
+from lagwise.tables import Count, Whole, counted, known
 from lagwise.tasks.base import Records, Sizes, TaskData, finite
 from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
 from lagwise.tasks.labelled import Labelled

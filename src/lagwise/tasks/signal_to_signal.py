@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,14 +14,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data.arrays import row_arrays
+from lagwise.data.arrays import SERIES, row_arrays
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
 from lagwise.data.sample_times import timed_fields, typical_time
-from lagwise.data.series_files import SERIES
+from lagwise.data.series import SeriesSource
 from lagwise.data.series_windows import WindowCollator, even_windows
-from lagwise.data.signal_files import SignalSource, inputs_of, open_signals
+from lagwise.data.signal_files import open_inputs, open_signals
 from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals, signals_key
 from lagwise.data.signal_windows import (
     Damage,
@@ -35,11 +34,10 @@ from lagwise.data.signal_windows import (
 from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.models import LagwiseForSignalRegression
-from lagwise.models.streaming_regressor import whole_output
-from lagwise.schema import Count, Number, Share
-from lagwise.schema import Whole as WholeNumber
-from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, Records, Sizes, Table, Task, TaskData, finite
+from lagwise.models.signal_stream import whole_output
+from lagwise.tables import Count, Number, Share, counted, known
+from lagwise.tables import Whole as WholeNumber
+from lagwise.tasks.base import Metric, Sizes, Table, Task, TaskData, finite
 from lagwise.tasks.figures import Figures, Log, signals_beside
 
 LOSSES = {
@@ -131,18 +129,18 @@ class SignalToSignal(Task):
         self.noise, self.ratios, self.hide, self.hide_length = noise, ratios or [], hide, hide_length
 
     @cached_property
-    def source(self) -> SignalSource:
+    def source(self) -> SeriesSource:
         """The signals, not yet read."""
         return self._signals(str(self.data.source))
 
     @cached_property
-    def noises(self) -> SignalSource | None:
+    def noises(self) -> SeriesSource | None:
         """The noise, not yet read, of the sampling rate of the signals."""
         if self.noise is None:
             return None
         return open_signals(self.noise, features=None, alone=True, rate=self.source.reading_options().get("rate"))
 
-    def _signals(self, name: str) -> SignalSource:
+    def _signals(self, name: str) -> SeriesSource:
         return open_signals(name, **self._reading, alone=self.made)
 
     @property
@@ -191,10 +189,10 @@ class SignalToSignal(Task):
 
         config: Any = read_config(run)
         wanted = config.inputs["features"], config.outputs["features"]
-        source = open_signals(name, **self._reading)
+        source = open_signals(name, **self._reading, any_rate=self.rate is not None)
         split = "test" if "test" in source.split_names else source.split_names[0]
         found, hertz = [], []
-        for signal in replace(source, any_rate=self.rate is not None).signals(split):
+        for signal in source.signals(split):
             checked_signal(signal, None)
             shapes = signal.inputs.shape[1], signal.targets.shape[1]
             if shapes != wanted:
@@ -207,16 +205,19 @@ class SignalToSignal(Task):
         return found, hertz
 
     def rows(self, source: str) -> Any:
-        return _Inputs(self, source)
+        return open_inputs(source, features=self.features, time=self.time)
 
     def columns(self) -> tuple[str, ...]:
         return (SERIES,)
 
-    def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> list[Whole]:
+    def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> list[Whole]:
         """Each row's ``input_values``, which may have NaN."""
         signals, features = [], model.config.inputs["features"]
-        for number, row in enumerate(rows, 1):
-            x = np.asarray(row[SERIES], dtype=np.float32)
+        if hasattr(rows, "with_format"):
+            given = [x.astype(np.float32) for x in row_arrays(rows.with_format("arrow")[:].column(SERIES))]
+        else:
+            given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
+        for number, x in enumerate(given, 1):
             x = x.reshape(len(x), -1)
             if not len(x) or x.shape[1] != features:
                 raise ValueError(
@@ -292,17 +293,6 @@ def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
     if given is not None and len(given) == count:
         return list(given)
     return [word] if count == 1 else [f"{word}_{i + 1}" for i in range(count)]
-
-
-class _Inputs:
-    """The inputs of signals as rows: input_values, the file or row, and of sounds the sampling rate."""
-
-    def __init__(self, task: SignalToSignal, name: str):
-        self.task, self.name = task, name
-
-    def read(self) -> dict[str, Any]:
-        source = SignalSource(inputs_of(self.name), features=self.task.features, time=self.task.time, any_rate=True)
-        return {split: list(source.input_rows(split)) for split in source.split_names}
 
 
 class SignalData(TaskData):

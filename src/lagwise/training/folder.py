@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, one_line, read_json
-from lagwise.schema import typed
-from lagwise.tables import build
+from lagwise.tables import build, typed
 from lagwise.tasks import TASKS, Metric, Task
 from lagwise.tasks.scores import headline_of
 from lagwise.training.recipe import Recipe, load_recipe

@@ -17,7 +17,7 @@ from lagwise.models import LagwiseConfig
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import check_weights, read_config
 from lagwise.models.memory import check_memory
-from lagwise.models.shards import require_shards
+from lagwise.models.sharded import require_shards
 from lagwise.process import group_size
 from lagwise.tables import known
 from lagwise.tasks import Task, TaskData

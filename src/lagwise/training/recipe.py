@@ -18,8 +18,7 @@ from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.outside import Parts
-from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
-from lagwise.tables import known, option_names, shown
+from lagwise.tables import Count, Number, Share, Switch, Whole, checked, known, option_names, options, shown
 from lagwise.training.yaml_values import parsed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")

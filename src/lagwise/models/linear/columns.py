@@ -46,7 +46,7 @@ class Columns(DenseFeatures):
         self, channels: int, *, levels: int = 0, mean: list[float] | None = None, std: list[float] | None = None
     ):
         super().__init__()
-        self.channels, self.levels = check_integer("channels", channels), check_integer("levels", levels, least=0)
+        self.channels, self.levels = check_integer("channels", channels), check_integer("levels", levels, min=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
         self.plain, self.size = channels, channels * (1 + levels)
         self.register_buffer("biases", torch.zeros(channels, levels))
