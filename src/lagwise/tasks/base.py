@@ -109,6 +109,8 @@ class Task:
     rate: int | None = None
     #: whether the model has a first answer's map beside its layers
     wide: bool = False
+    #: the data, not yet read
+    source: Any
 
     _needs: ClassVar[str | None] = None  # what a training needs, for people, where it has no data of its own
     _unit: ClassVar[str] = "row"  # what a progress bar counts
@@ -134,8 +136,8 @@ class Task:
             raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name}")
 
     def key(self) -> str:
-        """A hash of the data, their splits, and every option that affects the encoding. Encodes nothing."""
-        raise NotImplementedError
+        """A hash of the data, their splits, and what decides how they are read. Encodes nothing."""
+        return self.source.key()
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TaskData:
         """Read and encode the data, or load the cached result; ValueError for unsuitable data.

@@ -26,7 +26,7 @@ from lagwise.data.images import (
     thumbnail,
     torchvision_transforms,
 )
-from lagwise.data.labelled_images import ImageData, images_key, prepare_images
+from lagwise.data.labelled_images import ImageData, prepare_images
 from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
@@ -125,9 +125,6 @@ class ImageClassification(Labelled):
                 f"images of {height} x {width} cannot be cut into patches of {patch}: give a `size` of multiples "
                 f"of {patch}, such as {max(patch, height // patch * patch)}, or the model another `inputs.size`"
             )
-
-    def key(self) -> str:
-        return images_key(self.source, self.size, self.channels)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> LabelledImages:
         if source is not None:

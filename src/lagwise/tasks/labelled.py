@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Labelled(Task):
         super().__init__(data)
         self.label_smoothing = label_smoothing
 
-    @property
+    @cached_property
     def source(self) -> Any:
         """The rows of the data, not yet read."""
         assert self.data.source is not None

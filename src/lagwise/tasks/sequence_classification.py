@@ -24,7 +24,6 @@ from lagwise.data import (
     RowEncoder,
     RowSource,
     SeriesSource,
-    labelled_key,
     load_tokenizer,
     open_rows,
     open_series,
@@ -98,6 +97,7 @@ class SequenceClassification(Labelled):
         label_smoothing: share of the true class's probability that is spread over all classes.
         separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
             the longer one first: for models that process them separately (``model.pooling``).
+        group: a column whose equal values stay in one split, such as the person that rows are of.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy,
@@ -128,6 +128,7 @@ class SequenceClassification(Labelled):
         label_smoothing: Share = 0.0,
         separate: bool = False,
         packing: bool = False,
+        group: str | None = None,
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         super().__init__(data, label_smoothing)
@@ -140,7 +141,7 @@ class SequenceClassification(Labelled):
         self.text, self.label, self.threshold = text, label, threshold
         if isinstance(label, list) and len(label) < 2:
             raise ValueError(f"`label` must be a column, or two or more columns of 0 and 1, got {label!r}")
-        self.separate, self.packing = separate, packing
+        self.separate, self.packing, self.group = separate, packing, group
         if time is not None and stride is None:
             stride = 1
         if time is not None and stride != 1:
@@ -167,14 +168,15 @@ class SequenceClassification(Labelled):
         return {"`length`": self.steps(self.data.length)}
 
     def key(self) -> str:
-        return labelled_key(self.source, **self.reading)
+        input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)  # checks them
+        return self.source.key()
 
     def rows(self, source: str) -> RowSource:
         if self.inputs == "values":
             return self._series(source, any_rate=self.rate is not None)
         return open_rows(source) if self.data.format is None else FORMATS[self.data.format].open(source)
 
-    @property
+    @cached_property
     def source(self) -> RowSource:
         """The rows of the data, not yet read."""
         assert self.data.source is not None
@@ -183,7 +185,8 @@ class SequenceClassification(Labelled):
         return self.rows(self.data.source)
 
     def _series(self, source: str, *, any_rate: bool) -> SeriesSource:
-        options: dict[str, Any] = {"features": self.features, "lines": self.lines, "rate": self.rate, "time": self.time}
+        names = ("features", "lines", "rate", "time", "group")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return open_series(source, self.label, **options, any_rate=any_rate)
 
     def write_split(self, folder: Path) -> None:
@@ -193,7 +196,9 @@ class SequenceClassification(Labelled):
         source, values = self.source, self.inputs == "values"
         columns = input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)
         write_row_split(
-            source, read_labelled(source, columns, self.label, kind=self.kind, values=values).places, folder
+            source,
+            read_labelled(source, columns, self.label, kind=self.kind, values=values, group=self.group).places,
+            folder,
         )
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
@@ -285,7 +290,7 @@ class SequenceClassification(Labelled):
     @property
     def reading(self) -> dict[str, Any]:
         """The options that affect how rows are read and encoded."""
-        own = {name: getattr(self, name) for name in ("text", "label", "kind", "inputs", "separate")}
+        own = {name: getattr(self, name) for name in ("text", "label", "kind", "inputs", "separate", "group")}
         return own | {name: getattr(self.data, name) for name in ("tokenizer", "vocab_size", "length")}
 
 

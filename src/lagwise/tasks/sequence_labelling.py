@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,16 +19,17 @@ from lagwise.data import RowEncoder, SeriesSource, open_series
 from lagwise.data.augmentation import CHANGES
 from lagwise.data.batches import series
 from lagwise.data.labelled_rows import RATE
-from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for, series_key
+from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series_windows import (
+    LabelledWindows,
     RandomWindows,
-    SeriesWindows,
     WholeSeries,
     WindowCollator,
+    Windows,
     even_windows,
     step_targets,
 )
@@ -60,6 +62,7 @@ class SequenceLabelling(Labelled):
         features: columns of .csv and .tsv files that are read, in this order; found in the data.
         rate: sampling rate of sound files in Hz; found in the data. A trained model of kernels in continuous time reads
             other rates where it has no events, no delay and a stride of 1, which count samples.
+        group: a column whose equal values stay in one split, such as the person that series are of.
         time: column of the times of samples, as in `SequenceClassification`; needs a stride of 1 and no delay.
 
     Metrics of steps: accuracy and macro F1; of events: the share detected with the right class (accuracy), macro F1,
@@ -87,6 +90,7 @@ class SequenceLabelling(Labelled):
         features: list[str] | None = None,
         rate: Count | None = None,
         time: str | None = None,
+        group: str | None = None,
     ):
         super().__init__(data)
         self.stride, self.delay = stride, delay
@@ -111,7 +115,7 @@ class SequenceLabelling(Labelled):
                 "`time`, of samples with times of their own, needs `stride=1`, `delay=0` and no `augment`, "
                 f"got {stride}, {delay} and {self.changes}"
             )
-        self.features, self.rate, self.time = features, rate, time
+        self.features, self.rate, self.time, self.group = features, rate, time, group
 
     def fields(self) -> dict[str, Any]:
         return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}}
@@ -119,7 +123,7 @@ class SequenceLabelling(Labelled):
     def lengths(self) -> dict[str, int]:
         return {"`length` (in steps)": self.steps(self.data.length)}
 
-    @property
+    @cached_property
     def source(self) -> SeriesSource:
         assert self.data.source is not None
         return self._series(self.data.source)
@@ -129,17 +133,16 @@ class SequenceLabelling(Labelled):
         return self._series(source, any_rate=self.rate is not None and not counts_samples)
 
     def _series(self, source: str, *, any_rate: bool = False) -> SeriesSource:
-        options: dict[str, Any] = {"features": self.features, "rate": self.rate, "time": self.time}
+        names = ("features", "rate", "time", "group")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return open_series(source, self.label, per_sample=True, **options, any_rate=any_rate)
-
-    def key(self) -> str:
-        return series_key(self.source, self.values, self.label, self.events)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesWithClasses:
         if source is not None:
             assert run is not None
             return self._open_other(run, source)
-        found = prepare_series(self.source, values=self.values, label=self.label, events=self.events, progress=progress)
+        columns = {name: getattr(self, name) for name in ("values", "label", "events", "group")}
+        found = prepare_series(self.source, **columns, progress=progress)
         return SeriesWithClasses(self, found)
 
     def _open_other(self, run: Path, source: str) -> SeriesWithClasses:
@@ -264,23 +267,24 @@ class SeriesWithClasses(TaskData):
         return Sizes(max(1, round(samples / (batch_size * self.task.data.length))), float(steps), steps)
 
     def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
-        return RandomWindows(
-            self.rows.splits["train"],
-            steps * batch_size,
-            self.task.data.length,
+        windows = self._windows("train")
+        return RandomWindows(windows.draw, windows.lengths, steps * batch_size, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        windows, length = self._windows("valid"), self.task.data.length
+        return Windows(windows.cut, even_windows(windows.lengths, length, tokens // self.task.steps(length)))
+
+    def _windows(self, split: str) -> LabelledWindows:
+        return LabelledWindows(
+            self.rows.splits[split],
             self.task.stride,
             self.task.delay,
-            self.task.events is not None,
-            seed=seed,
+            events=self.task.events is not None,
+            length=self.task.data.length,
             mean=self.rows.mean,
             std=self.rows.std,
             changes=self.task.changes,
         )
-
-    def validation_examples(self, tokens: int) -> Dataset:
-        rows, length = self.rows.splits["valid"], self.task.data.length
-        ranges = even_windows(rows["length"][:], length, tokens // self.task.steps(length))
-        return SeriesWindows(rows, ranges, self.task.stride, self.task.delay, self.task.events is not None)
 
     def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
         return WindowCollator(self.task.stride)(rows)

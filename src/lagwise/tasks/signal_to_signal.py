@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,13 +20,11 @@ from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series import SeriesSource
-from lagwise.data.series_windows import WindowCollator, even_windows
+from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
 from lagwise.data.signal_files import open_inputs, open_signals
-from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals, signals_key
+from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals
 from lagwise.data.signal_windows import (
     Damage,
-    RandomSignalWindows,
-    SignalWindows,
     Whole,
     WholeSignals,
     check_loud,
@@ -160,8 +158,7 @@ class SignalToSignal(Task):
             raise ValueError(f"a two-sided model (`causal=false`) needs no `delay`, got {self.delay}; set it to 0")
 
     def key(self) -> str:
-        noise = None if self.noises is None else signals_key(self.noises)
-        return key_of([signals_key(self.source), noise, self.ratios, self.hide, self.hide_length])
+        return key_of([self.source.key(), None if self.noises is None else self.noises.key()])
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SignalData:
         if source is not None:
@@ -180,7 +177,7 @@ class SignalToSignal(Task):
         if noises is not None:
             check_loud(noises, str(self.noise))
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
-        return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage) for split in SPLITS})
+        return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage, self.delay) for split in SPLITS})
 
     def _other(self, name: str, run: Path) -> tuple[Sequence[Whole], list[int | None]]:
         """The signals of other data (their test split, or all), which must have targets, for the model of a run; and
@@ -341,14 +338,13 @@ class SignalData(TaskData):
         return Sizes(max(1, round(samples / (batch_size * length))), float(steps), steps)
 
     def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
-        return RandomSignalWindows(
-            self.signals["train"], steps * batch_size, self.task.data.length, self.task.delay, seed
-        )
+        signals = self.signals["train"]
+        return RandomWindows(partial(signals.draw, self.task.data.length), signals.lengths, steps * batch_size, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         rows, length = self.pairs.splits["valid"], self.task.data.length
         ranges = even_windows(rows["length"][:], length, tokens // -(-length // self.task.stride))
-        return SignalWindows(self.signals["valid"], ranges, self.task.delay)
+        return Windows(self.signals["valid"].cut, ranges)
 
     def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
         return WindowCollator(self.task.stride)(rows)
