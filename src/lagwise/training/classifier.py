@@ -27,8 +27,9 @@ from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSeq
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import load_model, quiet, save_tokenizer
 from lagwise.tables import shown
+from lagwise.tasks.base import LinearRows
 from lagwise.tasks.classes import class_fields, class_names
-from lagwise.training.linear_fits import LinearRows, fit_linear_model
+from lagwise.training.linear_fits import fit_linear_model
 
 _FILE = "classifier.json"
 _FEATURES = {"table": "columns", "series": "convolutions", "texts": "ngrams"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.convolutions import LEVELS, THRESHOLDS, Convolutions
-from lagwise.models.linear.ngrams import Ngrams, Sparse, inputs_of
+from lagwise.models.linear.ngrams import Sparse, inputs_of
 from lagwise.models.linear.patches import Patches
+from lagwise.tasks.base import LinearRows
 from lagwise.training.closed_form import Fit, fit_linear
 
 Batches = Sequence[Mapping[str, Tensor]]  # rows with labels, as the model reads them
@@ -22,24 +23,6 @@ _MANY_SERIES = 5000  # for which half of the features do
 _MAX_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
 _IMAGES = 2000  # from which patches are drawn
 _GAIN = 0.95  # levels are kept where they make the error so much smaller
-
-
-class LinearRows(NamedTuple):
-    """Data for the fit of a linear model.
-
-    Attributes:
-        train: training rows, in batches.
-        valid: held-out rows, in batches.
-        fields: of the model's configuration.
-        ngrams: for texts those of the training rows (`Ngrams.chosen`).
-        weights: of the classes, or None.
-    """
-
-    train: Batches
-    valid: Batches
-    fields: Mapping[str, Any]
-    ngrams: tuple[dict[str, Any], Ngrams] | None = None
-    weights: np.ndarray | None = None
 
 
 def fit_linear_model(linear_class: Any, features: str, rows: LinearRows, seed: int) -> tuple[Any, Fit]:

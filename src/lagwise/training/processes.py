@@ -102,7 +102,7 @@ def check_shared(task: Task, count: int) -> None:
     """ValueError unless ``count`` processes can share the sequences of a task."""
     if count == 1:
         return
-    if not task.splits:
+    if "sequence_parallel" not in task.supports:
         raise ValueError(
             f"`sequence_parallel` is for language modelling and masked language modelling, got task "
             f"{type(task).__name__}"

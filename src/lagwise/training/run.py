@@ -265,7 +265,10 @@ def _resolved(recipe: Recipe, data: TaskData) -> Recipe:
     steps."""
     options = recipe.training
     if options.epochs is not None:
-        steps = max(1, round(options.epochs * data.steps_per_epoch(options.batch_size)), options.least_steps)
+        epoch = data.sizes(options.batch_size).steps_per_epoch
+        if epoch is None:
+            raise ValueError("`epochs` does not apply to data that are generated without end; give `steps`")
+        steps = max(1, round(options.epochs * epoch), options.least_steps)
         if steps > MAX_STEPS:
             raise ValueError(f"`epochs` {options.epochs:g} are {steps:.1e} steps, of at most {MAX_STEPS:,}")
         evaluate_every = min(options.evaluate_every, -(-steps // 6))  # to have some to choose the best from
