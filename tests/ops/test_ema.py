@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import block_scan, ema_scan, toeplitz_product
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph
 from lagwise.ops.recurrence import ema, ema_parameters, ema_prefill, ema_recurrence, ema_taps
 
 CHANNELS, DIMENSION = 3, 4

@@ -10,8 +10,8 @@ import torch
 
 from lagwise.ops import dilated_convolution, native, ski_product, toeplitz_product
 from lagwise.ops.native import library
+from lagwise.ops.toeplitz import convolution
 from lagwise.ops.toeplitz import direct as local
-from lagwise.ops.toeplitz import direct_product
 
 pytestmark = pytest.mark.cpu
 compiled = pytest.mark.usefixtures("_compiled")
@@ -143,7 +143,7 @@ def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch
 def test_an_infinite_token_affects_only_outputs_in_reach(origin: int, dilation: int) -> None:
     x, taps = torch.randn(1, 40, 6), torch.rand(6, 2) + 1
     x[:, 20] = torch.inf
-    y = direct_product(x, taps, origin, dilation)
+    y = convolution(x, taps, origin, "direct", dilation)
     assert {i for i in range(40) if not y[0, i].isfinite().all()} == {
         20 - origin * dilation,
         20 + (1 - origin) * dilation,
@@ -155,7 +155,7 @@ def test_an_infinite_token_affects_only_outputs_in_reach(origin: int, dilation: 
 def test_results_may_be_modified_in_place(product: str, length: int) -> None:
     x, taps = torch.randn(2, length, 16, requires_grad=True), torch.randn(16, 7, requires_grad=True)
     functions = {
-        "direct": lambda: direct_product(x, taps, 3),
+        "direct": lambda: convolution(x, taps, 3, "direct"),
         "dilated": lambda: dilated_convolution(x, taps, 2),
         "ski": lambda: ski_product(x, taps),
         "ski and local": lambda: ski_product(x, taps, local=(taps, 3)),
@@ -170,8 +170,8 @@ def test_an_expanded_gradient_is_supported() -> None:
     """The gradient of a sum is one expanded number."""
     x = torch.randn(2, 40, 6, requires_grad=True)
     taps = torch.randn(6, 5, requires_grad=True)
-    direct_product(x, taps, 2).sum().backward()
-    expected = torch.autograd.grad(direct_product(x, taps, 2), (x, taps), torch.ones(2, 40, 6))
+    convolution(x, taps, 2, "direct").sum().backward()
+    expected = torch.autograd.grad(convolution(x, taps, 2, "direct"), (x, taps), torch.ones(2, 40, 6))
     torch.testing.assert_close((x.grad, taps.grad), expected)
 
 
@@ -230,7 +230,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compile
     assert compiler in str(said[0].message)
     monkeypatch.setattr(library, "_loops", functools.cache(library._loops))
     with pytest.warns(UserWarning, match="falling back to PyTorch"):
-        direct_product(x, taps, 0).sum().backward()
+        convolution(x, taps, 0, "direct").sum().backward()
     assert taps.grad is not None
 
 

@@ -261,7 +261,7 @@ def test_the_loops_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_metadata_for_compilers_is_correct() -> None:
     x, taps = torch.randn(2, 60, 20), torch.randn(20, 60)
-    plan = spectral.plan_product(60, 60, 0, "fft").for_loops()
+    plan = spectral.plan_product(60, 60, 0, "fft").for_loops
     torch.library.opcheck(torch.ops.lagwise.convolve, (x, taps, plan, None, None))
     for wanted in ((True, True), (True, False), (False, True)):
         torch.library.opcheck(torch.ops.lagwise.convolve_gradients, (x, x, taps, plan, None, None, *wanted))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import SKIPlan, block_scan, causal_ski_product, dilated_convolution, ski_product, toeplitz_product
-from lagwise.ops.bilinear import differentiable_gradients
+from lagwise.ops.operation import differentiable_gradients
 from lagwise.ops.packing import move_rows
 from lagwise.ops.ski import ragged_ski_product
 from lagwise.ops.toeplitz import spectral, spectral_product

@@ -28,7 +28,7 @@ from lagwise.ops.ski import (
     ski_reference,
     split_kernel,
 )
-from lagwise.ops.toeplitz import block_lag_products, direct_product
+from lagwise.ops.toeplitz import block_lag_products, convolution
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 
@@ -263,7 +263,7 @@ def test_direct_product_equals_a_depthwise_convolution(origin: int) -> None:
     x, taps = torch.randn(2, 40, 3, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
     image = torch.nn.functional.pad(x.transpose(1, 2), (8 - origin, origin))
     expected = torch.nn.functional.conv1d(image, taps.flip(1)[:, None], groups=3).transpose(1, 2)
-    torch.testing.assert_close(direct_product(x, taps, origin), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(convolution(x, taps, origin, "direct"), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [100, 128])

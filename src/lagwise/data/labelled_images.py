@@ -22,7 +22,7 @@ from lagwise.progress import progress_bar
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 2  # raise when the meaning of the files changes
+_FORMAT = 3  # raise when the meaning of the files changes
 _IMAGES_PER_BATCH = 500  # images that are written at a time
 _MAX_MEASURED_IMAGES = 5000  # training images whose mean and deviation are used for all
 
@@ -62,7 +62,7 @@ class ImageData:
 
 def images_key(source: ImageSource, size: tuple[int, int] | None, channels: int) -> str:
     """Hash of the images and of everything that affects how they are read."""
-    return key_of([_FORMAT, source.key(), source.image, source.label, size, channels])
+    return key_of([_FORMAT, source.key(), size, channels])
 
 
 def prepare_images(
@@ -84,7 +84,7 @@ def prepare_images(
     """
     key = images_key(source, size, channels)
     folder, splits, meta = prepared_rows(
-        "pictures", key, lambda folder: _write(source, size, channels, folder, progress), cache
+        "images", key, lambda folder: _write(source, size, channels, folder, progress), cache
     )
     if size is None:  # a run keeps the size that was found, and opens its images by that
         keep_also(folder, folder.with_name(images_key(source, (meta["size"][0], meta["size"][1]), channels)), meta)
@@ -105,7 +105,7 @@ def _write(
 ) -> dict[str, Any]:
     work = folder / "work"
     work.mkdir()
-    tables = source.read(work)
+    tables = source.read(work=work)
     if "train" not in tables:
         raise ValueError(f"{source.name!r} has no images to train on, only {' and '.join(tables)} by their names")
     for split, rows in tables.items():
@@ -121,7 +121,7 @@ def _write(
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     assert labels.names is not None
-    if source.files:
+    if source.classes:
         check_names(labels.names, "images")
     sizes, moving, total = Counter(), [], sum(map(len, tables.values()))
     with progress_bar(desc="checking images", total=total, unit="image", show=progress) as bar:

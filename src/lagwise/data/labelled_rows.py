@@ -8,19 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, time
 from decimal import Decimal
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import lagwise.data.arrow as pa
+from lagwise.data.arrays import SERIES
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
 from lagwise.data.numbers import count_up, is_number
 from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records
-from lagwise.data.rows import RowSource, rows_to_evaluate
-from lagwise.data.series_files import SERIES
+from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
 from lagwise.data.several_labels import (
     MULTI_LABEL,
     has_lists,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
-RATE = "sampling_rate"  # the column of that of sounds
 _LONG, _MANY = 40, 20  # characters of a column's name, and columns, in a message
 _SAMPLE_ROWS = 100  # rows that distinguish columns of text, categories and numbers
 _MIN_CATEGORY_ROWS = 10  # fewer do not show a category
@@ -268,7 +266,7 @@ def _no_column(absent: Mapping[str, str], columns: Sequence[str], where: str, he
 def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
     """The message about files that are a class, or a row each, all of one class."""
     rows = tables["train"]
-    if any(map(has_records, chain(*source.files.values()))):
+    if any(map(has_records, source.paths)):
         return (
             f"all {len(rows):,} rows are of the class {rows[label][0]!r}, the name of their file or folder, and "
             "classification needs two classes; put the rows of each into a file of its own, or name another column "
@@ -277,7 +275,7 @@ def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> st
     files = "1 file" if len(rows) == 1 else f"{len(rows):,} files"
     each = "is one row" if len(rows) == 1 else "are a row each"
     apart = "put the files of each class into a folder of its own"
-    named_tables = [path for path in chain(*source.files.values()) if file_kind(path) in TEXT_TABLES]
+    named_tables = [path for path in source.paths if file_kind(path) in TEXT_TABLES]
     if named_tables:  # without a column of the labels' name their lines are samples
         from datasets import Dataset
 

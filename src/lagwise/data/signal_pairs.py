@@ -13,14 +13,14 @@ import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.encoding import feature_scale
 from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
-from lagwise.data.signal_files import Signal, SignalSource
+from lagwise.data.series import SeriesSource, Signal
 from lagwise.data.splits import split_series
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 2  # raise when the meaning of the files changes
+_FORMAT = 3  # raise when the meaning of the files changes
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class SignalPairs:
     notes: tuple[str, ...]
 
 
-def signals_key(source: SignalSource) -> str:
+def signals_key(source: SeriesSource) -> str:
     """Hash of the signals and of everything that affects how they are read."""
-    return key_of([_FORMAT, source.key(), list(source.columns)])
+    return key_of([_FORMAT, source.key()])
 
 
-def prepare_signals(source: SignalSource, *, progress: bool = True) -> SignalPairs:
+def prepare_signals(source: SeriesSource, *, progress: bool = True) -> SignalPairs:
     """Read signals, or load the cached result.
 
     Missing splits are made as by `split_series`. ValueError for infinite values, signals without a sample that is not
@@ -92,12 +92,12 @@ def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
     return inputs if targets is inputs else np.concatenate([inputs, targets], axis=1)
 
 
-def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]:
+def _write(source: SeriesSource, folder: Path, progress: bool) -> dict[str, Any]:
     from datasets import Dataset
 
     if "train" not in source.split_names:
         only = f"only {' and '.join(source.split_names)} by the names in it"
-        raise ValueError(f"{source.rows.name!r} has no signals to train on, {only}")
+        raise ValueError(f"{source.name!r} has no signals to train on, {only}")
     first = next(source.signals("train"))
     width, same = checked_signal(first, None).shape[1], first.targets is first.inputs
     inputs, outputs = shapes = first.inputs.shape[1], first.targets.shape[1]
@@ -118,7 +118,7 @@ def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]
     try:
         parts, notes = split_series(tables, "signal")
     except ValueError as error:
-        raise ValueError(f"{source.rows.name!r}: {error}") from error
+        raise ValueError(f"{source.name!r}: {error}") from error
     for split, (rows, (start, end)) in parts.items():
         with arrow_file(folder / f"{split}.arrow", schema) as writer:
             tables_of_one: Any = rows.with_format("arrow").iter(1)

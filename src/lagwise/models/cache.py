@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lagwise.mixers.state import join_states, select_rows
-from lagwise.ops.bilinear import traced
-from lagwise.ops.operators import exporting
+from lagwise.ops.operation import exporting, traced
 
 
 class StateLayer(CacheLayerMixin):

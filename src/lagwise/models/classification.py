@@ -14,8 +14,7 @@ from lagwise.models.heads import Head
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import pool, pool_pairs
 from lagwise.models.wide import WideHead
-from lagwise.ops.bilinear import traced
-from lagwise.ops.operators import exporting
+from lagwise.ops.operation import exporting, traced
 from lagwise.tables import check_integer
 
 

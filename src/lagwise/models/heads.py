@@ -13,8 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.modeling import LagwiseModel, LagwiseModelOutput, LagwisePreTrainedModel
-from lagwise.ops.bilinear import transformed
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph, transformed
 from lagwise.ops.vocabulary import chunked_cross_entropy
 
 _LOGITS_AT_ONCE = 512  # tokens of a chunk on a CPU, so that their logits stay in its cache

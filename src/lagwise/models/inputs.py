@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lagwise.models.cache import StreamingCache, real_positions
 from lagwise.models.cache_name import CACHE
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import traced
 from lagwise.ops.host import known_on_host, on_device, on_host
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"

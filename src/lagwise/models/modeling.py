@@ -37,8 +37,7 @@ from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import traced
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph, traced
 from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data.arrays import row_arrays
+from lagwise.data.arrays import SERIES, row_arrays
 from lagwise.data.folders import files_below
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
@@ -24,9 +23,9 @@ from lagwise.data.reading import inner_suffix
 from lagwise.data.row_files import file_kind
 from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.sample_times import timed_fields, typical_time
-from lagwise.data.series_files import SERIES
+from lagwise.data.series import SeriesSource
 from lagwise.data.series_windows import WindowCollator, even_windows
-from lagwise.data.signal_files import SignalSource, inputs_of, open_signals
+from lagwise.data.signal_files import open_inputs, open_signals
 from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals, signals_key
 from lagwise.data.signal_windows import (
     Damage,
@@ -136,18 +135,18 @@ class SignalToSignal(Task):
         self.noise, self.ratios, self.hide, self.hide_length = noise, ratios or [], hide, hide_length
 
     @cached_property
-    def source(self) -> SignalSource:
+    def source(self) -> SeriesSource:
         """The signals, not yet read."""
         return self._signals(str(self.data.source))
 
     @cached_property
-    def noises(self) -> SignalSource | None:
+    def noises(self) -> SeriesSource | None:
         """The noise, not yet read, of the sampling rate of the signals."""
         if self.noise is None:
             return None
         return open_signals(self.noise, features=None, alone=True, rate=self.source.reading_options().get("rate"))
 
-    def _signals(self, name: str) -> SignalSource:
+    def _signals(self, name: str) -> SeriesSource:
         return open_signals(name, **self._reading, alone=self.made)
 
     @property
@@ -196,10 +195,10 @@ class SignalToSignal(Task):
 
         config: Any = read_config(run)
         wanted = config.inputs["features"], config.outputs["features"]
-        source = open_signals(name, **self._reading)
+        source = open_signals(name, **self._reading, any_rate=self.rate is not None)
         split = "test" if "test" in source.split_names else source.split_names[0]
         found, hertz = [], []
-        for signal in replace(source, any_rate=self.rate is not None).signals(split):
+        for signal in source.signals(split):
             checked_signal(signal, None)
             shapes = signal.inputs.shape[1], signal.targets.shape[1]
             if shapes != wanted:
@@ -212,7 +211,7 @@ class SignalToSignal(Task):
         return found, hertz
 
     def open_rows(self, source: str) -> Any:
-        return _Inputs(self, source)
+        return open_inputs(source, features=self.features, time=self.time)
 
     def columns(self) -> tuple[str, ...]:
         return (SERIES,)
@@ -220,7 +219,11 @@ class SignalToSignal(Task):
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """Return ``predicted``: the outputs ``(samples, outputs)`` of each row's ``input_values``, which may have
         NaN."""
-        given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
+        table: Any = rows
+        if hasattr(rows, "with_format"):
+            given = [x.astype(np.float32) for x in row_arrays(table.with_format("arrow")[:].column(SERIES))]
+        else:
+            given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
         result = []
         for number, x in enumerate(progress_bar(given, desc="predicting", unit="signal", show=progress), 1):
             x = x.reshape(len(x), -1)
@@ -326,18 +329,7 @@ def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
 
 def _files(source: str | None) -> list[Path]:
     """The files that `predict` reads of a source."""
-    return [] if source is None else [path for paths in inputs_of(source).files.values() for path in paths]
-
-
-class _Inputs:
-    """The inputs of signals as rows: input_values, the file or row, and of sounds the sampling rate."""
-
-    def __init__(self, task: SignalToSignal, name: str):
-        self.task, self.name = task, name
-
-    def read(self) -> dict[str, Any]:
-        source = SignalSource(inputs_of(self.name), features=self.task.features, time=self.task.time, any_rate=True)
-        return {split: list(source.input_rows(split)) for split in source.split_names}
+    return [] if source is None else open_inputs(source).paths
 
 
 class SignalData(TaskData):

@@ -80,11 +80,10 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     recipe, named = _resolved(recipe, data), recipe
     if recipe.task != named.task:
         data = _opened(make_task(recipe), progress=False)
-    arguments, kind = training_arguments(recipe, out), recipe.training.first_answer
-    trainer = None if kind == "only" else make_trainer(recipe, data, arguments, progress)
-    state = PartialState()
-    # The key is taken before the run's folder is made, which may lie in that of the data.
+    arguments, kind, state = training_arguments(recipe, out), recipe.training.first_answer, PartialState()
+    # The key is taken before the Trainer makes the run's folder, which may lie in that of the data.
     identity = {"data": data.task.key() if state.is_main_process else "", "processes": arguments.world_size}
+    trainer = None if kind == "only" else make_trainer(recipe, data, arguments, progress)
     state.wait_for_everyone()  # all processes check the folder before any writes to it
     with _sole_trainer(out, arguments):
         if state.is_main_process:

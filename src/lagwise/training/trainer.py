@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback
 from lagwise.files import PARTIAL, one_line
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.sharded import is_sharded
-from lagwise.process import denormals_as_zero
+from lagwise.process import denormals_as_zero, group_size
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
 from lagwise.training.averaging import AveragedWeights
@@ -29,6 +29,7 @@ from lagwise.training.best import BestModel
 from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
+from lagwise.training.optimizer import clip_gradients, sparse_tables
 from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
@@ -57,6 +58,8 @@ class LagwiseTrainer(Trainer):
         self.sharing, self.streamed, self.options = sharing, streamed, options
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
+        elif group_size() == 1 and self.args.device.type == "cpu":
+            self.accelerator.clip_grad_norm_ = clip_gradients
         self.label_names = list(data.label_arguments) or self.label_names
         self._saving, self._logged_at = False, 0.0
         self._evaluated = 0  # validation batches
@@ -71,7 +74,8 @@ class LagwiseTrainer(Trainer):
     @denormals_as_zero()
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._logged_at = time.monotonic()
-        return super().train(*args, **kwargs)
+        with sparse_tables(self._module, self.options):
+            return super().train(*args, **kwargs)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Count the terms of the loss also where labels have another name, so that the loss is the mean over all

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.ops.recurrence.ema import ema_prefill
 from lagwise.ops.symbolic import symbolic_product
 

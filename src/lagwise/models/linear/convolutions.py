@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.models.linear.scaling import DenseFeatures
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.tables import check_integer
 
 _TAPS = 9

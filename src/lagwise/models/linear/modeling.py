@@ -17,7 +17,7 @@ from lagwise.models.inputs import check_vocabulary
 from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.features import made_features
 from lagwise.models.remote_code import LoadedSafely
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.tables import check_integer, known
 
 _ARGUMENTS = {"tokens": "input_ids", "values": "input_values", "patches": "pixel_values"}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.models.linear.scaling import DenseFeatures
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.tables import check_integer
 
 _SAMPLED = 20_000  # number of patches from which whitening is computed

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import differentiable, differentiable_gradients, graph_operator, in_graph, transformed
 
 
 def block_scan(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lagwise.ops.bilinear import transformed
+from lagwise.ops.operation import transformed
 
 
 def varying_scan(x: Tensor, poles: Tensor, state: Tensor | None = None) -> Tensor:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.constants import cached_tables
-from lagwise.ops.operators import exporting
 
 _BLOCK = 64
 _ROW_BLOCK = 16  # tokens, with a grid per row: the nodes of short rows are close together
@@ -111,8 +110,6 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
     with torch.autocast(z.device.type, enabled=False):
         if into is None:
             return (weights @ values).flatten(1, 2)[:, : grid.length]
-        if exporting():  # exporters may lose writes through a view
-            return into + (weights @ values).flatten(1, 2)[:, : grid.length]
         if count * size > grid.length or not into.is_contiguous():
             return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
         each = weights.repeat(len(z), 1, 1) if weights.dim() == 3 else weights.flatten(0, 1)

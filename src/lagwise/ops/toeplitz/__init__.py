@@ -1,6 +1,7 @@
-"""Toeplitz products by exact engines: dense blocks, sums over lags, FFT; stacks of dilated convolutions."""
+"""Convolutions by exact engines, lag by lag or by FFT, their gates, and stacks of dilated ones."""
 
 from lagwise.ops.toeplitz.block import block_lag_products, toeplitz_matrix
+from lagwise.ops.toeplitz.convolution import convolution, spectral_product
 from lagwise.ops.toeplitz.dilated import (
     StackShape,
     centre_tap,
@@ -13,6 +14,5 @@ from lagwise.ops.toeplitz.dilated import (
     smallest_dilation,
     tap_reach,
 )
-from lagwise.ops.toeplitz.direct import direct_product
 from lagwise.ops.toeplitz.gated import gated_product
-from lagwise.ops.toeplitz.spectral import fast_length, spectral_product
+from lagwise.ops.toeplitz.spectral import fast_length

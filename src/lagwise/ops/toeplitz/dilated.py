@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lagwise.ops.packing import row_extents
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz.direct import direct_product
+from lagwise.ops.toeplitz.convolution import convolution
 from lagwise.ops.window import Window, extended, ordered, spaced
 from lagwise.tables import check_integer
 
@@ -46,7 +46,7 @@ def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool 
         raise ValueError(f"expected {expected}, got {tuple(x.shape)} and {tuple(taps.shape)}")
     if dilation < 1:
         raise ValueError(f"dilation must be at least 1, got {dilation}")
-    return direct_product(x, taps, centre_tap(taps.shape[1], causal), dilation)
+    return convolution(x, taps, centre_tap(taps.shape[1], causal), "direct", dilation)
 
 
 def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor | None = None) -> Tensor:
@@ -67,7 +67,8 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
         reach = half * abs(step)
         if 0 < reach <= length:  # the row with its ends on the other side as well, of which the middle is kept
             row = torch.cat([x[:, length - reach :], x, x[:, :reach]], 1)
-            return direct_product(row, taps if step > 0 else taps.flip(1), half, abs(step)).narrow(1, reach, length)
+            y = convolution(row, taps if step > 0 else taps.flip(1), half, "direct", abs(step))
+            return y.narrow(1, reach, length)
     lags = [(m - half) * dilation for m in range(taps.shape[1])]
     if mask is None:
         shifted = (x.roll(lag, 1) for lag in lags)
