@@ -236,11 +236,6 @@ class TaskData:
         """Return the fields of `LagwiseLinearConfig` that depend on the data."""
         raise NotImplementedError
 
-    @property
-    def ngrams(self) -> Any:
-        """The n-grams of the training texts (`Ngrams.chosen`), for a first answer of texts."""
-        raise NotImplementedError
-
     def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         """The labelled rows of ``train`` or ``valid``, as a linear model reads them; of ``valid`` those of
         `validation_examples`, in that order."""

@@ -30,7 +30,6 @@ from lagwise.data import (
     open_series,
     prepare_labelled,
     rows_to_score,
-    spellings,
     with_pairs,
 )
 from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
@@ -43,7 +42,6 @@ from lagwise.data.options import DataOptions
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
-from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import by_rate
 from lagwise.models.rates import require_rate
 from lagwise.progress import progress_bar
@@ -371,13 +369,6 @@ class ClassifiedRows(LabelledRows):
         if not self.task.packing and sizes_differ(values):
             scale["by_row"] = True
         return scale
-
-    @cached_property
-    def ngrams(self) -> tuple[dict[str, Any], Ngrams]:
-        """The n-grams of the training texts, for a first answer."""
-        assert self.tokenizer is not None
-        pairs = len(self.task.columns()) == 2
-        return Ngrams.chosen(spellings(self.tokenizer), self.linear_batches("train"), pairs=pairs)
 
     def linear_fields(self) -> dict[str, Any]:
         fields = self.fields()

@@ -24,7 +24,6 @@ from lagwise.training.recipe import Recipe
 
 FOLDER = "first"  # a run's folder for the model of the first answer
 FILE = "first.json"
-_FEATURES = {"tokens": "ngrams", "values": "convolutions", "patches": "patches"}  # by what a task reads
 _HELD_OUT = "held_out.safetensors"
 _RESAMPLED = 400
 _SURE = 0.84  # share of resampled rows on which a trained model must be better: one standard error
@@ -69,14 +68,10 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
         images = sum(len(data.rows.splits[split]) for split in ("train", "valid"))  # type: ignore[attr-defined]
         check_images_memory(images, fields["inputs"]["channels"], *fields["inputs"]["image"])
     train, valid = (list(data.linear_batches(split)) for split in ("train", "valid"))
-    rows = LinearRows(
-        train,
-        valid,
-        fields,
-        data.ngrams if data.task.inputs == "tokens" else None,
-        None if data.weights is None else data.weights.numpy(),
-    )
-    model, fit = fit_linear_model(linear_class, _FEATURES[data.task.inputs], rows, seed)
+    if data.weights is not None:  # of the classes
+        weights = data.weights.double()
+        train, valid = ([{**batch, "weight": weights[batch["labels"]]} for batch in part] for part in (train, valid))
+    model, fit = fit_linear_model(linear_class, LinearRows(train, valid, fields, data.tokenizer), seed)
     labels = labels_of(valid)
     kept = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
     assert kept is not None
