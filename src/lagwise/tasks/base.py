@@ -22,7 +22,6 @@ from lagwise.tasks.figures import Figures, Log, metric_curve
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from lagwise.models.linear.ngrams import Ngrams
 
 Records = Iterable[Mapping[str, Any]]  # rows as mappings from columns
 #: Options of the data that not every task supports.
@@ -69,18 +68,16 @@ class LinearRows(NamedTuple):
     """Data for the fit of a linear model.
 
     Attributes:
-        train: training rows, in batches.
+        train: training rows, in batches, with ``labels`` and perhaps a ``weight`` for each.
         valid: held-out rows, in batches, in the order of `TaskData.validation_examples`.
         fields: of the model's configuration.
-        ngrams: for texts those of the training rows (`Ngrams.chosen`).
-        weights: of the classes, or None.
+        tokenizer: of texts.
     """
 
     train: Sequence[Mapping[str, Tensor]]
     valid: Sequence[Mapping[str, Tensor]]
     fields: Mapping[str, Any]
-    ngrams: tuple[dict[str, Any], Ngrams] | None = None
-    weights: np.ndarray | None = None
+    tokenizer: Any = None
 
 
 class Task:

@@ -29,7 +29,6 @@ from lagwise.data import (
     open_series,
     prepare_labelled,
     rows_to_score,
-    spellings,
     with_pairs,
 )
 from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
@@ -44,7 +43,6 @@ from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.data.tokenizers import without_template
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
-from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import save_tokenizer
 from lagwise.models.rates import require_rate
 from lagwise.tables import Count, Number, Share, known
@@ -353,16 +351,17 @@ class ClassifiedRows(LabelledRows):
     def linear_rows(self) -> LinearRows:
         fields = self.fields()
         fields = {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
-        train, valid = (list(self._linear_batches(split)) for split in ("train", "valid"))
-        weights = None if self.weights is None else self.weights.numpy()
         if self.task.inputs == "values":
             own = {name: value for name, value in fields["inputs"].items() if name not in ("time", "by_row")}
             fields["inputs"] = {**own, "stride": 1}  # a time is one more feature
-            return LinearRows(train, valid, fields, weights=weights)
-        assert self.tokenizer is not None
-        pairs = len(self.task.columns()) == 2
-        fields["inputs"] = {"name": "tokens", "pairs": pairs}
-        return LinearRows(train, valid, fields, Ngrams.chosen(spellings(self.tokenizer), train, pairs=pairs), weights)
+        else:
+            fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
+        train, valid = (list(self._linear_batches(split)) for split in ("train", "valid"))
+        if self.weights is not None:  # of the classes
+            weights = self.weights.double()
+            for batch in [*train, *valid]:
+                batch["weight"] = weights[batch["labels"]]
+        return LinearRows(train, valid, fields, self.tokenizer)
 
     def _linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         if self.rows.rates:

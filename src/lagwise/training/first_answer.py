@@ -23,7 +23,6 @@ from lagwise.training.recipe import Recipe
 
 FOLDER = "first"  # a run's folder for the model of the first answer
 FILE = "first.json"
-_FEATURES = {"tokens": "ngrams", "values": "convolutions", "patches": "patches"}  # by what a task reads
 _HELD_OUT = "held_out.safetensors"
 _RESAMPLED = 400
 _SURE = 0.84  # share of resampled rows on which a trained model must be better: one standard error
@@ -64,7 +63,7 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
     memory."""
     began = time.monotonic()
     linear_head, rows = require_linear(data.task), data.linear_rows()
-    model, fit = fit_linear_model(linear_head, _FEATURES[data.task.inputs], rows, seed)
+    model, fit = fit_linear_model(linear_head, rows, seed)
     labels = labels_of(rows.valid)
     kept = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
     assert kept is not None
