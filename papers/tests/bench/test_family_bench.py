@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -18,16 +18,9 @@ from lagwise.ops import Layout
 from lagwise_papers.bench.attention_peers import ATTENTION_PEERS
 
 
-@pytest.fixture(scope="module")
-def family() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "family_bench", Path(__file__).parents[2] / "benchmarks" / "family_steps.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def family(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("family_steps")
 
 
 def given(out: Path, names: str, **options: object) -> argparse.Namespace:

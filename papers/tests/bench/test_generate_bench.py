@@ -14,7 +14,7 @@ from lagwise.mixers import ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise_papers.bench import generate
 from lagwise_papers.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
-from lagwise_papers.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE, Layer, state_bytes
+from lagwise_papers.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE
 
 
 @pytest.mark.parametrize("peer", [RingBuffer, lambda mixer: NStates(mixer, 400)])
@@ -61,10 +61,3 @@ def test_wrong_streams_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         generate.time_generation("layers", [40], [1], channels=16, repeats=2, progress=False)
     with pytest.raises(ValueError, match="what must be layers or models"):
         generate.time_generation("blocks", [40], [1])
-
-
-def test_state_bytes_count_all_storage() -> None:
-    layer = Layer(ToeplitzMixer(4, kernel={"name": "modal", "modes": 8}), 3)
-    memory = 2 * 3 * 8 * 4 * 4  # real and imaginary parts; the poles belong to the mixer
-    assert state_bytes(layer.state) == memory
-    assert state_bytes((layer.state, layer.state)) == memory

@@ -52,27 +52,6 @@ def test_the_logged_accuracy_equals_that_of_the_saved_model(recall_recipe: Recip
     assert logged == pytest.approx(right.float().mean().item())
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("length", 15, "even and at least 4"),
-        ("evaluate_length", 15, "even and at least 4"),
-        ("vocab_size", 7, "even and at least 4"),
-    ],
-)
-def test_refusals(recall_recipe: Recipe, tmp_path: Path, option: str, value: object, message: str) -> None:
-    setattr(recall_recipe.data, option, value)
-    with pytest.raises(ValueError, match=message):
-        train(recall_recipe, tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_unknown_loss_is_refused(recall_recipe: Recipe, tmp_path: Path) -> None:
-    recall_recipe.task["loss"] = "evry"
-    with pytest.raises(ValueError, match="did you mean 'every'"):
-        train(recall_recipe, tmp_path / "run", progress=False)
-
-
 def test_a_folder_with_the_tasks_name_is_not_read_as_text(
     recall_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
