@@ -18,11 +18,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def script(name: str) -> ModuleType:
-    """Import a script that writes a page, with its folder on the path as when it is run."""
+def script(name: str, folder: str = "docs") -> ModuleType:
+    """Import a script, such as one that writes a page, with the folder of these on the path as when it is run."""
     if str(ROOT / "docs") not in sys.path:
         sys.path.insert(0, str(ROOT / "docs"))
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

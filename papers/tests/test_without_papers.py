@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -10,7 +12,10 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from lagwise import outside
+from lagwise.cli.main import app
 from lagwise.training import recipe_names
 
 ROOT = Path(__file__).parents[2]
@@ -18,33 +23,31 @@ ROOT = Path(__file__).parents[2]
 HIDE = """
 import sys, importlib.metadata as metadata
 sys.modules["lagwise_papers"], found = None, metadata.entry_points
-metadata.entry_points = lambda **which: [p for p in found(**which) if not p.value.startswith("lagwise_papers")]
-"""
+metadata.entry_points = lambda **which: [p for p in found(**which) if not p.value.startswith("lagwise_papers")]"""
 REMEDY = "is in lagwise-papers, which is not installed: pip install ./papers"
 
 
-RUN = """
-import contextlib, io, json, sys
-said = []
-for code in json.loads(sys.argv.pop()):
-    out = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            exec(code, {"sys": sys})
-    except ValueError as error:
-        out.write(f"ValueError: {error}")
-    except SystemExit:
-        pass
-    said.append(out.getvalue().strip())
-print(json.dumps(said))
-"""
+def said(codes: list[str]) -> list[str]:
+    """What each code prints, its error included."""
+    lines = []
+    for code in codes:
+        out = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+                exec(code, {"sys": sys})
+        except ValueError as error:
+            out.write(f"ValueError: {error}")
+        except SystemExit:
+            pass
+        lines.append(out.getvalue().strip())
+    return lines
 
 
-def outputs(codes: list[str], *, hidden: bool) -> list[str]:
-    """What a process prints that runs each code, its error included."""
+def said_without(codes: list[str]) -> list[str]:
+    """The same in a process that does not find lagwise-papers."""
+    code = f"{HIDE}; import json; from test_without_papers import said; print(json.dumps(said({codes!r})))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", (HIDE if hidden else "") + RUN, json.dumps(codes)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     return json.loads(done.stdout)
 
 
@@ -87,7 +90,7 @@ CALLS = {
     "open_source({genes!r})": "cannot read ",
 }
 IMAGES = "from lagwise.data.image_files import open_images; open_images({!r})"
-COMMAND = "sys.argv[1:] = ['bench', {}]; from lagwise.cli import main; main()"
+BENCH = "sys.argv[1:] = ['bench', 'tcn', '8']; from lagwise.cli import main; main()"
 
 
 def test_what_is_in_the_package_works_with_it_and_is_named_without_it(tmp_path: Path) -> None:
@@ -98,19 +101,18 @@ def test_what_is_in_the_package_works_with_it_and_is_named_without_it(tmp_path: 
     (tmp_path / "imgs" / "0" / "sample_0.png").write_bytes(b"x")
     calls = [IMPORTS + call.format(**{name: str(path) for name, path in files.items()}) for call in CALLS]
     mixers = [MODEL.format(mixer=mixer) for mixer in ("lru", "gmlp", "lrv")]
-    bench = [COMMAND.format("'nothing'"), COMMAND.format("'tcn', '8'")]
     images = [IMAGES.format(source) for source in ("lra-pathfinder:10", str(tmp_path))]
 
-    *found, unknown, command = outputs([*calls, *mixers, bench[0]], hidden=False)
+    *found, unknown = said([*calls, *mixers])
     assert found == [""] * len(calls) + ["True"] * 2
     assert "unknown token mixer: 'lrv'" in unknown
-    assert "No such command 'nothing'" in command
+    assert "No such command 'nothing'" in CliRunner().invoke(app, ["bench", "nothing"]).output
 
-    said = outputs([*calls, *mixers, bench[1], *images], hidden=True)
-    for what, line in zip(CALLS.values(), said, strict=False):
+    lines = said_without([*calls, *mixers, BENCH, *images])
+    for what, line in zip(CALLS.values(), lines, strict=False):
         assert line.startswith(f"ValueError: {what}")
         assert REMEDY in line
-    lru, gmlp, unknown, command, pathfinder, folder = said[len(calls) :]
+    lru, gmlp, unknown, command, pathfinder, folder = lines[len(calls) :]
     for mixer, line in (("lru", lru), ("gmlp", gmlp)):
         assert line == f"ValueError: token mixer {mixer!r} {REMEDY}, in a clone of lagwise"
     assert "unknown token mixer: 'lrv'" in unknown

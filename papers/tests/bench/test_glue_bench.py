@@ -169,9 +169,6 @@ def test_errors_are_raised_before_training(
     with pytest.raises(error, match=message):
         compare(folder, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
-
-
-def test_names_must_differ(folder: Path, tmp_path: Path) -> None:
     for runs in ([], [folder / "encoder", folder / "encoder"], [folder / "majority"]):
         with pytest.raises((ValueError, FileNotFoundError), match=r"one or more folders with different names"):
             compare_glue(runs, str(folder / "data"), tmp_path / "out", tasks=["cola"], progress=False)

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_results import losses
 
 from lagwise.models import generate_text, load_model
 from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
 from lagwise_papers.data.associative_recall import AssociativeRecall
-
-
-def losses(run: Path) -> dict[float, float]:
-    return {line["step"]: line["loss"] for line in read_metrics(run) if "loss" in line}
 
 
 @pytest.mark.slow
