@@ -26,7 +26,7 @@ WITHOUT_EXAMPLE = {
     "blocks": 4,
     "models": 4,
     "forecasting": 6,
-    "data": 34,
+    "data": 33,
     "tasks": 10,
 }
 
