@@ -25,7 +25,7 @@ def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor)
 
 
 def _plain(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:
-    from lagwise.ops.recurrence.ema import ema_scan  # not above: it imports this package
+    from lagwise.ops.recurrence.diagonal import ema_scan  # not above: it imports this package
 
     return F.silu(ema_scan(x, weight, log_decay) + direct * x).to(x.dtype)
 
