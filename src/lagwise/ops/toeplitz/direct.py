@@ -48,7 +48,7 @@ def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> T
     if symbolic(x.shape[1]):
         return symbolic_product(x, taps, origin, dilation)
     if fused(x, taps):
-        return residual_convolutions(x, taps[None], origin, [dilation], residual=False, activate=False)
+        return residual_convolutions(x, taps[None], origin, (dilation,), False, False)
     if in_graph():
         return _operator(x, taps, origin, dilation)
     return bilinear_product(x, taps, _form(x, taps, origin, dilation)).to(x.dtype)
