@@ -27,9 +27,9 @@ BUDGETS = {
     "src/lagwise/tasks": (3_470, 2_260),
     "src/lagwise/training": (3_960, 2_690),
     "src/lagwise": (48_740, 29_960),
-    "papers/src": (8_860, 5_150),
-    "papers/benchmarks": (1_670, 1_020),
-    "benchmarks": (5_530, 3_640),
+    "papers/src": (8_300, 4_880),
+    "papers/benchmarks": (1_450, 900),
+    "benchmarks": (5_400, 3_570),
 }
 
 

@@ -12,12 +12,9 @@ from typer.testing import CliRunner
 from lagwise.cli.main import app
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.ops import toeplitz_product
 from lagwise_papers.bench import generate
-from lagwise_papers.bench.future_fill import ContinuousFutureFill, EpochedFutureFill, future_fill
 from lagwise_papers.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
 from lagwise_papers.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE, Layer, state_bytes
-from lagwise_papers.bench.whole_streams import LAGWISE, PEERS, OnlineStream, StreamFactory
 
 
 @pytest.mark.parametrize("peer", [RingBuffer, lambda mixer: NStates(mixer, 400)])
@@ -71,45 +68,3 @@ def test_state_bytes_count_all_storage() -> None:
     memory = 2 * 3 * 8 * 4 * 4  # real and imaginary parts; the poles belong to the mixer
     assert state_bytes(layer.state) == memory
     assert state_bytes((layer.state, layer.state)) == memory
-
-
-@pytest.mark.parametrize("length", [1, 50, 700])
-@pytest.mark.parametrize(
-    "make", [OnlineStream, EpochedFutureFill, ContinuousFutureFill, lambda *a: ContinuousFutureFill(*a, tile=1)]
-)
-@torch.no_grad()
-def test_whole_streams_equal_the_product(make: StreamFactory, length: int) -> None:
-    taps, x = torch.randn(3, length, dtype=torch.float64), torch.randn(2, length, 3, dtype=torch.float64)
-    stream = make(taps, 2)
-    y = torch.cat([stream.step(token) for token in x.split(1, dim=1)], dim=1)
-    torch.testing.assert_close(y, toeplitz_product(x, taps), rtol=0, atol=1e-10)
-
-
-def test_future_fill_is_its_sum() -> None:
-    inputs, taps = torch.randn(2, 9, 3, dtype=torch.float64), torch.randn(3, 20, dtype=torch.float64)
-    expected = [sum(inputs[:, j] * taps[:, 9 + s - 1 - j] for j in range(9)) for s in range(1, 6)]
-    torch.testing.assert_close(future_fill(inputs, taps, 5), torch.stack(expected, 1), rtol=0, atol=1e-12)
-
-
-def test_whole_streams_are_checked_and_timed_beside_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "theirs.py").write_text(
-        "from lagwise_papers.bench.future_fill import EpochedFutureFill as exact\n\n\n"
-        "def wrong(taps, batch):\n    return exact(1.01 * taps, batch)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    out = tmp_path / "streams.json"
-    arguments = ["bench", "generate", "--what", "streams", "--lengths", "150", "--batches", "2", "--channels", "4"]
-    arguments += ["--repeats", "2", "--threads", "1"]
-    result = CliRunner().invoke(app, [*arguments, "--peer", "theirs:exact", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    rows = json.loads(out.read_text())["results"]["streams"]["batch 2"]
-    assert [row["method"] for row in rows] == [LAGWISE, *PEERS, "theirs:exact"]
-    assert all(0 < row["token"]["median"] <= row["slowest"] for row in rows)
-    few = ["--lengths", "60,150", "--most-tokens", "200", "--no-baselines", "--out", str(out)]
-    assert CliRunner().invoke(app, [*arguments, *few]).exit_code == 0
-    rows = json.loads(out.read_text())["results"]["streams"]["batch 2"]
-    assert [(row["method"], row["length"]) for row in rows] == [(LAGWISE, 60)]
-    wrong = CliRunner().invoke(app, [*arguments, "--peer", "theirs:wrong"])
-    assert "theirs:wrong differs from the product of the whole text" in str(wrong.exception)
-    other = CliRunner().invoke(app, ["bench", "generate", "--peer", "theirs:exact"])
-    assert "needs --what streams" in str(other.exception)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import lzma
-import runpy
 import string
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +13,6 @@ from lagwise.data import read_labelled
 from lagwise_papers.bench.text_baselines import bag_of_bytes, majority
 from lagwise_papers.data.generated import generate
 from lagwise_papers.data.published import ARENA
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def book(title: str, letters: str) -> str:
@@ -32,23 +26,14 @@ def book(title: str, letters: str) -> str:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six books in three texts, cut into books, and pairs of their passages."""
-    place = tmp_path_factory.mktemp("books")
-    (place / "texts").mkdir()
-    titles, books = {}, {}
+    """Two books in each split, and pairs of their passages."""
+    folder = tmp_path_factory.mktemp("books")
     for split, letters in (("train", "ABCDEF"), ("valid", "GHIJKL"), ("test", "MNOPQR")):
-        titles[split] = [f"Somebody_{word}_1900" for word in (f"Castle{letters[0]}", f"Garden{letters[3]}")]
-        own = [book(f"The {name.split('_')[1]}", letters[3 * i : 3 * i + 3]) for i, name in enumerate(titles[split])]
-        books |= {(split, name): text for name, text in zip(titles[split], own, strict=True)}
-        (place / "texts" / f"{split}.txt.xz").write_bytes(lzma.compress("".join(own).encode()))
-    (place / "texts" / "titles.json").write_text(json.dumps(titles))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["split_books.py", str(place / "texts"), str(place / "books")])
-        runpy.run_path(str(BENCHMARKS / "split_books.py"), run_name="__main__")
-    for (split, name), text in books.items():
-        assert (place / "books" / split / f"{name}.txt").read_text() == text
-    generate("lra-retrieval", place / "pairs", rows=40, seed=0, texts=place / "books", progress=False)
-    return place / "pairs"
+        (folder / "books" / split).mkdir(parents=True)
+        for part in (letters[:3], letters[3:]):
+            (folder / "books" / split / f"{part}.txt").write_text(book(f"The Castle of {part}", part))
+    generate("lra-retrieval", folder / "pairs", rows=40, seed=0, texts=folder / "books", progress=False)
+    return folder / "pairs"
 
 
 def test_pairs_are_made_of_the_books(pairs: Path) -> None:
@@ -73,9 +58,3 @@ def test_bag_of_bytes_finds_texts_of_equal_letters(tmp_path: Path) -> None:
     assert bag_of_bytes(rows)["accuracy"] > 0.9
     with pytest.raises(ValueError, match="are numbers"):
         bag_of_bytes(replace(rows, label_names=None))
-
-
-def test_a_text_too_short_for_its_books_is_named() -> None:
-    cut = runpy.run_path(str(BENCHMARKS / "split_books.py"))["boundaries"]
-    with pytest.raises(ValueError, match="a text of 60000 characters cannot hold 3 books"):
-        cut("word " * 12_000, ["A_One_1900", "B_Two_1900", "C_Three_1900"])

@@ -133,8 +133,8 @@ def _block_weights(grid: NodeGrid) -> BlockWeights:
 
 
 def _in_blocks(left: Tensor, weights: Tensor, most: int, nodes: int) -> BlockWeights:
-    """Weights ``(..., blocks, size, degree + 1)`` of the nodes from ``left`` on ``(..., blocks, size)``, by block, each
-    of which meets at most so many nodes."""
+    """Weights ``(..., blocks, size, degree + 1)`` of the nodes from ``left`` on, ``(..., blocks, size)``, by block,
+    which meets at most so many nodes."""
     degree, device = weights.shape[-1] - 1, left.device
     if not torch.compiler.is_compiling():  # in a graph, nothing may depend on values
         most = int((left[..., -1] - left[..., 0]).max()) + degree + 1
