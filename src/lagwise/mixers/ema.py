@@ -12,7 +12,6 @@ from lagwise.kernels import EMAKernel
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
-from lagwise.ops.fused import fused
 from lagwise.ops.fused.average import moving_average
 from lagwise.ops.product import saved_engine
 from lagwise.ops.recurrence import DiagonalSSM, ema_blocks, ema_taps, zoh_sums, zoh_tokens
@@ -87,7 +86,7 @@ class EMAMixer(Derived, Mixer):
             weight, log_decay = self.kernel.exponentials()
             backward = None if self.causal else (weight[1], log_decay[1])
             truncation = self.kernel.truncation
-            if backward is None and truncation is None and fused(x, weight, self.omega):
+            if backward is None and truncation is None:
                 return moving_average(x, weight[0], log_decay[0], self.omega)
             y = ema_scan(x, weight[0], log_decay[0], backward=backward, truncation=truncation)
         else:
