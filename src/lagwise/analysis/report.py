@@ -29,8 +29,8 @@ def plot_run(run: Path) -> list[Path]:
 def _plot_run(folder: Path) -> list[Path]:
     model, tokenizer = load_model(folder)
     run = recorded_run(folder)
-    of_images = run.task.inputs == "patches"
-    kernels = learned_kernels(model, max(run.task.size) // patch_side(model.config) if of_images else _KERNEL_LENGTH)
+    size = getattr(run.task, "size", None)  # of images
+    kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _KERNEL_LENGTH)
     figures = run.task.figures(run.metrics, run.evaluation)
     first, *others = figures  # the first shows the learning, the others the results
     sections = [
