@@ -182,7 +182,7 @@ def _mixer_row(name: str, mixer: type[Mixer]) -> tuple[str, ...]:
     is_one = issubclass(mixer, RecurrentMixer | EMAMixer)
     converts = "its kernel" if name in KERNEL_MIXERS else "is one" if is_one else "no"
     packs = "no" if mixer.needs_grid else "yes"
-    splits = "no" if mixer.mix_shard is Mixer.mix_shard else "yes"
+    splits = "yes" if mixer.takes_shards else "no"
     cells = (_source(mixer), where, streams, converts, packs, splits, longest)
     package = "lagwise" if mixer.__module__.startswith("lagwise.") else "lagwise-papers"
     return f"`{name}`", f"`{mixer.__name__}`", package, *cells, _test("mixer", name, mixer)

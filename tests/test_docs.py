@@ -306,7 +306,7 @@ def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytes
     from scipy.io import wavfile
 
     from lagwise.models import LagwiseConfig, LagwiseForSignalRegression
-    from lagwise.models.streaming_regressor import whole_output
+    from lagwise.models.signal_stream import whole_output
 
     code = next(block for block in blocks(ROOT / "docs" / "signals.md", "python") if "StreamingRegressor" in block)
     monkeypatch.chdir(tmp_path)

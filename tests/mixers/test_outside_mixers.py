@@ -21,7 +21,6 @@ from lagwise import outside, testing
 from lagwise.kernels import KERNELS, LagKernel, register_kernel
 from lagwise.mixers import MIXERS, AttentionMixer, Mixer, ToeplitzMixer, register_mixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.ops.shards import documents
 from lagwise.outside import Parts
 from lagwise.testing import check_mixer
 from lagwise.training import Recipe, train
@@ -54,13 +53,11 @@ class LeakyMixer(Mixer):
         self.rate = nn.Parameter(torch.zeros(channels))
         self.input = nn.Linear(channels, channels, bias=False)
 
-    def mix(self, x: Tensor, layout: Any) -> Tensor:
-        return self.mix_next(x, self.init_state(len(x)), None)[0]
-
     def init_state(self, batch_size: int) -> LeakState:
         return LeakState(self.rate.new_zeros(batch_size, self.channels))
 
-    def mix_next(self, x: Tensor, state: LeakState, mask: Tensor | None) -> tuple[Tensor, LeakState]:
+    def mix(self, x: Tensor, state: Any, layout: Any) -> tuple[Tensor, Any]:
+        state = LeakyMixer.init_state(self, len(x)) if state is None else state
         outputs, memory, added = [], state.memory, self.input(x)
         for each in added.unbind(1):
             memory = self.rate.sigmoid() * memory + each
@@ -93,8 +90,8 @@ class OwnRowsMixer(LeakyMixer):
     def init_state(self, batch_size: int) -> Any:
         return OwnRowsState(super().init_state(batch_size).memory.t())
 
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> Any:
-        y, after = super().mix_next(x, LeakState(state.memory.t()), mask)
+    def mix(self, x: Tensor, state: Any, layout: Any) -> Any:
+        y, after = super().mix(x, None if state is None else LeakState(state.memory.t()), layout)
         return y, OwnRowsState(after.memory.t())
 
 
@@ -112,25 +109,19 @@ class ListMixer(LeakyMixer):
     def init_state(self, batch_size: int) -> Any:
         return []
 
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> Any:
-        together = torch.cat([*state, x], 1)
-        return self.mix(together, None)[:, -x.shape[1] :], [together]
-
-    def mix(self, x: Tensor, layout: Any) -> Tensor:
-        return LeakyMixer.mix_next(self, x, LeakyMixer.init_state(self, len(x)), None)[0]
+    def mix(self, x: Tensor, state: Any, layout: Any) -> Any:
+        together = torch.cat([*(state or []), x], 1)
+        return super().mix(together, None, layout)[0][:, -x.shape[1] :], [together]
 
 
 class GrowingMixer(LeakyMixer):
     """Its state has one entry for every token, which it does not declare."""
 
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> Any:
-        y, after = super().mix_next(
-            x, LeakState(state.memory[:, -1] if state.memory.dim() == 3 else state.memory), mask
-        )
+    def mix(self, x: Tensor, state: Any, layout: Any) -> Any:
+        if state is None:
+            return super().mix(x, None, layout)
+        y, after = super().mix(x, LeakState(state.memory.reshape(len(x), -1, self.channels)[:, -1]), layout)
         return y, LeakState(torch.cat([state.memory.reshape(len(x), -1, self.channels), after.memory[:, None]], 1))
-
-    def mix(self, x: Tensor, layout: Any) -> Tensor:
-        return LeakyMixer.mix_next(self, x, LeakyMixer.init_state(self, len(x)), None)[0]
 
 
 def model_of(mixer: type[Mixer], **attributes: Any) -> LagwiseForCausalLM:
@@ -173,14 +164,18 @@ def test_own_mixers_pass_the_same_contract_checks() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda self, x, layout: x.flip(1), "outputs before a change|a row with"),
-        (lambda self, x, layout: LeakyMixer.mix(self, x, layout).to(torch.bfloat16).to(x.dtype), "finite differences"),
-        (lambda self, x, layout: LeakyMixer.mix(self, x, layout) + x.mean((0, 1)), "a row with|outputs before"),
-        (lambda self, x, layout: LeakyMixer.mix(self, x, layout).double(), "output of torch.float64"),
+        (lambda y, x: x.flip(1), "outputs before a change|a row with"),
+        (lambda y, x: y.to(torch.bfloat16).to(x.dtype), "finite differences"),
+        (lambda y, x: y + x.mean((0, 1)), "a row with|outputs before"),
+        (lambda y, x: y.double(), "output of torch.float64"),
     ],
 )
 def test_contract_violations_are_detected(wrong: Any, message: str) -> None:
-    kind = type("Wrong", (LeakyMixer,), {"mix": wrong})
+    def mix(self: Any, x: Tensor, state: Any, layout: Any) -> Any:
+        y, state = LeakyMixer.mix(self, x, state, layout)
+        return wrong(y, x), state
+
+    kind = type("Wrong", (LeakyMixer,), {"mix": mix})
     with pytest.raises(AssertionError, match=message):
         check_mixer(lambda channels, causal: kind(channels, causal=causal), channels=4, lengths=(1, 5))
 
@@ -190,14 +185,14 @@ class ShiftMixer(Mixer):
 
     streams = False
     directions = (True,)
-
-    def mix(self, x: Tensor, layout: Any) -> Tensor:
-        return documents(lambda x, layout: nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] + x, x, layout)
-
-    def mix_shard(self, x: Tensor, layout: Any) -> Tensor:
-        return layout.shard.near(self.mix, x, self.reach, 0)
-
+    takes_shards = True
     reach = 1
+
+    def mix(self, x: Tensor, state: Any, layout: Any) -> tuple[Tensor, Any]:
+        return layout.near(self._shifted, x, self.reach, 0), None
+
+    def _shifted(self, x: Tensor, layout: Any) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] + x
 
 
 class ShortShiftMixer(ShiftMixer):
@@ -209,20 +204,30 @@ class ShortShiftMixer(ShiftMixer):
 class LaterMixer(ShiftMixer):
     """Wrong in one process only."""
 
-    def mix_shard(self, x: Tensor, layout: Any) -> Tensor:
-        return super().mix_shard(x, layout) + dist.get_rank()
+    def mix(self, x: Tensor, state: Any, layout: Any) -> tuple[Tensor, Any]:
+        y, state = super().mix(x, state, layout)
+        return y if layout.shard is None else y + layout.shard.rank, state
 
 
 class NoGradientMixer(ShiftMixer):
     """The right outputs, and gradients of NaN."""
 
-    def mix_shard(self, x: Tensor, layout: Any) -> Tensor:
-        return super().mix_shard(x, layout) + (0 * x).sqrt()
+    def mix(self, x: Tensor, state: Any, layout: Any) -> tuple[Tensor, Any]:
+        y, state = super().mix(x, state, layout)
+        return y if layout.shard is None else y + (0 * x).sqrt(), state
+
+
+def mixer_of_the_tutorial() -> type[Mixer]:
+    """The class that docs/tutorials/mixer.md defines first."""
+    page = (Path(__file__).parents[2] / "docs" / "tutorials" / "mixer.md").read_text()
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    return names["GatedMixer"]
 
 
 def check_in_processes() -> None:
     dist.init_process_group("gloo")
-    for kind in (LeakyMixer, ShiftMixer):  # refused by its name, and equal
+    for kind in (LeakyMixer, ShiftMixer, mixer_of_the_tutorial()):  # refused by its name, and equal twice
         check_mixer(lambda channels, causal, kind=kind: kind(channels, causal=causal), channels=4, lengths=(1, 9))
     for kind, where in ((ShortShiftMixer, ""), (LaterMixer, "the output"), (NoGradientMixer, "the gradient of x")):
         with pytest.raises(AssertionError, match=f"{where} of plain rows, split between processes, is off by"):

@@ -31,7 +31,7 @@ def test_tasks_of_rows_and_images_have_a_first_answer_and_others_say_that_they_h
     for name in CASES:
         wanted = recipe(name, tmp_path / name, "training.first_answer=only")
         if name in LABELLED:
-            assert make_task(wanted).linear_class is not None
+            assert make_task(wanted).linear_head is not None
             continue
         with pytest.raises(ValueError, match="has no first answer"):
             train(wanted, tmp_path / "run", progress=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,9 @@ def test_errors_are_those_of_rounding(script: ModuleType, name: str) -> None:
 class Wrong(ShortConvMixer):
     """Mixes padding and later tokens."""
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return super().mix(x, layout) + x.roll(-1, 1)
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        y, state = super().mix(x, state, layout)
+        return y + x.roll(-1, 1), state
 
 
 @torch.no_grad()

@@ -69,8 +69,8 @@ def test_a_mixer_of_another_package_is_measured(
         def __init__(self, channels: int, *, causal: bool = True):
             super().__init__(channels, causal)
 
-        def mix(self, x: Tensor, layout: Layout) -> Tensor:
-            return x.cumsum(1).roll(-self.ahead, 1)
+        def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
+            return x.cumsum(1).roll(-self.ahead, 1), None
 
     Theirs.__module__ = "theirs"
     monkeypatch.setitem(MIXERS, "theirs", Theirs)
@@ -89,9 +89,9 @@ def test_wrong_results_are_not_timed(
 ) -> None:
     mix = ShortConvMixer.mix
 
-    def wrong(self: ShortConvMixer, x: torch.Tensor, layout: object) -> torch.Tensor:
-        y = mix(self, x, layout)  # type: ignore[arg-type]
-        return y * fault if fault else y + 0.1 * y.roll(-1, 1)
+    def wrong(self: ShortConvMixer, x: torch.Tensor, state: None, layout: Layout) -> tuple[torch.Tensor, None]:
+        y, _ = mix(self, x, state, layout)
+        return y * fault if fault else y + 0.1 * y.roll(-1, 1), None
 
     monkeypatch.setattr(ShortConvMixer, "mix", wrong)
     out = tmp_path / "family.json"

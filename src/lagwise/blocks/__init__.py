@@ -1,8 +1,7 @@
 """Residual blocks, one per file."""
 
-from lagwise.blocks.base import Block
 from lagwise.blocks.chain import LINKS, ChainBlock
-from lagwise.blocks.channel import CHANNEL_MIXERS, GLU, MLP
+from lagwise.blocks.channel import CHANNEL_MIXERS, GLU, MLP, Block
 from lagwise.blocks.mega import MegaBlock, QueryKey
 from lagwise.blocks.megalodon import MegalodonBlock
 from lagwise.blocks.prenorm import PreNormBlock

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from lagwise.blocks.base import Block
+from lagwise.blocks.channel import Block
 from lagwise.blocks.mega import MegaBlock
 from lagwise.blocks.megalodon import MegalodonBlock
 from lagwise.blocks.prenorm import PreNormBlock
@@ -52,22 +52,21 @@ class ChainBlock(Block):
         self.gradient_checkpointing = False
         self._gradient_checkpointing_func: Callable[..., Tensor] | None = None  # both are set by transformers
 
-    def run(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: ChainState | None, layout: Layout) -> tuple[Tensor, Any]:
         recomputed = self._gradient_checkpointing_func if self.gradient_checkpointing and self.training else None
-        for block in self.blocks:
-            run = functools.partial(block, layout=layout)
-            x = run(x) if recomputed is None else recomputed(run, x)
-        return x
+        after = []
+        for block, before in zip(
+            self._links(), [None] * len(self.blocks) if state is None else state.states, strict=True
+        ):
+            if before is None and recomputed is not None:
+                x = recomputed(functools.partial(block, layout=layout), x)
+            else:
+                x, before = block.run(x, before, layout)
+            after.append(before)
+        return x, None if state is None else ChainState(tuple(after))
 
     def init_state(self, batch_size: int) -> ChainState:
         return ChainState(tuple(block.init_state(batch_size) for block in self._links()))
-
-    def run_next(self, x: Tensor, state: ChainState, layout: Layout) -> tuple[Tensor, ChainState]:
-        after = []
-        for block, before in zip(self._links(), state.states, strict=True):
-            x, reached = block.prefill(x, before, layout=layout)
-            after.append(reached)
-        return x, ChainState(tuple(after))
 
     def _links(self) -> list[Any]:
         return list(self.blocks)

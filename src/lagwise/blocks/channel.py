@@ -1,4 +1,4 @@
-"""Channel mixers: the part of a block that processes each token separately."""
+"""What blocks share: their base class, and channel mixers, which process each token separately."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from lagwise.blocks.norm import make_norm, residual_normed
+from lagwise.mixers.base import StreamModule
 from lagwise.mixers.gtu import gated_width
 from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise.tables import Spec, build, known
+
+
+class Block(StreamModule):
+    """A residual layer on ``(batch, length, channels)`` that streams as its mixers do. Abstract, as `StreamModule`."""
 
 
 class GLU(nn.Module):

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.blocks.base import Block
-from lagwise.blocks.channel import ChannelLayer
-from lagwise.blocks.norm import make_norm, normed, residual_normed
+from lagwise.blocks.channel import Block, ChannelLayer
+from lagwise.blocks.norm import make_norm, residual_normed
 from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
@@ -103,26 +102,18 @@ class MegaBlock(Block):
         self.channels = ChannelLayer(channels, mixer, norm, dropout)
         self.dropout = nn.Dropout(dropout)
 
-    def run(self, x: Tensor, layout: Layout) -> Tensor:
-        mask = layout.mask
-        x, h = residual_normed(self.norm, x, mask)
-        update, query, key, reset, candidate = self._project(self.memory(h, layout=layout))
-        value = self._value(h)
-        attended = self.attention.over(query, key, value, layout)
-        return self.channels(self._update(x, attended, update, reset, candidate), mask)
+    def mix(self, x: Tensor, state: MegaState | None, layout: Layout) -> tuple[Tensor, Any]:
+        before = (None, None) if state is None else state
+        x, h = residual_normed(self.norm, x, layout.mask)
+        mixed, memory = self.memory.run(h, before[0], layout)
+        update, query, key, reset, candidate = self._project(mixed)
+        attended, attention = self.attention.run(query, key, self._value(h), before[1], layout)
+        y = self.channels(self._update(x, attended, update, reset, candidate), layout.mask)
+        return y, None if attention is None else MegaState(memory, attention)
 
     def init_state(self, batch_size: int) -> MegaState:
         attention = self.attention.init_state(batch_size, self.sizes[2], like=self.query_key.scale)
         return MegaState(self.memory.init_state(batch_size), attention)
-
-    def run_next(self, x: Tensor, state: MegaState, layout: Layout) -> tuple[Tensor, MegaState]:
-        mask = layout.mask
-        h = normed(self.norm, x, mask)
-        memory, memory_state = self.memory.prefill(h, state.memory, layout=layout)
-        update, query, key, reset, candidate = self._project(memory)
-        attended, attention_state = self.attention.prefill(query, key, self._value(h), state.attention, mask)
-        y = self.channels(self._update(x, attended, update, reset, candidate), mask)
-        return y, MegaState(memory_state, attention_state)
 
     def _project(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         update, shared, reset, candidate = split_linear(memory, self.gates, self.sizes)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.blocks.base import Block
-from lagwise.blocks.channel import ChannelLayer
+from lagwise.blocks.channel import Block, ChannelLayer
 from lagwise.blocks.mega import QueryKey
 from lagwise.blocks.norm import RMSNorm
 from lagwise.mixers import MIXERS, ChunkedAttention, TimestepNorm
@@ -117,32 +116,21 @@ class MegalodonBlock(Block):
         self.channels = ChannelLayer(channels, mixer, {"name": "layer", "epsilon": epsilon}, dropout)
         self.dropout = nn.Dropout(dropout)
 
-    def run(self, x: Tensor, layout: Layout) -> Tensor:
-        h = self.timestep_norm(x, layout=layout)
-        memory = self._memory(self.memory(h, layout=layout))
-        attended = self.attention.over(*self._attended_parts(h, memory), layout)
-        return self._update(x, memory, attended, layout.mask)
+    def mix(self, x: Tensor, state: MegalodonState | None, layout: Layout) -> tuple[Tensor, Any]:
+        before = (None, None, None) if state is None else state
+        h, norm = self.timestep_norm.run(x, before[0], layout)
+        mixed, memory_state = self.memory.run(h, before[1], layout)
+        memory = self.dropout(self.memory_norm(mixed))
+        query, key = self.query_key(self.shared(memory))
+        parts = (self._by_head(t) for t in (query, key, F.silu(self.value(h))))
+        attended, attention = self.attention.run(*parts, before[2], layout)
+        y = self._update(x, memory, attended, layout.mask)
+        return y, None if attention is None else MegalodonState(norm, memory_state, attention)
 
     def init_state(self, batch_size: int) -> MegalodonState:
         attention = self.attention.init_state(batch_size, self.sizes[1], like=self.query_key.scale)
         norm = self.timestep_norm.init_state(batch_size)
         return MegalodonState(norm, self.memory.init_state(batch_size), attention)
-
-    def run_next(self, x: Tensor, state: MegalodonState, layout: Layout) -> tuple[Tensor, MegalodonState]:
-        mask = layout.mask
-        h, norm = self.timestep_norm.prefill(x, state.norm, layout=layout)
-        mixed, memory_state = self.memory.prefill(h, state.memory, layout=layout)
-        memory = self._memory(mixed)
-        attended, attention = self.attention.prefill(*self._attended_parts(h, memory), state.attention, mask)
-        return self._update(x, memory, attended, mask), MegalodonState(norm, memory_state, attention)
-
-    def _attended_parts(self, h: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, ``(batch, heads, length, size)``."""
-        query, key = self.query_key(self.shared(memory))
-        return self._by_head(query), self._by_head(key), self._by_head(F.silu(self.value(h)))
-
-    def _memory(self, mixed: Tensor) -> Tensor:
-        return self.dropout(self.memory_norm(mixed))
 
     def _update(self, x: Tensor, memory: Tensor, attended: Tensor, mask: Tensor | None) -> Tensor:
         gated = self.dropout(F.silu(self.reset(memory)) * attended.transpose(1, 2).flatten(2))

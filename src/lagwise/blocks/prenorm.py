@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lagwise.blocks.base import Block
-from lagwise.blocks.channel import ChannelLayer
-from lagwise.blocks.norm import make_norm, normed, residual_normed
+from lagwise.blocks.channel import Block, ChannelLayer
+from lagwise.blocks.norm import make_norm, residual_normed
 from lagwise.mixers import MIXERS
 from lagwise.ops import Layout
 from lagwise.tables import build
@@ -60,13 +59,10 @@ class PreNormBlock(Block):
             channels, {"name": "glu"} if channel_mixer is None else channel_mixer, norm, dropout
         )
 
-    def run(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         x, h = residual_normed(self.token_norm, x, layout.mask)
-        return self.channels(x, layout.mask, branch=self.dropout(self.token_mixer(h, layout=layout)))
+        mixed, state = self.token_mixer.run(h, state, layout)
+        return self.channels(x, layout.mask, branch=self.dropout(mixed)), state
 
     def init_state(self, batch_size: int) -> Any:
         return self.token_mixer.init_state(batch_size)
-
-    def run_next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
-        mixed, state = self.token_mixer.prefill(normed(self.token_norm, x, layout.mask), state, layout=layout)
-        return self.channels(x, layout.mask, branch=self.dropout(mixed)), state

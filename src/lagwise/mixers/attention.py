@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class AttentionMixer(Mixer):
     """
 
     grows = True
+    takes_shards = True
 
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, position: str = "alibi"):
         super().__init__(channels, causal)
@@ -49,11 +50,21 @@ class AttentionMixer(Mixer):
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        query, key, value = self._project(x)
-        return self._attend(query, key, value, layout.mask)
+    def mix(self, x: Tensor, state: AttentionState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.shard is not None:
+            return self._mix_shard(x, layout), None
+        query, *new = self._project(x)
+        if state is None:
+            return self._attend(query, *new, layout.mask), None
+        seen = state.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
+        key, value = (old.append(t) for old, t in zip(state[:2], new, strict=True))
+        keys, values = (window.tokens.to(query.dtype) for window in (key, value))
+        real = None
+        if layout.mask is not None or common(seen) != key.size:
+            real = torch.arange(key.size - 1, -1, -1, device=x.device) < seen[:, None]
+        return self._attend(query, keys, values, real), AttentionState(key, value, seen)
 
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+    def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         """Split heads between processes: each attends with all tokens and its share of the heads."""
         shard, size = layout.shard, self.channels // self.heads
         first, end = shard.share(self.heads)
@@ -74,16 +85,6 @@ class AttentionMixer(Mixer):
         like = torch.empty(0, dtype=weight.dtype, device=weight.device)  # the weight itself may be a quantized one
         empty = Window(like.new_zeros(batch_size, self.heads, 0, self.channels // self.heads), None)
         return AttentionState(empty, empty, like.new_zeros(batch_size, dtype=torch.long))
-
-    def mix_next(self, x: Tensor, state: AttentionState, mask: Tensor | None) -> tuple[Tensor, AttentionState]:
-        query, *new = self._project(x)
-        seen = state.seen + (x.shape[1] if mask is None else mask.sum(1))
-        key, value = (old.append(t) for old, t in zip(state[:2], new, strict=True))
-        keys, values = (window.tokens.to(query.dtype) for window in (key, value))
-        real = None
-        if mask is not None or common(seen) != key.size:
-            real = torch.arange(key.size - 1, -1, -1, device=x.device) < seen[:, None]
-        return self._attend(query, keys, values, real), AttentionState(key, value, seen)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

@@ -1,4 +1,4 @@
-"""The mixer contract."""
+"""The contract of mixers and blocks: layers that stream."""
 
 from __future__ import annotations
 
@@ -13,62 +13,29 @@ from lagwise.kernels.base import LagKernel
 from lagwise.mixers.state import join_states, leaves, select_rows
 from lagwise.ops import Layout
 from lagwise.ops.operation import traced
-from lagwise.ops.packing import per_document
+from lagwise.ops.shards import documents
 from lagwise.ops.streaming import OnlineState
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window
 
-Prefill = Callable[[Tensor, Any, Tensor | None], tuple[Tensor, Any]]
+_CONTINUOUS = "use mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
+
+Prefill = Callable[[Tensor, Any, Layout], tuple[Tensor, Any]]
 
 
-class Mixer(nn.Module):
-    """A token mixer on ``(batch, length, channels)``.
+class StreamModule(nn.Module):
+    """A layer on ``(batch, length, channels)`` that takes whole sequences or, if causal, the next tokens of a stream.
+    Abstract: subclasses implement `mix` and, if causal, `init_state`.
 
-    Abstract: subclasses implement `mix` and, if causal, `init_state`, `mix_next` and, where one token has a faster way,
-    `mix_token`. A state is a named tuple of tensors with the batch as first axis, of windows (`lagwise.ops.window`) and
-    of other states; `lagwise.mixers.state` selects and joins its rows and gives it fixed shapes for graphs.
-
-    For every mixer, these give the same outputs: the whole sequence at once (`forward`), the sequence in chunks of any
-    size (`prefill`), and one token at a time (`step`). Padding and other documents of a packed row have no effect.
-    Bidirectional mixers only have `forward`. The contract tests in ``tests/mixers`` check this for every entry of the
-    table.
-
-    >>> class Sum(Mixer):  # sum of all tokens so far
-    ...     def __init__(self, channels, *, causal=True):
-    ...         super().__init__(channels, causal)
-    ...
-    ...     def forward(self, x, layout=None):
-    ...         return x.cumsum(1)
-    >>> Sum(2)(torch.ones(1, 3, 2))[0, :, 0].tolist()
-    [1.0, 2.0, 3.0]
+    The whole sequence at once (`forward`), chunks of any size (`prefill`), and one token at a time (`step`) give the
+    same outputs. Padding and other documents of a packed row have no effect.
     """
 
-    #: whether it mixes over the grid of an image (`Layout.grid`): it then takes no plain sequences and is never causal
-    needs_grid: ClassVar[bool] = False
-    #: the directions that it supports: True is causal, False two-sided
-    directions: ClassVar[tuple[bool, ...]] = (True, False)
-    #: whether a causal one has a streaming state
-    streams: ClassVar[bool] = True
-    #: whether it is in continuous time, apart from its kernel, so that ``token_time`` may be other than 1
-    any_rate: bool = False
-    #: time from token to token, relative to that for which the parameters are
-    token_time: float = 1.0
-    #: whether its own state, apart from those of mixers inside, grows with the text: a step then has no fixed shapes to
-    #: compile or export
-    grows: bool = False
-    #: whether it computes in float64 whatever its parameters' dtype, which Apple's GPUs do not have
-    needs_float64: bool = False
-
-    def __init__(self, channels: int, causal: bool):
+    def __init__(self, channels: int):
         super().__init__()
         if channels < 1:
             raise ValueError(f"channels must be at least 1, got {channels}")
-        if causal not in self.directions:
-            have, other = ("causal", "two-sided")[:: 1 if causal else -1]
-            raise ValueError(f"{type(self).__name__} has no {have} form: build it with causal={not causal}, {other}")
-        self.channels = channels
-        self.causal = causal
-        self.max_length: int | None = None  # longest document in tokens; None for any
+        self._width = channels
 
     def forward(
         self,
@@ -78,7 +45,7 @@ class Mixer(nn.Module):
         seq_idx: Tensor | None = None,
         layout: Layout | None = None,
     ) -> Tensor:
-        """Mix whole sequences.
+        """Process whole sequences.
 
         Args:
             x: ``(batch, length, channels)``.
@@ -91,10 +58,102 @@ class Mixer(nn.Module):
             A tensor like x. Outputs at padding are finite and have no meaning.
 
         Raises:
-            ValueError: If a shape is wrong, or for times of tokens if the mixer counts tokens.
+            ValueError: If a shape is wrong, or for times of tokens if a mixer counts tokens.
         """
         layout = Layout(mask, seq_idx) if layout is None else layout
-        x = checked(x, layout, self.channels)
+        return self._whole(checked(x, layout, self._width), layout)
+
+    def prefill(
+        self, x: Tensor, state: Any, *, mask: Tensor | None = None, layout: Layout | None = None
+    ) -> tuple[Tensor, Any]:
+        """Process the next ``length >= 1`` tokens. Returns their outputs and the state after them.
+
+        The old state stays valid, so that generation may branch from it. A row with padding, anywhere in it, continues
+        as if it had only its real tokens. Arguments, shapes and errors as in `forward`, without seq_idx.
+        """
+        layout = Layout(mask) if layout is None else layout
+        return self._next(checked(x, layout, self._width), state, layout)
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Process one token ``(batch, channels)``. Returns its output and the state after it."""
+        y, state = self.prefill(x[:, None], state)
+        return y[:, 0], state
+
+    def run(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        """`forward` if state is None, otherwise `prefill`: what a layer calls that is made of others."""
+        return (self(x, layout=layout), None) if state is None else self.prefill(x, state, layout=layout)
+
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        """`forward` if state is None, otherwise `prefill`, for checked arguments: x is zero at padding. Returns the
+        outputs and the state after them, which has no meaning for whole sequences."""
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int) -> Any:
+        """The state before the first token. ValueError for a bidirectional layer."""
+        raise NotImplementedError
+
+    def _whole(self, x: Tensor, layout: Layout) -> Tensor:
+        return self.mix(x, None, layout)[0]
+
+    def _next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        return self.mix(x, state, layout)
+
+
+class Mixer(StreamModule):
+    """A token mixer on ``(batch, length, channels)``.
+
+    Abstract: subclasses implement `mix` and, if causal, `init_state` and, where one token has a faster way,
+    `mix_token`. A state is a named tuple of tensors with the batch as first axis, of windows (`lagwise.ops.window`) and
+    of other states; `lagwise.mixers.state` selects and joins its rows and gives it fixed shapes for graphs.
+
+    `mix` gets rows of one document. In a stream, padding only comes before the first token of a row. If the class
+    declares it (`takes_times`, `takes_shards`), the layout may have:
+
+    - ``token_time``, the time of each token, which is 0 at padding, where a state must stay as it is. With times of 1
+      the outputs are those without times.
+    - ``shard``: whole rows, which may be packed, are split between processes, and x is this process's shard. The
+      outputs are those of the whole rows, and so are all gradients, where those of parameters are added over the
+      processes.
+
+    The contract tests in ``tests/mixers`` check all forms for every entry of the table.
+
+    >>> class Sum(Mixer):  # sum of all tokens so far
+    ...     def mix(self, x, state, layout):
+    ...         return x.cumsum(1), None
+    >>> Sum(2, causal=True)(torch.ones(1, 3, 2))[0, :, 0].tolist()
+    [1.0, 2.0, 3.0]
+    """
+
+    #: whether it mixes over the grid of an image (`Layout.grid`): it then takes no plain sequences and is never causal
+    needs_grid: ClassVar[bool] = False
+    #: the directions that it supports: True is causal, False two-sided
+    directions: ClassVar[tuple[bool, ...]] = (True, False)
+    #: whether a causal one has a streaming state
+    streams: ClassVar[bool] = True
+    #: whether `mix` reads ``layout.token_time``
+    takes_times: ClassVar[bool] = False
+    #: whether `mix` reads ``layout.shard``, or leaves it to its parts
+    takes_shards: bool = False
+    #: whether it is in continuous time, apart from its kernel, so that ``token_time`` may be other than 1
+    any_rate: bool = False
+    #: time from token to token, relative to that for which the parameters are
+    token_time: float = 1.0
+    #: whether its own state, apart from those of mixers inside, grows with the text: a step then has no fixed shapes to
+    #: compile or export
+    grows: bool = False
+    #: whether it computes in float64 whatever its parameters' dtype, which Apple's GPUs do not have
+    needs_float64: bool = False
+
+    def __init__(self, channels: int, causal: bool):
+        super().__init__(channels)
+        if causal not in self.directions:
+            have, other = ("causal", "two-sided")[:: 1 if causal else -1]
+            raise ValueError(f"{type(self).__name__} has no {have} form: build it with causal={not causal}, {other}")
+        self.channels = channels
+        self.causal = causal
+        self.max_length: int | None = None  # longest document in tokens; None for any
+
+    def _whole(self, x: Tensor, layout: Layout) -> Tensor:
         if _has_no_rows(x):
             return x
         if layout.by_row and x.shape[1] > 1:
@@ -103,44 +162,8 @@ class Mixer(nn.Module):
             self.require_times(layout)
         elif layout.shard is not None:
             self.require_shards()
-            return self.mix_shard(x, layout)
-        mix = self.mix if layout.token_time is None else self._mix_timed
-        return mix(x, layout) if layout.seq_idx is None else per_document(mix, x, layout)
-
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        """`forward` for checked arguments: rows of one document, and x zero at padding."""
-        raise NotImplementedError
-
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
-        """`mix` for rows that are split between processes, and may be packed: x is this process's shard
-        (``layout.shard``). A mixer whose `mix` leaves this to its parts may name it here too.
-
-        The output is that of `mix` for the whole rows, and so are all gradients, where those of parameters are added
-        over the processes.
-        """
-        raise NotImplementedError
-
-    def require_shards(self) -> None:
-        """ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
-        if type(self).mix_shard is Mixer.mix_shard:
-            raise ValueError(
-                f"{type(self).__name__} cannot mix a sequence that is split between processes: split the batch instead "
-                "(data parallelism)"
-            )
-        for part in mixers_inside(self):
-            part.require_shards()
-
-    def mix_timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
-        """Mix tokens of different times (``layout.token_time``): whole sequences if state is None, in either direction,
-        otherwise the next tokens of a stream. Returns the outputs, and the state after them if there was one before.
-
-        x is zero and the time 0 at padding, where a state must stay as it is. With times of 1 the outputs are those of
-        `mix` and `mix_next`.
-        """
-        raise NotImplementedError
-
-    def _mix_timed(self, x: Tensor, layout: Layout) -> Tensor:
-        return self.mix_timed(x, layout, None)[0]
+            return self.mix(x, None, layout)[0]
+        return documents(lambda x, layout: self.mix(x, None, layout)[0], x, layout)
 
     @torch.compiler.disable  # groups of rows with one time depend on values
     def _mix_rows(self, x: Tensor, layout: Layout) -> Tensor:
@@ -149,64 +172,13 @@ class Mixer(nn.Module):
         result: Tensor | None = None
         for time, rows, own in layout.rows_by_time:
             with stepped(self, time):
-                y = self.mix(x[rows], own)
+                y, _ = self.mix(x[rows], None, own)
             result = y.new_zeros(len(x), *y.shape[1:]) if result is None else result
             result = result.index_copy(0, rows, y)
         assert result is not None
         return result
 
-    def require_rate(self, layout: Layout | None = None) -> None:
-        """ValueError if it, a mixer inside or a kernel counts tokens, so that ``token_time`` must be 1; and for rows
-        that are split between processes."""
-        if layout is not None and layout.shard is not None:
-            raise ValueError("rows with times of their own cannot be split between processes")
-        for part in self.modules():
-            if isinstance(part, Mixer | LagKernel) and not part.any_rate:
-                raise ValueError(
-                    f"{type(part).__name__} counts tokens, whose time therefore cannot differ from row to row; use "
-                    "mixers and kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
-                )
-
-    def timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
-        """`mix_timed` for any values at padding."""
-        return self.mix_timed(masked(x, layout.mask), layout, state)
-
-    def require_times(self, layout: Layout | None = None) -> None:
-        """ValueError if it, or a mixer inside, counts tokens, so that these have no times of their own; and for times
-        of rows that are split between processes."""
-        if type(self).mix_timed is Mixer.mix_timed:
-            raise ValueError(
-                f"{type(self).__name__} counts tokens, which therefore have no times of their own; use mixers and "
-                "kernels in continuous time, such as s4d, dss, s5, lru, cema and ema"
-            )
-        if layout is not None and layout.shard is not None:
-            raise ValueError("tokens with times of their own cannot be in rows that are split between processes")
-        for part in mixers_inside(self):
-            part.require_times()
-
-    def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
-        """`forward` along the columns of a grid stored row by row, in rows of ``width`` tokens.
-
-        x is ``(batch, height * width, channels)``, and layout that of the columns, ``(batch * width, height)``.
-        """
-        columns = x.unflatten(1, (-1, width)).transpose(1, 2).flatten(0, 1)
-        return self(columns, layout=layout).unflatten(0, (-1, width)).transpose(1, 2).flatten(1, 2)
-
-    def init_state(self, batch_size: int) -> Any:
-        """The state before the first token. ValueError for a bidirectional mixer."""
-        self.require_causal()
-        raise NotImplementedError
-
-    def prefill(
-        self, x: Tensor, state: Any, *, mask: Tensor | None = None, layout: Layout | None = None
-    ) -> tuple[Tensor, Any]:
-        """Mix the next ``length >= 1`` tokens. Returns their outputs and the state after them.
-
-        The old state stays valid, so that generation may branch from it. A row with padding, anywhere in it, continues
-        as if it had only its real tokens. Arguments, shapes and errors as in `forward`, without seq_idx.
-        """
-        layout = Layout(mask) if layout is None else layout
-        x, mask = checked(x, layout, self.channels), layout.mask
+    def _next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         if _has_no_rows(x):
             require_rows(x, state)
             return x, state
@@ -214,17 +186,15 @@ class Mixer(nn.Module):
             layout = layout.by_token(x.shape[1])
         if layout.token_time is not None:
             self.require_times(layout)
-            return self._next(x, state, layout)
-        if mask is not None:
-            return padded_prefill(self._next, x, state, mask.bool())
-        if x.shape[1] == 1:
+        elif layout.mask is not None:
+            return padded_prefill(self._mix_next, x, state, layout)
+        elif x.shape[1] == 1:
             y, state = self.step(x[:, 0], state)
             return y[:, None], state
-        return self._next(x, state, None)
+        return self._mix_next(x, state, layout)
 
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        """`prefill` for checked arguments, with x zero at padding, which only comes before the first token of rows."""
-        raise NotImplementedError
+    def _mix_next(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        return _of_rows(self.mix, x, state, layout)
 
     def step(self, x: Tensor, state: Any, token_time: Tensor | None = None) -> tuple[Tensor, Any]:
         """Mix one token. Returns its output and the state after it.
@@ -242,35 +212,57 @@ class Mixer(nn.Module):
         if token_time is not None:
             y, state = self.prefill(x[:, None], state, layout=Layout(token_time=token_time[:, None]))
             return y[:, 0], state
-        try:
-            y, after = self.mix_token(x, state)
-        except RuntimeError:  # finding the rows of a state takes time, so only where tensors do not fit together
-            require_rows(x, state)
-            raise
-        if y.shape[0] != x.shape[0]:
-            require_rows(x, state)
-        return y, after
+        return _of_rows(self.mix_token, x, state)
 
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """`step` for checked arguments: a pure function of tensors, in real arithmetic, which keeps the shapes of a
-        state of fixed shapes. Eager streams, compiled steps and exported files run it. By default, the prefill of one
+        state of fixed shapes. Eager streams, compiled steps and exported files run it. By default, `mix` of one
         token."""
-        y, state = self.mix_next(x[:, None], state, None)
+        y, state = self.mix(x[:, None], state, Layout())
         return y[:, 0], state
 
-    def _next(self, x: Tensor, state: Any, layout: Tensor | Layout | None) -> tuple[Tensor, Any]:
-        """`mix_timed` for a layout with times, otherwise `mix_next` for a mask."""
-        try:
-            if isinstance(layout, Layout):
-                y, after = self.mix_timed(x, layout, state)
-            else:
-                y, after = self.mix_next(x, state, layout)
-        except RuntimeError:
-            require_rows(x, state)
-            raise
-        if y.shape[0] != x.shape[0]:
-            require_rows(x, state)
-        return y, after
+    def mix_columns(self, x: Tensor, layout: Layout, width: int) -> Tensor:
+        """`forward` along the columns of a grid stored row by row, in rows of ``width`` tokens.
+
+        x is ``(batch, height * width, channels)``, and layout that of the columns, ``(batch * width, height)``.
+        """
+        columns = x.unflatten(1, (-1, width)).transpose(1, 2).flatten(0, 1)
+        return self(columns, layout=layout).unflatten(0, (-1, width)).transpose(1, 2).flatten(1, 2)
+
+    @property
+    def counts_tokens(self) -> str | None:
+        """What in the mixer counts tokens, so that these have no times of their own; None if nothing does."""
+        return None if self.takes_times else type(self).__name__
+
+    def require_times(self, layout: Layout | None = None) -> None:
+        """ValueError if it, or a mixer inside, counts tokens; and for times of rows that are split between
+        processes."""
+        for part in (self, *mixers_inside(self)):
+            if (name := part.counts_tokens) is not None:
+                raise ValueError(f"{name} counts tokens, which therefore have no times of their own; {_CONTINUOUS}")
+        if layout is not None and layout.shard is not None:
+            raise ValueError("tokens with times of their own cannot be in rows that are split between processes")
+
+    def require_rate(self, layout: Layout | None = None) -> None:
+        """ValueError if it, a mixer inside or a kernel counts tokens, so that ``token_time`` must be 1; and for rows
+        that are split between processes."""
+        if layout is not None and layout.shard is not None:
+            raise ValueError("rows with times of their own cannot be split between processes")
+        for part in self.modules():
+            if isinstance(part, Mixer | LagKernel) and not part.any_rate:
+                raise ValueError(
+                    f"{type(part).__name__} counts tokens, whose time therefore cannot differ from row to row; "
+                    f"{_CONTINUOUS}"
+                )
+
+    def require_shards(self) -> None:
+        """ValueError if it, or a mixer inside, has no exact form for rows that are split between processes."""
+        for part in (self, *mixers_inside(self)):
+            if not part.takes_shards:
+                raise ValueError(
+                    f"{type(part).__name__} cannot mix a sequence that is split between processes: split the batch "
+                    "instead (data parallelism)"
+                )
 
     def require_fixed(self, *, online: bool = False) -> None:
         """ValueError if the state grows with the text. online: whether exact kernels keep their long blocks outside the
@@ -283,15 +275,33 @@ class Mixer(nn.Module):
                 "shapes; stream it with `prefill` and `step`"
             )
 
-    def reset_parameters(self) -> None:
-        """Draw the parameters that the mixer holds directly; its layers and kernels draw theirs."""
-
     def require_causal(self) -> None:
+        """ValueError if it has no streaming state."""
         if not self.streams:
             raise ValueError(f"{type(self).__name__} does not stream: it has no state; run it on whole sequences")
         if not self.causal:
             remedy = "" if True not in self.directions else "; build it with causal=True"
             raise ValueError(f"{type(self).__name__} is bidirectional: it has no streaming state{remedy}")
+
+    def init_state(self, batch_size: int) -> Any:
+        """The state before the first token. ValueError for a bidirectional mixer."""
+        self.require_causal()
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters that the mixer holds directly; its layers and kernels draw theirs."""
+
+
+def _of_rows(mix: Callable[..., tuple[Tensor, Any]], x: Tensor, state: Any, *layout: Layout) -> tuple[Tensor, Any]:
+    """``mix(x, state, *layout)``. ValueError if x and the state have different numbers of rows."""
+    try:
+        y, after = mix(x, state, *layout)
+    except RuntimeError:  # finding the rows of a state takes time, so only where tensors do not fit together
+        require_rows(x, state)
+        raise
+    if y.shape[0] != x.shape[0]:
+        require_rows(x, state)
+    return y, after
 
 
 @contextmanager
@@ -324,31 +334,33 @@ def check_heads(channels: int, heads: int) -> None:
         raise ValueError(f"heads must divide the {channels} channels, got {heads}")
 
 
-def padded_prefill(prefill: Prefill, x: Tensor, state: Any, mask: Tensor) -> tuple[Tensor, Any]:
+def padded_prefill(prefill: Prefill, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
     """The next tokens of rows with padding anywhere, as if each row had only its real tokens.
 
     Args:
-        prefill: ``(x, state, mask) -> (y, state)``, for padding before the first token of rows or, without a mask,
+        prefill: ``(x, state, layout) -> (y, state)``, for padding before the first token of rows or, without a mask,
             for none.
         x: ``(batch, length, ...)``.
         state: The state before.
-        mask: ``(batch, length)``, true where a token is real.
+        layout: Must have a mask.
     """
+    mask = layout.mask
+    assert mask is not None
     if traced():
-        return prefill(x, state, mask)
+        return prefill(x, state, layout)
     count = mask.sum(1)
     if bool((count == mask.shape[1]).all()):
-        return prefill(x, state, None)
+        return prefill(x, state, Layout())
     before = bool((mask[:, 1:] >= mask[:, :-1]).all())  # no padding follows a token
     if before and not bool((_begun(state, x.shape[0]).to(mask.device) & (count < mask.shape[1])).any()):
-        return prefill(x, state, mask)
+        return prefill(x, state, layout)
     # Rows with equally many tokens make a batch, without their padding.
     y, rows, states = None, [], []
     for n in count.unique().tolist():
         chosen = (count == n).nonzero()[:, 0]
         part, real = select_rows(state, chosen), mask[chosen]
         if n:
-            outputs, part = prefill(x[chosen][real].unflatten(0, (len(chosen), n)), part, None)
+            outputs, part = prefill(x[chosen][real].unflatten(0, (len(chosen), n)), part, Layout())
             y = outputs.new_zeros(*mask.shape, *outputs.shape[2:]) if y is None else y
             index = real.nonzero()
             y = y.index_put((chosen[index[:, 0]], index[:, 1]), outputs.flatten(0, 1))

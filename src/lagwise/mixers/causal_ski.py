@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz import direct_product
+from lagwise.ops.toeplitz import convolution
 from lagwise.ops.window import Window, extended, ordered, spaced
 
 _FIRST_NODES = 64
@@ -125,8 +125,17 @@ class CausalSKI:
         self.tolerance = tolerance
         self.fixed_plan = SKIPlan(**options).check()
 
-    def mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
-        """`Mixer.mix` with this kernel."""
+    def grows(self, kernel: LagKernel) -> bool:
+        """Whether the state grows with the text."""
+        return kernel.support is None
+
+    def mix(self, mixer: Any, x: Tensor, state: SKIState | None, layout: Layout) -> tuple[Tensor, Any]:
+        """`Mixer.mix`, without times and shards."""
+        if state is not None:
+            return self._prefill(mixer.kernel, x, state, layout.mask, mixer.derived())
+        return self._mix_rows(mixer.kernel, x, layout), None
+
+    def _mix_rows(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         check_extent(kernel, x, layout)
         graph = torch.compiler.is_compiling()  # no data-dependent branch in a graph
         if layout.mask is None or (not graph and not layout.padded_before):
@@ -167,18 +176,19 @@ class CausalSKI:
             return self.fixed_plan, ski_error(taps, self.fixed_plan, ends=ends)
         return best_plan(taps, self.tolerance, ends=ends)
 
-    def derive(self, kernel: LagKernel, *, whole: bool) -> SKITaps:
-        """The taps of a stream. whole: all coarse taps of a kernel that ends, otherwise the first ones."""
+    def derive(self, kernel: LagKernel, form: str) -> SKITaps:
+        """`Derived.derive`: for fixed shapes all coarse taps of a kernel that ends, otherwise the first ones."""
         plan = self.plan(kernel)
         limit = self.most_nodes(kernel, plan)
-        short, coarse = self.split(kernel, plan, limit if whole and limit else _FIRST_NODES)
+        short, coarse = self.split(kernel, plan, limit if form != "eager" and limit else _FIRST_NODES)
         count = plan.degree + 1
         corners = torch.eye(count, dtype=short.dtype, device=short.device)[None]
         within = prolong(corners, plan.grid(plan.spacing))[0]
         return SKITaps(short.t().flip(0).contiguous(), coarse.t().contiguous(), within)
 
-    def init_state(self, kernel: LagKernel, batch_size: int, taps: SKITaps) -> SKIState:
-        """`Mixer.init_state` with this kernel."""
+    def init_state(self, mixer: Any, batch_size: int) -> SKIState:
+        """`Mixer.init_state`."""
+        kernel, taps = mixer.kernel, mixer.derived(checked=True)
         spacing, count = taps.within.shape
         width, channels = taps.short.shape
         limit = self.most_nodes(kernel, plan := SKIPlan(spacing, width, count - 1))
@@ -194,8 +204,12 @@ class CausalSKI:
             most=most,
         )
 
-    def step(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
-        """`Mixer.mix_token` with this kernel. At the end of a cell its first node joins the ring, and the long part is
+    def mix_token(self, mixer: Any, x: Tensor, state: SKIState) -> tuple[Tensor, SKIState]:
+        """`Mixer.mix_token`."""
+        return self._step(mixer.kernel, x, state, mixer.derived())
+
+    def _step(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
+        """At the end of a cell its first node joins the ring, and the long part is
         computed for the next cell; in a graph, which has no branches, at every token."""
         (width, spacing), seen, token = (state.plan.width, state.plan.spacing), state.seen, x.to(taps.short.dtype)
         counts = None if traced() else known_counts(seen)
@@ -225,10 +239,9 @@ class CausalSKI:
         cell = torch.where(moves, F.pad(cell[:, 1:], (0, 0, 0, 1)), cell)
         return y.to(x.dtype), after._replace(nodes=nodes, cell=cell, far=far)
 
-    def prefill(
+    def _prefill(
         self, kernel: LagKernel, x: Tensor, state: SKIState, mask: Tensor | None, taps: SKITaps
     ) -> tuple[Tensor, SKIState]:
-        """`Mixer.mix_next` with this kernel."""
         plan, length = state.plan, x.shape[1]
         if traced():
             return self._token_by_token(kernel, x, state, taps)
@@ -237,7 +250,7 @@ class CausalSKI:
         new = x.to(taps.short.dtype)
         past = ordered(state.tail, state.seen)
         past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
-        near = direct_product(torch.cat([past, new], 1), taps.short.t().flip(1), 0)[:, past.shape[1] :]
+        near = convolution(torch.cat([past, new], 1), taps.short.t().flip(1), 0, "direct")[:, past.shape[1] :]
         tail = extended(state.tail, new, state.seen)
         phase = state.seen % plan.spacing
         # Rows are shifted so that each starts where its current cell does: padding before a row's first token drops
@@ -276,7 +289,7 @@ class CausalSKI:
     def _token_by_token(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
         outputs = []
         for token in x.unbind(1):
-            y, state = self.step(kernel, token, state, taps)
+            y, state = self._step(kernel, token, state, taps)
             outputs.append(y)
         return torch.stack(outputs, 1), state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +24,8 @@ from lagwise.ops.attention import (
 )
 from lagwise.ops.operation import traced
 from lagwise.ops.packing import per_document
-from lagwise.ops.ring import ring_tokens
 from lagwise.ops.shards import Shard, Span
-from lagwise.ops.window import Window, common, extended, latest, recent
+from lagwise.ops.window import Window, common, extended, latest, ordered, recent
 from lagwise.tables import check_integer, known
 
 POSITIONS = ("none", "rope", "simple", "rotary")
@@ -129,30 +129,31 @@ class ChunkedAttention(Derived):
                 position = position - first_real(mask)[:, None]
             query, key = self._rotated(query, key, position, chunk)
         reach = self.chunks * chunk if not has_static_value(length) or length > chunk else length
-        bias = self._lag_bias(reach)
-        return self._in_chunks(query, key, value, chunk, bias, mask)
+        return self._in_chunks(query, key, value, chunk, self._lag_bias(reach), mask)
 
-    def over(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
-        """`forward` for rows that may be packed, or split between processes.
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState | None, layout: Layout
+    ) -> tuple[Tensor, ChunkState | None]:
+        """Attend over whole sequences, which may be packed or split between processes, or, with a state, from the next
+        tokens of a stream. Returns the result and the state after them. Shapes as in `forward`.
 
-        A process then attends in all chunks that its shard has tokens of: it needs no others where shards end with
-        chunks.
+        A process attends in all chunks that its shard has tokens of: it needs no others where shards end with chunks.
         """
+        if state is not None:
+            return self.prefill(query, key, value, state, layout.mask)
         if layout.seq_idx is None and layout.shard is None:
-            return self(query, key, value, layout.mask)
-        sizes = [t.shape[1] * t.shape[3] for t in (query, key, value)]
+            return self(query, key, value, layout.mask), None
+        x, sizes = _joined(query, key, value)
 
         def attend(x: Tensor, layout: Layout) -> Tensor:
-            parts = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in x.split(sizes, 2))
-            return self(*parts, layout.mask).transpose(1, 2).flatten(2)
+            return self(*self._split(x, sizes), layout.mask).transpose(1, 2).flatten(2)
 
-        x = torch.cat([t.transpose(1, 2).flatten(2) for t in (query, key, value)], 2)
         if layout.shard is None:
             y = per_document(attend, x, layout)
         else:
             chunks = _chunks(layout.shard, self.window, causal=self.causal, sliding=self.sliding)
             y = layout.shard.within(attend, x, *chunks)
-        return y.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return self._by_head(y, y.dtype), None
 
     def derive(self, form: str = "eager") -> Any:
         return LagBias(self._lag_bias(self.widest))  # a stream keeps its window, whatever the mode in a later step
@@ -177,47 +178,40 @@ class ChunkedAttention(Derived):
         which wastes less than one chunk of work (two if chunks slide).
         """
         if mask is None:
-            return (
-                self.mix_token(query, key, value, state)
-                if query.shape[2] == 1
-                else self._next(query, key, value, state, None)
-            )
-        sizes = [t.shape[1] * t.shape[3] for t in (query, key, value)]
-        rows = torch.cat([t.transpose(1, 2).flatten(2) for t in (query, key, value)], 2)
+            mix = self.mix_token if query.shape[2] == 1 else self._next
+            return mix(query, key, value, state)
+        x, sizes = _joined(query, key, value)
 
-        def attend(x: Tensor, state: ChunkState, mask: Tensor | None) -> tuple[Tensor, ChunkState]:
-            query, key, value = (self._by_head(t, t.dtype) for t in x.split(sizes, 2))
-            y, state = self._next(query, key, value, state, mask)
+        def attend(x: Tensor, state: ChunkState, layout: Layout) -> tuple[Tensor, ChunkState]:
+            y, state = self._next(*self._split(x, sizes), state, layout.mask)
             return y.transpose(1, 2).flatten(2), state
 
-        y, after = padded_prefill(attend, rows, state, mask.bool())
+        y, after = padded_prefill(attend, x, state, Layout(mask))
         return self._by_head(y[..., : sizes[2]], y.dtype), after
 
     def _next(
-        self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState, mask: Tensor | None = None
     ) -> tuple[Tensor, ChunkState]:
         """Several tokens, with padding only before the first of a row."""
-        if not isinstance(state.key, Window) or not isinstance(state.value, Window):
-            return self._in_graph(query, key, value, state)
-        n, seen, reach = query.shape[2], state.seen, state.key.reach
-        assert reach is not None
+        n, seen, reach = query.shape[2], state.seen, _reach(state)
+        in_graph = isinstance(state.key, Tensor)
         chunk = reach // self.chunks
         before = reach - chunk  # tokens of the chunk before a token's own that it sees
         position = torch.arange(n, device=query.device)
-        together = common(seen) if mask is None else None  # rows in step have seen equally many tokens
+        together = common(seen) if mask is None and not in_graph else None  # rows in step have seen equally many tokens
         if together is not None:
             position, kept = position + together, min(state.key.size, together % chunk + before)
         else:
             start = seen if mask is None else seen - torch.where(mask.any(1), first_real(mask), n)
-            position, kept = position + start[:, None], min(state.key.size, reach - 1)
+            position, kept = position + start[:, None], reach if in_graph else min(state.key.size, reach - 1)
         if self.position == "rope":
             query, key = self._rotated(query, key, position, chunk)
-        keys, key_window = self._extended(state.key, key, kept)
-        values, value_window = self._extended(state.value, value, kept)
+        keys, key_window = self._extended(state.key, key, kept, seen)
+        values, value_window = self._extended(state.value, value, kept, seen)
         after = ChunkState(key_window, value_window, seen + (n if mask is None else mask.sum(1)))
         position = torch.cat([position[..., :1] + torch.arange(-kept, 0, device=query.device), position], -1)
-        bias = self._lag_bias(reach)
-        if kept and n <= chunk:
+        bias = _nearest(self.derived().bias, reach) if in_graph else self._lag_bias(reach)
+        if in_graph or (kept and n <= chunk):
             return self._few(query, keys, values, position, chunk, bias, together is not None), after
         real = None
         if together is None:  # tokens before the chunks that a row's next token sees count as padding
@@ -227,9 +221,8 @@ class ChunkedAttention(Derived):
 
     def mix_token(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
         """`prefill` for one token of every row: a pure function of tensors (see `Mixer.mix_token`)."""
-        seen, (bias,) = state.seen, self.derived()
-        reach = state.key.reach if isinstance(state.key, Window) else state.key.shape[1]
-        assert reach is not None
+        seen, reach = state.seen, _reach(state)
+        bias = _nearest(self.derived().bias, reach)
         chunk = reach // self.chunks
         offset = seen % chunk
         if self.position == "rope":
@@ -241,7 +234,7 @@ class ChunkedAttention(Derived):
         visible = (offset + reach - chunk).minimum(seen) + 1 if self.sliding else offset + 1
         met = recent(keys, visible, seen)
         if bias is not None:
-            bias = _nearest(bias, reach)[:, met.lags + reach - 1]  # (heads, n) or (heads, batch, n)
+            bias = bias[:, met.lags + reach - 1]  # (heads, n) or (heads, batch, n)
             bias = bias[:, None] if met.lags.dim() == 1 else bias.transpose(0, 1)[:, :, None]
         allowed = None if met.allowed is None else met.allowed[:, None, None]
         by_head = (self._by_head(latest(window, met), query.dtype) for window in (keys, values))
@@ -261,29 +254,6 @@ class ChunkedAttention(Derived):
 
         cos, sin = cached(self, "rotations", (dtype, offset.device, chunk), table, by_value=False)
         return cos[offset][:, None], sin[offset][:, None]
-
-    def _in_graph(self, query: Tensor, key: Tensor, value: Tensor, state: ChunkState) -> tuple[Tensor, ChunkState]:
-        """Several tokens on rings, without loops over their number. Scores cover all of them and the last chunk."""
-        assert isinstance(state.key, Tensor)
-        assert isinstance(state.value, Tensor)
-        n, seen, reach = query.shape[2], state.seen, state.key.shape[1]
-        chunk = reach // self.chunks
-        position = seen[:, None] + torch.arange(n, device=query.device)  # (batch, n), from 0 in every row
-        (bias,) = self.derived()
-        if self.position == "rope":
-            query, key = self._rotated(query, key, position, chunk)
-        new = [t.transpose(1, 2).flatten(2) for t in (key, value)]
-        after = ChunkState(extended(state.key, new[0], seen), extended(state.value, new[1], seen), seen + n)
-        before = seen[:, None] + torch.arange(-reach, 0, device=query.device)
-        lags = position[..., None] - torch.cat([before, position], 1)[:, None]
-        allowed = (lags >= 0) & (lags <= (position % chunk + reach - chunk).minimum(position)[..., None])
-        if bias is not None:
-            bias = _nearest(bias, reach)[:, lags.clamp(1 - reach, reach - 1) + reach - 1].transpose(0, 1)
-        by_head = (
-            self._by_head(torch.cat([ring_tokens(ring, seen), t], 1), query.dtype)
-            for ring, t in zip((state.key, state.value), new, strict=True)
-        )
-        return pair_attention(query, *by_head, function=self.function, bias=bias, allowed=allowed[:, None]), after
 
     def _few(
         self,
@@ -307,7 +277,7 @@ class ChunkedAttention(Derived):
             allowed = allowed if in_step else allowed[:, None]
         if bias is not None:
             reach = self.chunks * chunk
-            bias = bias[:, lags.clamp(max=reach - 1) + reach - 1]
+            bias = bias[:, lags.clamp(1 - reach, reach - 1) + reach - 1]
         return pair_attention(query, key, value, function=self.function, bias=bias, allowed=allowed)
 
     def _in_chunks(
@@ -336,21 +306,21 @@ class ChunkedAttention(Derived):
 
     def _lag_bias(self, reach: int) -> Tensor | None:
         """Biases ``(heads, 2 * reach - 1)``, lag ``-(reach - 1)`` first."""
-        if self.lag_table is not None:
-            return _nearest(self.lag_table, reach)
         if self.rotary_pair is None:
-            return None
+            return _nearest(self.lag_table, reach)
         # Copy: weights mapped from a file may have any address, and complex numbers need an aligned one.
         a, b = self.rotary_pair[:, :, None].clone()
         lags = torch.arange(1 - reach, reach, device=a.device)
         return (rotary(a.expand(-1, len(lags), -1), lags) * b).sum(-1)
 
-    def _extended(self, window: Window, x: Tensor, kept: int) -> tuple[Tensor, Window]:
+    def _extended(self, window: Window | Tensor, x: Tensor, kept: int, seen: Tensor) -> tuple[Tensor, Window | Tensor]:
         """The last ``kept`` tokens of the window and the new ones, ``(batch, heads, kept + n, size)``, and the window
         after them."""
         new = x.transpose(1, 2).flatten(2)
-        after, total = window.append(new), kept + new.shape[1]
-        if kept == 0:
+        after, total = extended(window, new, seen), kept + new.shape[1]
+        if isinstance(window, Tensor) or isinstance(after, Tensor):
+            tokens = torch.cat([ordered(window, seen), new], 1)
+        elif kept == 0:
             tokens = new
         elif total <= after.size:
             tokens = after.latest(total)
@@ -358,9 +328,25 @@ class ChunkedAttention(Derived):
             tokens = torch.cat([window.latest(kept).to(new.dtype), new], dim=1)
         return self._by_head(tokens, new.dtype), after
 
+    def _split(self, x: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+        """The inverse of `_joined`."""
+        return (self._by_head(t, t.dtype) for t in x.split(sizes, 2))
+
     def _by_head(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """``(batch, heads, n, size)`` of a window's ``(batch, n, heads * size)``."""
         return tokens.to(dtype).unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+def _joined(*parts: Tensor) -> tuple[Tensor, list[int]]:
+    """Queries, keys and values as rows ``(batch, n, channels)``, and how many channels each has."""
+    return torch.cat([t.transpose(1, 2).flatten(2) for t in parts], 2), [t.shape[1] * t.shape[3] for t in parts]
+
+
+def _reach(state: ChunkState) -> int:
+    """The tokens that a stream keeps."""
+    reach = state.key.reach if isinstance(state.key, Window) else state.key.shape[1]
+    assert reach is not None
+    return reach
 
 
 class ChunkedAttentionMixer(Mixer):
@@ -379,6 +365,8 @@ class ChunkedAttentionMixer(Mixer):
     >>> ChunkedAttentionMixer(8, chunk=32)(torch.randn(2, 100, 8)).shape
     torch.Size([2, 100, 8])
     """
+
+    takes_shards = True
 
     def __init__(
         self,
@@ -407,27 +395,16 @@ class ChunkedAttentionMixer(Mixer):
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self._output(self.attention.over(*self._project(x), layout))
-
-    mix_shard = mix  # everything but the attention is per token
+    def mix(self, x: Tensor, state: ChunkState | None, layout: Layout) -> tuple[Tensor, Any]:
+        query, key, value = self.qkv(x).unflatten(2, (3, self.attention.heads, -1)).permute(2, 0, 3, 1, 4)
+        y, state = self.attention.run(query, key, value, state, layout)
+        return self.out(y.transpose(1, 2).flatten(2)), state
 
     def init_state(self, batch_size: int) -> ChunkState:
         self.require_causal()
         return self.attention.init_state(
             batch_size, self.channels // self.attention.heads, like=next(self.qkv.parameters())
         )
-
-    def mix_next(self, x: Tensor, state: ChunkState, mask: Tensor | None) -> tuple[Tensor, ChunkState]:
-        y, state = self.attention.prefill(*self._project(x), state, mask)
-        return self._output(y), state
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv(x).unflatten(2, (3, self.attention.heads, -1)).permute(2, 0, 3, 1, 4)
-        return q, k, v
-
-    def _output(self, y: Tensor) -> Tensor:
-        return self.out(y.transpose(1, 2).flatten(2))
 
 
 def _absolute(position: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -438,8 +415,10 @@ def _absolute(position: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, 
     return cos, sin
 
 
-def _nearest(lag_bias: Tensor, reach: int) -> Tensor:
-    """The biases of lags shorter than reach, from biases by lag."""
+def _nearest(lag_bias: Tensor | None, reach: int) -> Tensor | None:
+    """The biases of lags shorter than reach, from biases by lag; None if there are none."""
+    if lag_bias is None:
+        return None
     centre = lag_bias.shape[1] // 2
     return lag_bias[:, centre + 1 - reach : centre + reach]
 

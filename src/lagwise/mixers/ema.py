@@ -65,6 +65,8 @@ class EMAMixer(Derived, Mixer):
     True
     """
 
+    any_rate = takes_times = takes_shards = True
+
     def __init__(
         self,
         channels: int,
@@ -75,7 +77,6 @@ class EMAMixer(Derived, Mixer):
         engine: str = "scan",
     ):
         super().__init__(channels, causal)
-        self.any_rate = True
         self.kernel = EMAKernel(channels, causal=causal, dimension=dimension, truncation=truncation)
         self.needs_float64 = truncation is not None
         self.engine: str = known(saved_engine(engine), EMA_ENGINES, "engine")
@@ -85,7 +86,14 @@ class EMAMixer(Derived, Mixer):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.omega)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: EMAState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.token_time is not None:
+            return self._mix_timed(x, state, layout)
+        if layout.shard is not None:
+            return self._mix_shard(x, layout), None
+        return (self._mix_whole(x, layout), None) if state is None else self._mix_chunk(x, state, layout.mask)
+
+    def _mix_whole(self, x: Tensor, layout: Layout) -> Tensor:
         if self.engine == "scan" and not symbolic(x.shape[1]):
             weight, log_decay = self.kernel.exponentials()
             backward = None if self.causal else (weight[1], log_decay[1])
@@ -97,10 +105,10 @@ class EMAMixer(Derived, Mixer):
             y = toeplitz_product(x, self.kernel.taps(x.shape[1]), causal=self.causal, engine=self.engine)
         return F.silu(y + self.omega * x).to(x.dtype)
 
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+    def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         shard = layout.shard
         if (reach := self.kernel.truncation) is not None:
-            return shard.near(self.mix, x, reach - 1, 0 if self.causal else reach - 1)
+            return shard.near(self._mix_whole, x, reach - 1, 0 if self.causal else reach - 1)
         weights, log_decays = self.kernel.exponentials()
 
         def alone(x: Tensor, layout: Layout) -> Tensor:
@@ -112,12 +120,11 @@ class EMAMixer(Derived, Mixer):
             y = y + _carried_average(shard, x, weight, log_decay, backward=backward)
         return F.silu(y + self.omega * x).to(x.dtype)
 
-    def require_times(self, layout: Layout | None = None) -> None:
-        super().require_times(layout)
-        if self.kernel.truncation is not None:
-            raise ValueError("an average with a truncation counts tokens, which therefore have no times of their own")
+    @property
+    def counts_tokens(self) -> str | None:
+        return None if self.kernel.truncation is None else "an average with a truncation"
 
-    def mix_timed(self, x: Tensor, layout: Layout, state: EMAState | None) -> tuple[Tensor, Any]:
+    def _mix_timed(self, x: Tensor, state: EMAState | None, layout: Layout) -> tuple[Tensor, Any]:
         assert layout.token_time is not None
         signal = x.to(self.kernel.precision(self.omega))
         weights, log_decays = self.kernel.exponentials()
@@ -145,7 +152,7 @@ class EMAMixer(Derived, Mixer):
         recent = Window.empty(batch_size, self.channels, self.kernel.truncation, like=weight)
         return EMAState(average, average.clone(), recent, average.new_zeros(batch_size, dtype=torch.long))
 
-    def mix_next(self, x: Tensor, state: EMAState, mask: Tensor | None) -> tuple[Tensor, EMAState]:
+    def _mix_chunk(self, x: Tensor, state: EMAState, mask: Tensor | None) -> tuple[Tensor, EMAState]:
         weight, _, log_decay, late = self.derived()
         signal = x.to(weight.dtype)
         prefill = ema_graph_prefill if self._frozen is not None or symbolic(x.shape[1]) else ema_prefill

@@ -48,8 +48,8 @@ class GridMixer(Mixer):
         self.rows = _axis_mixer(rows, channels, "rows")
         self.columns = _axis_mixer(columns, channels, "columns")
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return _along_both(self, x, layout)
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
+        return _along_both(self, x, layout), None
 
 
 class GTU2d(Mixer):
@@ -90,17 +90,17 @@ class GTU2d(Mixer):
         self.columns = ToeplitzMixer(width, causal=False, kernel=kernel, engine=engine)
         self.out = nn.Linear(width, channels)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
         height, width = layout.require_grid(type(self).__name__)
         if self.rows.engine != "auto":
-            return self.out(silu_product(self.gate(x), _along_both(self, F.silu(self.value(x)), layout)))
+            return self.out(silu_product(self.gate(x), _along_both(self, F.silu(self.value(x)), layout))), None
         rows, columns = self.rows.taps(width), self.columns.taps(height)
         if layout.mask is None:
             (gate, value), biases = apply_linear(x, self.gate, self.value)
         else:  # the activation applies to the value with its bias
             gate, value, biases = self.gate(x), masked(self.value(x), layout.mask), None
         mixed = gated_grid_product(gate, value, rows, columns, width, biases, overwrite_gate=biases is not None)
-        return self.out(mixed)
+        return self.out(mixed), None
 
 
 def _along_both(mixer: GridMixer | GTU2d, x: Tensor, layout: Layout) -> Tensor:

@@ -29,7 +29,7 @@ class GTU(Mixer):
     torch.Size([2, 100, 4])
     """
 
-    any_rate = True
+    any_rate = takes_times = takes_shards = True
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class GTU(Mixer):
         self.toeplitz = ToeplitzMixer(width, causal=causal, kernel=kernel, engine=engine)
         self.out = nn.Linear(width, channels)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         mixed = biases = None
-        if self.toeplitz.gates(layout):
+        if state is None and self.toeplitz.gates(layout):
             if fused(x):
                 gate, value = linears(x, self.gate, self.value)
             else:
@@ -59,21 +59,12 @@ class GTU(Mixer):
             gate, value = linears(x, self.gate, self.value)
         if mixed is None:
             gate, value = with_biases(gate, value, biases)
-            mixed = silu_product(gate, self.toeplitz(F.silu(value), layout=layout))
-        return linears(mixed, self.out)[0]
-
-    mix_shard = mix  # everything but its Toeplitz mixer is per token
+            y, state = self.toeplitz.run(F.silu(value), state, layout)
+            mixed = silu_product(gate, y)
+        return linears(mixed, self.out)[0], state
 
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
-
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        mixed, state = self.toeplitz.prefill(F.silu(self.value(x)), state, mask=mask)
-        return self.out(silu_product(self.gate(x), mixed)), state
-
-    def mix_timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
-        mixed, state = self.toeplitz.timed(F.silu(self.value(x)), layout, state)
-        return self.out(silu_product(self.gate(x), mixed)), state
 
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.step(F.silu(self.value(x)), state)

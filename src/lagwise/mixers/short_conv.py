@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +34,7 @@ class ShortConvMixer(Derived, Mixer):
     Source: LFM2 (Liquid AI 2025), its gated short convolution block.
     """
 
+    takes_shards = True
     derives_from_parts = False
 
     def __init__(self, channels: int, *, causal: bool = True, kernel_size: int = 3):
@@ -47,15 +50,18 @@ class ShortConvMixer(Derived, Mixer):
         bound = self.taps.shape[1] ** -0.5
         nn.init.uniform_(self.taps, -bound, bound)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if fused(x, self.taps) and layout.mask is None and layout.seq_idx is None and layout.shard is None:
+    def mix(self, x: Tensor, state: WindowState | None, layout: Layout) -> tuple[Tensor, Any]:
+        whole = layout.mask is None and layout.seq_idx is None and layout.shard is None
+        if state is None and whole and fused(x, self.taps):
             y = gated_convolution(linears(x, self.input)[0], self.taps, self._origin)
-            return linears(y, self.out)[0]
+            return linears(y, self.out)[0], None
         before, after, value = self.input(x).chunk(3, 2)
-        reach = tap_reach(self.taps.shape[1], causal=self.causal)
-        return self.out(after * layout.near(self._convolved, before * value, *reach))
-
-    mix_shard = mix  # everything but the convolution is per token
+        if state is None:
+            reach = tap_reach(self.taps.shape[1], causal=self.causal)
+            return self.out(after * layout.near(self._convolved, before * value, *reach)), None
+        y, window = dilated_prefill(before * value, self.taps, 1, *state)
+        seen = state.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
+        return self.out(after * y), WindowState(window, seen)
 
     def _convolved(self, x: Tensor, layout: Layout) -> Tensor:
         return dilated_convolution(x, self.taps, 1, causal=self.causal)
@@ -68,12 +74,6 @@ class ShortConvMixer(Derived, Mixer):
         taps = self.derived(checked=True).taps
         window = Window.empty(batch_size, self.channels, len(taps), like=taps)
         return WindowState(window, taps.new_zeros(batch_size, dtype=torch.long))
-
-    def mix_next(self, x: Tensor, state: WindowState, mask: Tensor | None) -> tuple[Tensor, WindowState]:
-        before, after, value = self.input(x).chunk(3, 2)
-        y, window = dilated_prefill(before * value, self.taps, 1, *state)
-        seen = state.seen + (x.shape[1] if mask is None else mask.sum(1))
-        return self.out(after * y), WindowState(window, seen)
 
     def mix_token(self, x: Tensor, state: WindowState) -> tuple[Tensor, WindowState]:
         before, after, value = self.input(x).chunk(3, 1)

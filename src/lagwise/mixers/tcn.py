@@ -43,8 +43,8 @@ class TCNMixer(Derived, Mixer):
     Options:
         kernel_size: taps K of a convolution.
         dilation: factor f by which the dilation grows from block to block.
-        depth: number D of blocks. The stack sees `receptive_field` tokens (by default 485); `covering_shapes` lists
-            stacks for a length, and ``lagwise bench tcn`` times them.
+        depth: number D of blocks. The stack sees `receptive_field` tokens (by default 485); ``lagwise bench tcn``
+            times stacks that cover a length.
         convolutions: number B of convolutions per block, each with its activation.
         activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``tanh`` or ``none``.
         norm: ``rms`` over the channels before each convolution, or ``none``.
@@ -64,6 +64,7 @@ class TCNMixer(Derived, Mixer):
     torch.Size([2, 100, 4])
     """
 
+    takes_shards = True
     derives_from_parts = False
 
     def __init__(
@@ -90,6 +91,7 @@ class TCNMixer(Derived, Mixer):
                 raise ValueError(f"{name} must be true or false, got {value!r}")
         if circular and causal:
             raise ValueError("circular=True needs causal=False: in a ring every token follows every other")
+        self.takes_shards = not circular  # its ends meet
         self.residual, self.circular = residual, circular
         self.convolutions = convolutions
         self.dilations = [dilation**i for i in range(depth) for _ in range(convolutions)]
@@ -101,7 +103,20 @@ class TCNMixer(Derived, Mixer):
         """Draw from a normal distribution, with variance 1/K: a convolution preserves the scale."""
         nn.init.normal_(self.taps, std=self.taps.shape[2] ** -0.5)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: TCNState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if state is None:
+            return layout.near(self._mix_whole, x, *tap_reach(self.receptive_field, causal=self.causal)), None
+        rings = list(state.rings)
+
+        def convolve(index: int, h: Tensor) -> Tensor:
+            y, rings[index] = dilated_prefill(h, self.taps[index], self.dilations[index], rings[index], state.seen)
+            return y
+
+        y = self.blocks(x, layout.mask, convolve)
+        seen = state.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
+        return y, TCNState(tuple(rings), seen)
+
+    def _mix_whole(self, x: Tensor, layout: Layout) -> Tensor:
         simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, identity)
         if simple and not self.circular and layout.mask is None and fused(x, self.taps):
             origin, activate = centre_tap(self.taps.shape[2], self.causal), self.activation is F.silu
@@ -116,13 +131,6 @@ class TCNMixer(Derived, Mixer):
 
         return self.blocks(x, layout.mask, convolve)
 
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
-        return layout.near(self.mix, x, *tap_reach(self.receptive_field, causal=self.causal))
-
-    def require_shards(self) -> None:
-        if self.circular:
-            raise ValueError("a circular TCN cannot mix a sequence that is split between processes: its ends meet")
-
     def derive(self, form: str = "eager") -> BackwardTaps:
         return BackwardTaps(self.taps.flip(2).transpose(1, 2).contiguous())
 
@@ -132,16 +140,6 @@ class TCNMixer(Derived, Mixer):
         supports = [(taps.shape[1] - 1) * f + 1 for f in self.dilations]
         rings = (Window.empty(batch_size, self.channels, support, like=taps) for support in supports)
         return TCNState(tuple(rings), taps.new_zeros(batch_size, dtype=torch.long))
-
-    def mix_next(self, x: Tensor, state: TCNState, mask: Tensor | None) -> tuple[Tensor, Any]:
-        rings = list(state.rings)
-
-        def convolve(index: int, h: Tensor) -> Tensor:
-            y, rings[index] = dilated_prefill(h, self.taps[index], self.dilations[index], rings[index], state.seen)
-            return y
-
-        y = self.blocks(x, mask, convolve)
-        return y, TCNState(tuple(rings), state.seen + (x.shape[1] if mask is None else mask.sum(1)))
 
     def mix_token(self, x: Tensor, state: TCNState) -> tuple[Tensor, TCNState]:
         rings, taps = list(state.rings), self.derived().taps

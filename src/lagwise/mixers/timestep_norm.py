@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ class TimestepNorm(Mixer):
     """
 
     needs_float64 = True
+    takes_shards = True
 
     def __init__(
         self,
@@ -62,10 +64,15 @@ class TimestepNorm(Mixer):
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self._normed(x, self._start(x.shape[0]), layout.mask)[0]
+    def mix(self, x: Tensor, state: Moments | None, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.shard is not None:
+            return self._mix_shard(x, layout), None
+        state = self._start(x.shape[0]) if state is None else state
+        options = {"epsilon": self.epsilon, "whole": not self.causal, "decay": self.decay}
+        y, after = timestep_norm(x, state, mask=layout.mask, **options)
+        return self._scaled(x, y), after
 
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+    def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         inside, tokens = token_moments(x, self.groups)
 
         def so_far(tokens: Tensor, layout: Layout) -> Tensor:
@@ -80,18 +87,10 @@ class TimestepNorm(Mixer):
         self.require_causal()
         return self._start(batch_size)
 
-    def mix_next(self, x: Tensor, state: Moments, mask: Tensor | None) -> tuple[Tensor, Moments]:
-        return self._normed(x, state, mask)
-
     def _start(self, batch_size: int, groups: int | None = None) -> Moments:
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         zeros = self.weight.new_zeros(batch_size, groups or self.groups, 2, dtype=dtype)
         return Moments(zeros, zeros.clone(), zeros.new_zeros(batch_size, dtype=torch.long))
-
-    def _normed(self, x: Tensor, state: Moments, mask: Tensor | None) -> tuple[Tensor, Moments]:
-        options = {"epsilon": self.epsilon, "whole": not self.causal, "decay": self.decay}
-        y, after = timestep_norm(x, state, mask=mask, **options)
-        return self._scaled(x, y), after
 
     def _scaled(self, x: Tensor, y: Tensor) -> Tensor:
         return (y * self.weight + self.bias).to(x.dtype)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.kernels import KERNELS
+from lagwise.kernels import KERNELS, LagKernel
 from lagwise.kernels.cached import cached, cached_taps
 from lagwise.kernels.diagonal import DiagonalKernel
 from lagwise.kernels.share import some_channels
@@ -36,10 +36,9 @@ from lagwise.ops.streaming import (
     OnlineTaps,
     WindowState,
     due_step,
-    ring_prefill,
 )
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz import fast_length, gated_product, spectral_product
+from lagwise.ops.toeplitz import dilated_prefill, fast_length, gated_product, spectral_product
 from lagwise.tables import build, known
 
 
@@ -74,6 +73,127 @@ class Poles(NamedTuple):
     exponents: Tensor
 
 
+class Exact:
+    """Form of a `ToeplitzMixer` with any kernel: products with its taps, and streams by `online_prefill`."""
+
+    def grows(self, kernel: LagKernel) -> bool:
+        """Whether the state grows with the text."""
+        return kernel.support is None
+
+    def mix(self, mixer: ToeplitzMixer, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        """`Mixer.mix`, without times and shards."""
+        kernel = mixer.kernel
+        if state is None:
+            limit = kernel.max_length
+            if limit is not None and layout.mask is not None and not symbolic(x.shape[1]) and x.shape[1] > limit:
+                return from_first_token(lambda x, _: mixer.product(x), x, layout.mask), None  # padding does not count
+            return mixer.product(x), None
+        if isinstance(state, WindowState):
+            y, ring = dilated_prefill(x, mixer.derived().taps, 1, *state)
+            return y, WindowState(ring, state.seen + x.shape[1])
+        kernel.check_length(state.seen + x.shape[1])
+        y, state = online_prefill(x, state)
+        return y.to(x.dtype), state
+
+    def mix_token(self, mixer: ToeplitzMixer, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """`Mixer.mix_token`."""
+        if isinstance(state, DueState):
+            return due_step(x, state, mixer.derived().near)
+        y, state = self.mix(mixer, x[:, None], state, Layout())
+        return y[:, 0], state
+
+    def init_state(self, mixer: ToeplitzMixer, batch_size: int) -> Any:
+        """`Mixer.init_state`."""
+        return OnlineState.start(batch_size, OnlineTaps(mixer.kernel.taps, mixer.kernel.support))
+
+    def derive(self, kernel: LagKernel, form: str) -> Any:
+        """`Derived.derive`."""
+        support = kernel.support
+        taps = None if support is None or form == "online" else kernel.taps(support)
+        near = kernel.taps(ONLINE_BLOCK if support is None else min(ONLINE_BLOCK, support)).t()
+        return LongTaps(taps, F.pad(near, (0, 0, 0, ONLINE_BLOCK - len(near))).contiguous())
+
+
+class StateSpace(Exact):
+    """Form with a `DiagonalKernel`, which streams as a state space, in constant memory. Whole sequences are products
+    with its taps, but for those of graphs."""
+
+    def grows(self, kernel: LagKernel) -> bool:
+        return False
+
+    def mix(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout) -> tuple[Tensor, Any]:
+        graph = mixer.frozen
+        if state is None:
+            if not graph:
+                return super().mix(mixer, x, None, layout)
+            state = self.init_state(mixer, x.shape[0])
+        if graph or symbolic(x.shape[1]):
+            modes = mixer.derived()
+            y, real, imaginary = modal_graph_prefill(x, modes.exponents, modes.weights, modes.direct, *state)
+            return y, ModalState(real, imaginary)
+        modes, blocks = self._blocks(mixer, modal_block(x.shape[1]))
+        memory = torch.complex(*state).transpose(1, 2)
+        y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory, blocks)
+        return y.to(x.dtype), ModalState(*torch.view_as_real(memory.transpose(1, 2)).unbind(-1))
+
+    def mix_timed(
+        self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout
+    ) -> tuple[Tensor, Any]:
+        """`Mixer.mix` of tokens with times of their own."""
+        kernel = mixer.kernel
+        assert layout.token_time is not None
+        assert isinstance(kernel, DiagonalKernel)
+        memory = None if state is None else torch.complex(*state).transpose(1, 2)
+        with torch.autocast(x.device.type, enabled=False):
+            sides = kernel.sides()
+            signal = x.to(sides[0].direct.dtype)
+            times = [layout.token_time] if mixer.causal else [layout.token_time, layout.time_after]
+            sums, end = zoh_sums(signal, kernel.modes_at(times), [modes.weights for modes in sides], memory)
+            y = sum(sums, sides[0].direct * signal).to(x.dtype)
+        end = end.transpose(1, 2)
+        return y, ModalState(end.real, end.imag)
+
+    def mix_token(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState) -> tuple[Tensor, Any]:
+        poles, lost, weights, direct, _ = mixer.derived()
+        token = x.to(direct.dtype)
+        (a, b), (u, v), (r, i) = poles.unbind(), weights.unbind(), state
+        real = torch.addcmul(token[:, None], a, r).addcmul_(b, i, value=-1)
+        imaginary = (a * i).addcmul_(b, r)
+        if lost is not None:
+            c, d = lost.unbind()
+            real.addcmul_(c, r).addcmul_(d, i, value=-1)
+            imaginary.addcmul_(c, i).addcmul_(d, r)
+        y = (u * real).addcmul_(v, imaginary, value=-1).sum(1).addcmul_(direct, token)
+        return y.to(x.dtype), ModalState(real, imaginary)
+
+    def init_state(self, mixer: ToeplitzMixer, batch_size: int) -> ModalState:
+        poles = mixer.derived(checked=True).poles
+        zeros = poles.new_zeros(batch_size, *poles.shape[1:])
+        return ModalState(zeros, zeros.clone())
+
+    def derive(self, kernel: LagKernel, form: str) -> Poles:
+        modes = kernel.recurrence()
+        poles, weights, direct, lost = modes.split(modes.direct.dtype)
+        exact = modes.poles.to(torch.complex128)
+        exponents = torch.stack([exact.abs().clamp(min=MIN_RADIUS).log(), exact.angle()]).transpose(1, 2)
+        return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct, exponents)
+
+    def _blocks(self, mixer: ToeplitzMixer, size: int) -> tuple[SplitModes, ModalBlocks]:
+        """The kernel as a state space, and its blocks of so many tokens."""
+        # the cached result belongs to the present weights, as the number of these tensors does
+        present = None if torch.is_grad_enabled() else mixer.derived()
+
+        def make() -> Any:
+            modes = mixer.kernel.recurrence()
+            split = modes.split(modes.direct.dtype)
+            return split, ModalBlocks.of(split, size), present
+
+        return cached(mixer, "blocks", (size, id(present)), make, by_value=False)[:2]
+
+
+_EXACT, _STATE_SPACE = Exact(), StateSpace()
+
+
 class ToeplitzMixer(Derived, Mixer):
     """TNO: ``y_i = sum_j k(i - j) x_j`` in every channel (TNN §3.2, eq. 4; fig. 2).
 
@@ -93,7 +213,7 @@ class ToeplitzMixer(Derived, Mixer):
     torch.Size([2, 1000, 4])
     """
 
-    any_rate = True
+    any_rate = takes_times = takes_shards = True
 
     def __init__(
         self,
@@ -120,52 +240,66 @@ class ToeplitzMixer(Derived, Mixer):
             raise ValueError(f"only engine 'ski' has options, got {dict(spec)}")
         self.engine: str = known(saved_engine(spec.get("name")), ENGINES, "engine")
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if self._frozen is Poles:
-            return self.mix_next(x, self.init_state(x.shape[0]), layout.mask)[0]
-        if self.ski is not None:
-            return self.ski.mix(self.kernel, x, layout)
-        limit = self.kernel.max_length
-        if limit is not None and layout.mask is not None and not symbolic(x.shape[1]) and x.shape[1] > limit:
-            return from_first_token(lambda x, _: self._product(x), x, layout.mask)  # padding does not count
-        return self._product(x)
+    @property
+    def form(self) -> Any:
+        """How it computes: exactly, as a state space, or by SKI."""
+        return self.ski or (_STATE_SPACE if self.kernel.recurrent else _EXACT)
 
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+    @property
+    def frozen(self) -> bool:
+        """Whether it is a copy for graphs (`lagwise.mixers.derived.frozen`)."""
+        return self._frozen is not None
+
+    @property
+    def counts_tokens(self) -> str | None:
+        kernel = self.kernel
+        if isinstance(kernel, DiagonalKernel) and kernel.any_rate and self.ski is None:
+            return None
+        return "engine ski" if self.ski is not None else f"kernel {type(kernel).__name__}"
+
+    @property
+    def grows(self) -> bool:  # type: ignore[override]
+        """Whether the state grows with the text: that of a kernel without end, unless it is a state space."""
+        return self.causal and self.form.grows(self.kernel)
+
+    def require_fixed(self, *, online: bool = False) -> None:
+        if self.grows and (self.ski is not None or not online):
+            raise ValueError(
+                f"kernel {type(self.kernel).__name__} has infinite support, so its streaming state grows with the "
+                "text; convert it to a state space first, with model.to_recurrent()"
+            )
+
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.token_time is not None:
+            return self.form.mix_timed(self, x, state, layout)
+        if layout.shard is not None:
+            return self._mix_shard(x, layout), None
+        return self.form.mix(self, x, state, layout)
+
+    def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return self.form.mix_token(self, x, state)
+
+    def init_state(self, batch_size: int) -> Any:
+        self.require_causal()
+        return self.form.init_state(self, batch_size)
+
+    def derive(self, form: str = "eager") -> Any:
+        return self.form.derive(self.kernel, form) if self.causal else ()
+
+    def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         """Exchange the tokens within the kernel's support if these are fewer than all tokens of a share of the
         channels."""
         shard, support = layout.shard, self.kernel.support
         most = 2 * shard.length * (shard.count - 1) // shard.count**2  # tokens that two all-to-alls send and receive
         if self.ski is None and support is not None and support - 1 <= most:
-            return shard.near(self.mix, x, support - 1, 0 if self.causal else support - 1)
+            return shard.near(self._whole, x, support - 1, 0 if self.causal else support - 1)
         share = some_channels(self, *shard.share(self.channels))
         if isinstance(self.ski, CausalSKI):  # whose plan depends on all channels
             share.ski = self.ski.planned(self.kernel)
-        return shard.by_channels(share.mix, x)
+        return shard.by_channels(lambda x, layout: share.mix(x, None, layout)[0], x)
 
-    def require_times(self, layout: Layout | None = None) -> None:
-        super().require_times(layout)
-        kernel = self.kernel
-        if self.ski is not None or not (isinstance(kernel, DiagonalKernel) and kernel.any_rate):
-            name = "engine ski" if self.ski is not None else f"kernel {type(kernel).__name__}"
-            raise ValueError(
-                f"{name} counts tokens, which therefore have no times of their own; use kernels in continuous time, "
-                "such as s4d, dss and cema"
-            )
-
-    def mix_timed(self, x: Tensor, layout: Layout, state: ModalState | None) -> tuple[Tensor, Any]:
-        assert layout.token_time is not None
-        assert isinstance(self.kernel, DiagonalKernel)
-        memory = None if state is None else torch.complex(*state).transpose(1, 2)
-        with torch.autocast(x.device.type, enabled=False):
-            sides = self.kernel.sides()
-            signal = x.to(sides[0].direct.dtype)
-            times = [layout.token_time] if self.causal else [layout.token_time, layout.time_after]
-            sums, end = zoh_sums(signal, self.kernel.modes_at(times), [modes.weights for modes in sides], memory)
-            y = sum(sums, sides[0].direct * signal).to(x.dtype)
-        end = end.transpose(1, 2)
-        return y, None if state is None else ModalState(end.real, end.imag)
-
-    def _product(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor) -> Tensor:
+        """The product of whole rows with the kernel's taps or spectrum."""
         spectrum = self._spectrum(x.shape[1])
         if spectrum is not None:
             return spectral_product(x, spectrum)
@@ -173,8 +307,8 @@ class ToeplitzMixer(Derived, Mixer):
 
     def gates(self, layout: Layout) -> bool:
         """Whether `gated` may serve rows of this layout."""
-        split = layout.mask is not None or layout.seq_idx is not None or layout.shard is not None
-        return not split and self.ski is None and self._frozen is not Poles
+        parts = (layout.mask, layout.seq_idx, layout.shard, layout.token_time)
+        return all(part is None for part in parts) and self.ski is None and self._frozen is not Poles
 
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor | None:
         """``silu(gate) * forward(silu(value))`` of whole rows where kernels on a GPU or loops in C compute it in fewer
@@ -209,92 +343,6 @@ class ToeplitzMixer(Derived, Mixer):
         if symbolic(length) or self.engine not in ("auto", "fft"):
             return None
         return self.kernel.spectrum(fast_length(2 * length - 1))
-
-    @property
-    def grows(self) -> bool:  # type: ignore[override]
-        """Whether the state grows with the text: that of a kernel without end, unless it is a state space."""
-        return self.causal and self.kernel.support is None and not self.kernel.recurrent
-
-    def require_fixed(self, *, online: bool = False) -> None:
-        if self.grows and (self.ski is not None or not online):
-            raise ValueError(
-                f"kernel {type(self.kernel).__name__} has infinite support, so its streaming state grows with the "
-                "text; convert it to a state space first, with model.to_recurrent()"
-            )
-
-    def derive(self, form: str = "eager") -> Any:
-        if not self.causal:
-            return ()
-        if isinstance(self.ski, CausalSKI):
-            return self.ski.derive(self.kernel, whole=form != "eager")
-        if self.kernel.recurrent:
-            modes = self.kernel.recurrence()
-            poles, weights, direct, lost = modes.split(modes.direct.dtype)
-            exact = modes.poles.to(torch.complex128)
-            exponents = torch.stack([exact.abs().clamp(min=MIN_RADIUS).log(), exact.angle()]).transpose(1, 2)
-            return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct, exponents)
-        support = self.kernel.support
-        taps = None if support is None or form == "online" else self.kernel.taps(support)
-        near = self.kernel.taps(ONLINE_BLOCK if support is None else min(ONLINE_BLOCK, support)).t()
-        return LongTaps(taps, F.pad(near, (0, 0, 0, ONLINE_BLOCK - len(near))).contiguous())
-
-    def init_state(self, batch_size: int) -> Any:
-        self.require_causal()
-        if isinstance(self.ski, CausalSKI):
-            return self.ski.init_state(self.kernel, batch_size, self.derived(checked=True))
-        if self.kernel.recurrent:
-            poles = self.derived(checked=True).poles
-            zeros = poles.new_zeros(batch_size, *poles.shape[1:])
-            return ModalState(zeros, zeros.clone())
-        return OnlineState.start(batch_size, OnlineTaps(self.kernel.taps, self.kernel.support))
-
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        if isinstance(self.ski, CausalSKI):
-            return self.ski.prefill(self.kernel, x, state, mask, self.derived())
-        if isinstance(state, OnlineState):
-            self.kernel.check_length(state.seen + x.shape[1])
-            y, state = online_prefill(x, state)
-            return y.to(x.dtype), state
-        if isinstance(state, WindowState):
-            return ring_prefill(x, state, self.derived().taps)
-        if self._frozen is not None or symbolic(x.shape[1]):
-            modes = self.derived()
-            y, real, imaginary = modal_graph_prefill(x, modes.exponents, modes.weights, modes.direct, *state)
-            return y, ModalState(real, imaginary)
-        modes, blocks = self._modal_blocks(modal_block(x.shape[1]))
-        memory = torch.complex(*state).transpose(1, 2)
-        y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory, blocks)
-        return y.to(x.dtype), ModalState(*torch.view_as_real(memory.transpose(1, 2)).unbind(-1))
-
-    def _modal_blocks(self, size: int) -> tuple[SplitModes, ModalBlocks]:
-        """The kernel as a state space, and its blocks of so many tokens."""
-        present = None if torch.is_grad_enabled() else self.derived()  # of the present weights, whose number is its own
-
-        def make() -> Any:
-            modes = self.kernel.recurrence()
-            split = modes.split(modes.direct.dtype)
-            return split, ModalBlocks.of(split, size), present
-
-        return cached(self, "blocks", (size, id(present)), make, by_value=False)[:2]
-
-    def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        if isinstance(state, ModalState):
-            poles, lost, weights, direct, _ = self.derived()
-            token = x.to(direct.dtype)
-            (a, b), (u, v), (r, i) = poles.unbind(), weights.unbind(), state
-            real = torch.addcmul(token[:, None], a, r).addcmul_(b, i, value=-1)
-            imaginary = (a * i).addcmul_(b, r)
-            if lost is not None:
-                c, d = lost.unbind()
-                real.addcmul_(c, r).addcmul_(d, i, value=-1)
-                imaginary.addcmul_(c, i).addcmul_(d, r)
-            y = (u * real).addcmul_(v, imaginary, value=-1).sum(1).addcmul_(direct, token)
-            return y.to(x.dtype), ModalState(real, imaginary)
-        if isinstance(state, DueState):
-            return due_step(x, state, self.derived().near)
-        if isinstance(self.ski, CausalSKI):
-            return self.ski.step(self.kernel, x, state, self.derived())
-        return super().mix_token(x, state)
 
 
 def _pair(z: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,17 +47,24 @@ class TwoSidedSKI:
         if not kernel.continuous:
             kernel.smooth_at(torch.zeros(0))  # raises an explanatory error
 
-    def mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
-        """`Mixer.mix` with this kernel."""
+    def grows(self, kernel: LagKernel) -> bool:
+        """Whether the state grows with the text: it has none."""
+        return False
+
+    def mix(self, mixer: Any, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
+        """`Mixer.mix`, without times and shards."""
+        return self._mix(mixer.kernel, x, layout), None
+
+    def _mix(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
         check_extent(kernel, x, layout)
         if symbolic(x.shape[1]):
             return self._mix_rows(kernel, x, layout)
         graph = torch.compiler.is_compiling()  # no data-dependent branch in a graph
         if layout.mask is None or (not graph and not layout.padded_before and not layout.padded_after):
-            return self._mix(kernel, x)
+            return self._mix_whole(kernel, x)
         return self._mix_rows(kernel, x, layout)
 
-    def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
+    def _mix_whole(self, kernel: LagKernel, x: Tensor) -> Tensor:
         """Mix rows that are all real (SKI-TNN alg. 1)."""
         rank = min(self._nodes(x.shape[1]), x.shape[1])
         spacing = (x.shape[1] - 1) / max(1, rank - 1)

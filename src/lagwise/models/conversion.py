@@ -133,7 +133,7 @@ def effective_taps(mixer: ToeplitzMixer, lags: int) -> Tensor:
     parameter = next(kernel.parameters())
     impulses = torch.zeros(cell, n + cell, mixer.channels, dtype=kernel.precision(parameter), device=parameter.device)
     impulses[torch.arange(cell), torch.arange(cell)] = 1
-    answers = mixer.ski.mix(kernel, impulses, Layout())
+    answers, _ = mixer.mix(impulses, None, Layout())
     return torch.stack([answer[i : i + n] for i, answer in enumerate(answers)]).mean(0).t()
 
 

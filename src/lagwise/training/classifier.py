@@ -27,8 +27,9 @@ from lagwise.files import expanded, read_json, saved_whole, write_json
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.loading import load_model, quiet, save_tokenizer
 from lagwise.tables import shown
+from lagwise.tasks.base import LinearRows
 from lagwise.tasks.classes import class_fields, class_names
-from lagwise.training.linear_fits import LinearRows, fit_linear_model
+from lagwise.training.linear_fits import fit_linear_model
 
 _FILE = "classifier.json"
 _FEATURES = {"series": "convolutions", "texts": "ngrams"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from lagwise.models.linear.convolutions import LEVELS, THRESHOLDS, Convolutions
 from lagwise.models.linear.features import inputs_of
 from lagwise.models.linear.ngrams import Ngrams, Sparse
 from lagwise.models.linear.patches import Patches
+from lagwise.tasks.base import LinearRows
 from lagwise.training.closed_form import Fit, fit_linear
 
 #: rows with labels and perhaps weights, as the model reads them
@@ -24,22 +25,6 @@ _MANY_SERIES = 5000  # for which half of the features do
 _MAX_VALUES = 2 * 10**8  # dense features in memory; beyond, a random part of the rows is used
 _IMAGES = 2000  # from which patches are drawn
 _GAIN = 0.95  # levels are kept where they make the error so much smaller
-
-
-class LinearRows(NamedTuple):
-    """Data for the fit of a linear model.
-
-    Attributes:
-        train: training rows, in batches, with ``labels`` and perhaps a ``weight`` for each.
-        valid: held-out rows, in batches.
-        fields: of the model's configuration.
-        tokenizer: of texts.
-    """
-
-    train: Batches
-    valid: Batches
-    fields: Mapping[str, Any]
-    tokenizer: Any = None
 
 
 def fit_linear_model(linear_class: Any, rows: LinearRows, seed: int) -> tuple[Any, Fit]:

@@ -98,11 +98,14 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW, which updates the rows of a sparse gradient alone.
+    """AdamW, which updates the rows of a sparse gradient alone, without momentum.
 
-    Other rows keep their value and their moments until a step reads them again, as in `torch.optim.SparseAdam`; with a
-    dense gradient they would go on by their momentum. Sparse gradients exclude weight decay and ``amsgrad``. A step
-    removes them.
+    Formula, for the rows that a step has read: ``v <- beta2 * v + (1 - beta2) * g**2`` and
+    ``w <- w - lr * g / (sqrt(v / (1 - beta2**step)) + eps)``. AdamW would go on to change the other rows by their
+    momentum, which moves a row that is read once about as far in all: by 7.8 learning rates instead of 7.1, where beta1
+    is 0.9 and beta2 is 0.98. With its momentum but without that, rare rows would learn a tenth of it.
+
+    Sparse gradients exclude weight decay and ``amsgrad``. A step removes them.
     """
 
     @torch.no_grad()
@@ -125,16 +128,18 @@ class AdamW(torch.optim.AdamW):
         gradient, state = table.grad.coalesce(), self.state[table]
         rows, values = gradient.indices()[0], gradient.values()
         if not state:
-            state["step"] = torch.zeros(())
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
+            # The mean stays zero; a run that goes on with dense gradients, on a GPU, needs it.
+            state |= {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(table),
+                "exp_avg_sq": torch.zeros_like(table),
+            }
         state["step"] += 1
-        (beta1, beta2), step = group["betas"], state["step"].item()
-        mean = state["exp_avg"].index_select(0, rows).lerp_(values, 1 - beta1)
+        beta2 = group["betas"][1]
         square = state["exp_avg_sq"].index_select(0, rows).mul_(beta2).addcmul_(values, values, value=1 - beta2)
-        state["exp_avg"].index_copy_(0, rows, mean)
         state["exp_avg_sq"].index_copy_(0, rows, square)
-        size = square.div_(1 - beta2**step).sqrt_().add_(group["eps"])
-        table.index_add_(0, rows, mean / size, alpha=-float(group["lr"]) / (1 - beta1**step))
+        size = square.div_(1 - beta2 ** state["step"].item()).sqrt_().add_(group["eps"])
+        table.index_add_(0, rows, values / size, alpha=-float(group["lr"]))
         table.grad = None
 
 

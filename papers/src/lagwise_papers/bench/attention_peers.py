@@ -38,11 +38,11 @@ class PeerMixer(Mixer):
         self.layer, self.arguments = layer, arguments
         self.out = nn.Linear(channels, channels) if out else nn.Identity()
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
         if layout.mask is not None:
             raise ValueError("layers of other packages support only sequences without padding")
         y = self.layer(x, *(make(x) for make in self.arguments))
-        return self.out(y[0] if isinstance(y, tuple) else y)
+        return self.out(y[0] if isinstance(y, tuple) else y), None
 
 
 def linformer(channels: int, length: int) -> Mixer:

@@ -33,14 +33,13 @@ class RingBuffer(Mixer):
         assert isinstance(mixer, ToeplitzMixer)
         self.mixer = mixer
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self.mixer.mix(x, layout)
-
     def init_state(self, batch_size: int) -> RingState:
         taps = self.mixer.kernel.taps(256).t().flip(0)
         return RingState(Window.empty(batch_size, self.channels, self.mixer.kernel.support, like=taps), taps)
 
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        if state is None:
+            return self.mixer.mix(x, None, layout)
         window, taps = state
         window = window.append(x)
         length = window.size
@@ -66,13 +65,12 @@ class NStates(Mixer):
         self.mixer = mixer
         self.modes = n_state_modes(mixer.kernel.taps(n))
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self.mixer.mix(x, layout)
-
     def init_state(self, batch_size: int) -> Any:
         return self.modes.poles.new_zeros(batch_size, *self.modes.poles.shape)
 
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        if state is None:
+            return self.mixer.mix(x, None, layout)
         y, state = modal_prefill(x, self.modes, state)
         return y, state
 

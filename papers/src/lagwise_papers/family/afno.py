@@ -56,8 +56,8 @@ class AFNOMixer(Mixer):
     def reset_parameters(self) -> None:
         self.network.reset_parameters()
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return _mixed(self.network, x, layout, (1, x.shape[1]))
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
+        return _mixed(self.network, x, layout, (1, x.shape[1])), None
 
 
 class AFNO2d(AFNOMixer):
@@ -76,8 +76,8 @@ class AFNO2d(AFNOMixer):
 
     needs_grid = True
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return _mixed(self.network, x, layout, layout.require_grid(type(self).__name__))
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
+        return _mixed(self.network, x, layout, layout.require_grid(type(self).__name__)), None
 
 
 class FrequencyNetwork(nn.Module):

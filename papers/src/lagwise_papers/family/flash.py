@@ -80,14 +80,27 @@ class FlashMixer(Derived, Mixer):
         nn.init.normal_(self.scale, 1.0, 0.02)
         nn.init.zeros_(self.shift)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        gate, inner = self._project(x, layout.mask)
-        start = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-        end = start + x.shape[1]
-        if layout.mask is not None:
-            start, lengths = row_extents(layout.mask)
-            end = start + lengths
-        return self.out(gate * self._attend(inner, start, end, None, torch.zeros_like(start))[0])
+    def mix(self, x: Tensor, state: FlashState | None, layout: Layout) -> tuple[Tensor, Any]:
+        mask, (gate, inner) = layout.mask, self._project(x, layout.mask)
+        first = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+        lengths = torch.full_like(first, x.shape[1])
+        if mask is not None:
+            first, lengths = row_extents(mask)
+        if state is None:
+            y = self._attend(inner, first, first + lengths, None, torch.zeros_like(first))[0]
+            return self.out(gate * y), None
+        ring, sums, present, seen = state
+        count = lengths if mask is None else lengths * mask.any(1)
+        # For a row that has started, the current chunk; for one that starts here, only padding comes before it.
+        kept, past = seen % self.chunk, ordered(ring, seen).to(inner.dtype)
+        together = torch.cat([past, inner], 1)
+        start = past.shape[1] + first - kept
+        y, total, added = self._attend(together, start, start + kept + count, sums, seen - kept)
+        rows, full, chunks = torch.arange(len(x), device=x.device), (kept + count) // self.chunk, added.shape[1]
+        sums = total[rows, full]
+        present = added[rows, full.clamp(max=chunks - 1)].masked_fill((full == chunks)[:, None, None], 0)
+        state = FlashState(extended(ring, inner, seen), sums, present, seen + count)
+        return self.out(gate * y[:, past.shape[1] :]), state
 
     def derive(self, form: str = "eager") -> Any:
         dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
@@ -102,24 +115,6 @@ class FlashMixer(Derived, Mixer):
         sums = weight.new_zeros((batch_size, size, self.width), dtype=dtype)
         seen = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return FlashState(window, sums, torch.zeros_like(sums), seen)
-
-    def mix_next(self, x: Tensor, state: FlashState, mask: Tensor | None) -> tuple[Tensor, FlashState]:
-        ring, sums, present, seen = state
-        gate, inner = self._project(x, mask)
-        first, count = torch.zeros_like(seen), torch.full_like(seen, x.shape[1])
-        if mask is not None:
-            first, lengths = row_extents(mask)
-            count = lengths * mask.any(1)
-        # For a row that has started, the current chunk; for one that starts here, only padding comes before it.
-        kept, past = seen % self.chunk, ordered(ring, seen).to(inner.dtype)
-        together = torch.cat([past, inner], 1)
-        start = past.shape[1] + first - kept
-        y, total, added = self._attend(together, start, start + kept + count, sums, seen - kept)
-        rows, full, chunks = torch.arange(len(x), device=x.device), (kept + count) // self.chunk, added.shape[1]
-        sums = total[rows, full]
-        present = added[rows, full.clamp(max=chunks - 1)].masked_fill((full == chunks)[:, None, None], 0)
-        state = FlashState(extended(ring, inner, seen), sums, present, seen + count)
-        return self.out(gate * y[:, past.shape[1] :]), state
 
     def mix_token(self, x: Tensor, state: FlashState) -> tuple[Tensor, FlashState]:
         """A full chunk is added to the sums at its last token."""

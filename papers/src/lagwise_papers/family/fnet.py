@@ -20,16 +20,15 @@ class FNetMixer(Mixer):
     """
 
     directions = (False,)
+    takes_shards = True
 
     def __init__(self, channels: int, *, causal: bool = False):
         super().__init__(channels, causal)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
         z = torch.fft.fft(x.to(torch.promote_types(x.dtype, torch.float32)), dim=2)
         y = _over_tokens(z, layout) if layout.shard is None else layout.shard.by_channels(_over_tokens, z)
-        return y.to(x.dtype)
-
-    mix_shard = mix
+        return y.to(x.dtype), None
 
 
 def _over_tokens(z: Tensor, layout: Layout) -> Tensor:

@@ -37,7 +37,7 @@ class GFNetMixer(Mixer):
         """Draw from a normal distribution, with standard deviation 0.02 in both parts, as published."""
         nn.init.normal_(self.filter, std=0.02)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
         height, width = layout.require_grid(type(self).__name__)
         (most_height, most_width), dtype = self.size, torch.promote_types(x.dtype, torch.float32)
         if height > most_height or width > most_width:
@@ -49,4 +49,4 @@ class GFNetMixer(Mixer):
         image = F.pad(image, (0, 0, 0, most_width - width, 0, most_height - height))
         spectrum = torch.fft.rfft2(image, dim=(1, 2)) * torch.view_as_complex(self.filter.to(dtype).contiguous())
         y = torch.fft.irfft2(spectrum, s=self.size, dim=(1, 2))
-        return y[:, :height, :width].flatten(1, 2).to(x.dtype)
+        return y[:, :height, :width].flatten(1, 2).to(x.dtype), None

@@ -32,6 +32,7 @@ class GMLPMixer(Mixer):
     """
 
     streams = False
+    takes_shards = True
 
     def __init__(
         self,
@@ -60,16 +61,14 @@ class GMLPMixer(Mixer):
         nn.init.uniform_(self.mixing, -1e-3 / len(self.bias), 1e-3 / len(self.bias))
         nn.init.ones_(self.bias)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
         first, second = F.gelu(self.input(x)).chunk(2, 2)
         second = masked(self.norm(second), layout.mask)
         if layout.shard is None:
             spread = self._spread_rows(second, layout)
         else:
             spread = layout.shard.by_channels(self._spread_rows, second)
-        return self.out((first * spread).to(first.dtype))
-
-    mix_shard = mix
+        return self.out((first * spread).to(first.dtype)), None
 
     def _spread_rows(self, z: Tensor, layout: Layout) -> Tensor:
         return from_first_token(self._spread, z, layout.mask)

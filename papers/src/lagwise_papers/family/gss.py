@@ -30,7 +30,7 @@ class GSSMixer(Mixer):
     Source: Mehta et al. 2022, "Long Range Language Modeling via Gated State Spaces", §3.2 and fig. 1.
     """
 
-    any_rate = True
+    any_rate = takes_times = takes_shards = True
 
     def __init__(
         self,
@@ -52,21 +52,12 @@ class GSSMixer(Mixer):
         self.widen = nn.Linear(inner, width)
         self.out = nn.Linear(width, channels)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self._gated(x, self.toeplitz(F.gelu(self.value(x)), layout=layout))
-
-    mix_shard = mix  # everything but its Toeplitz mixer is per token
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        mixed, state = self.toeplitz.run(F.gelu(self.value(x)), state, layout)
+        return self._gated(x, mixed), state
 
     def init_state(self, batch_size: int) -> Any:
         return self.toeplitz.init_state(batch_size)
-
-    def mix_next(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        mixed, state = self.toeplitz.prefill(F.gelu(self.value(x)), state, mask=mask)
-        return self._gated(x, mixed), state
-
-    def mix_timed(self, x: Tensor, layout: Layout, state: Any) -> tuple[Tensor, Any]:
-        mixed, state = self.toeplitz.timed(F.gelu(self.value(x)), layout, state)
-        return self._gated(x, mixed), state
 
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         mixed, state = self.toeplitz.step(F.gelu(self.value(x)), state)

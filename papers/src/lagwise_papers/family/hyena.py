@@ -52,6 +52,7 @@ class HyenaMixer(Derived, Mixer):
     Source: Poli et al. 2023, "Hyena Hierarchy", definition 3.1 and algorithm 1.
     """
 
+    takes_shards = True
     derives_from_parts = False
 
     def __init__(
@@ -86,15 +87,22 @@ class HyenaMixer(Derived, Mixer):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        before, after = tap_reach(self.taps.shape[1], causal=self.causal)
-        short = layout.near(self._short, masked(self.input(x), layout.mask), before, after)
+    def mix(self, x: Tensor, state: HyenaState | None, layout: Layout) -> tuple[Tensor, Any]:
+        x = masked(self.input(x), layout.mask)
+        if state is None:
+            short, window = layout.near(self._short, x, *tap_reach(self.taps.shape[1], causal=self.causal)), None
+            states: list[Any] = [None] * len(self.filters)
+        else:
+            short, window = dilated_prefill(x, self.taps, 1, *state.short)
+            states = list(state.filters)
         value, *gates = self._parts(short)
-        for gate, long in zip(gates, self.filters, strict=True):
-            value = gate * long(value, layout=layout)
-        return self.out(value)
-
-    mix_shard = mix  # its convolutions see to the shards
+        for index, (gate, long) in enumerate(zip(gates, self._filters(), strict=True)):
+            value, states[index] = long.run(value, states[index], layout)
+            value = gate * value
+        if state is None or window is None:
+            return self.out(value), None
+        seen = state.short.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
+        return self.out(value), HyenaState(WindowState(window, seen), tuple(states))
 
     def _parts(self, short: Tensor) -> list[Tensor]:
         """Input of the first long convolution, and the gates after the long convolutions."""
@@ -114,16 +122,6 @@ class HyenaMixer(Derived, Mixer):
         window = Window.empty(batch_size, *taps.t().shape, like=taps)
         short = WindowState(window, taps.new_zeros(batch_size, dtype=torch.long))
         return HyenaState(short, tuple(long.init_state(batch_size) for long in self._filters()))
-
-    def mix_next(self, x: Tensor, state: HyenaState, mask: Tensor | None) -> tuple[Tensor, HyenaState]:
-        short, window = dilated_prefill(masked(self.input(x), mask), self.taps, 1, *state.short)
-        value, *gates = self._parts(short)
-        states = list(state.filters)
-        for index, (gate, long) in enumerate(zip(gates, self._filters(), strict=True)):
-            value, states[index] = long.prefill(value, states[index], mask=mask)
-            value = gate * value
-        seen = state.short.seen + (x.shape[1] if mask is None else mask.sum(1))
-        return self.out(value), HyenaState(WindowState(window, seen), tuple(states))
 
     def mix_token(self, x: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
         short, window = dilated_step(self.input(x), self.derived().taps, 1, *state.short)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,8 @@ class LinearAttentionMixer(Mixer):
     2021, "Rethinking Attention with Performers" (FAVOR+, lemma 1).
     """
 
+    takes_shards = True
+
     def __init__(
         self,
         channels: int,
@@ -84,10 +86,18 @@ class LinearAttentionMixer(Mixer):
         with torch.no_grad():
             self.random.copy_(turns.flatten(0, 1)[:count] * lengths[:, None])
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if layout.mask is None and not symbolic(x.shape[1]):  # known within a graph too
+    def mix(self, x: Tensor, state: SumsState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.shard is not None:
+            return self._mix_shard(x, layout), None
+        mask = layout.mask
+        if state is None and mask is None and not symbolic(x.shape[1]):  # known within a graph too
             self._check_length(x.shape[1])
-        return self._attend(x, None, layout.mask)[0]
+        sums, seen = (None, None) if state is None else state
+        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        position = real.cumsum(1) + (0 if seen is None else seen[:, None])
+        query, key, value = self._project(x, position, real)
+        y, sums = linear_attention(query, key, value, causal=self.causal, state=sums)
+        return self._normalised(y, x.dtype), SumsState(sums, position[:, -1].clone())
 
     def init_state(self, batch_size: int) -> SumsState:
         self.require_causal()
@@ -99,10 +109,7 @@ class LinearAttentionMixer(Mixer):
         )
         return SumsState(sums, torch.zeros(batch_size, dtype=torch.long, device=weight.device))
 
-    def mix_next(self, x: Tensor, state: SumsState, mask: Tensor | None) -> tuple[Tensor, SumsState]:
-        return self._attend(x, state, mask)
-
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+    def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         shard = layout.shard
         whole = shard.whole
         real = x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
@@ -129,14 +136,6 @@ class LinearAttentionMixer(Mixer):
                 more = query @ shard.state_before(ending.mT @ value, backward=backward)
             y = y + (more if first is None else more * first[:, None, :, None])
         return self._normalised(y, x.dtype)
-
-    def _attend(self, x: Tensor, state: SumsState | None, mask: Tensor | None) -> tuple[Tensor, SumsState]:
-        sums, seen = (None, None) if state is None else state
-        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask.bool()
-        position = real.cumsum(1) + (0 if seen is None else seen[:, None])
-        query, key, value = self._project(x, position, real)
-        y, sums = linear_attention(query, key, value, causal=self.causal, state=sums)
-        return self._normalised(y, x.dtype), SumsState(sums, position[:, -1].clone())
 
     def _project(self, x: Tensor, position: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries and keys, and values with a one: ``(batch, heads, length, ...)``."""

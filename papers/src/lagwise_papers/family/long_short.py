@@ -59,8 +59,8 @@ class LongShortMixer(Mixer):
         self.near_norm, self.far_norm = nn.LayerNorm(channels), nn.LayerNorm(channels)
         self.out = nn.Linear(channels, channels)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self.out(from_first_token(self._attend, x, layout.mask))
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
+        return self.out(from_first_token(self._attend, x, layout.mask)), None
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, _ = x.shape

@@ -30,7 +30,6 @@ class LRUMixer(RecurrentMixer):
     Source: Orvieto et al. 2023, "Resurrecting Recurrent Neural Networks for Long Sequences", §3 and app. A.
     """
 
-    any_rate = True
     kept_in_float32 = ("rate", "log_angle", "log_gain")
 
     def __init__(

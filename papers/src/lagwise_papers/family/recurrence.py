@@ -62,6 +62,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
     end, so that lag 0 counts in both.
     """
 
+    any_rate = takes_times = takes_shards = True
     needs_float64 = True
 
     def __init__(self, channels: int, causal: bool, states: int):
@@ -87,12 +88,17 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         """The recurrence in float32 or better, with the angle in float64, because its error grows with the text."""
         raise NotImplementedError
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        if self._frozen is not None:
-            return self.mix_next(x, self.init_state(x.shape[0]), layout.mask)[0]
-        return self._run(x, None)[0]
+    def mix(self, x: Tensor, state: RecurrentState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if layout.token_time is not None:
+            return self._mix_timed(x, state, layout)
+        if layout.shard is not None:
+            return self._mix_shard(x, layout), None
+        if self._frozen is not None or (state is not None and symbolic(x.shape[1])):
+            return self._in_graph(x, self.init_state(x.shape[0]) if state is None else state)
+        y, memory = self._run(x, None if state is None else torch.complex(*state))
+        return y, RecurrentState(memory.real, memory.imag)
 
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
+    def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         shard = layout.shard
         y = documents(lambda x, _: self._run(x, None)[0], x, Layout(layout.mask, layout.seq_idx))
         log_decay, angle, into, outputs, _ = self.recurrence()
@@ -110,7 +116,7 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
                 y = y + masked(more, first).to(x.dtype)
         return y
 
-    def mix_timed(self, x: Tensor, layout: Layout, state: RecurrentState | None) -> tuple[Tensor, Any]:
+    def _mix_timed(self, x: Tensor, state: RecurrentState | None, layout: Layout) -> tuple[Tensor, Any]:
         assert layout.token_time is not None
         log_decay, angle, into, outputs, direct = self.recurrence()
         memory = None if state is None else torch.complex(*state)
@@ -149,16 +155,13 @@ class RecurrentMixer(KeepsFloat32, Derived, Mixer):
         zeros = poles.new_zeros(batch_size, len(poles))
         return RecurrentState(zeros, zeros.clone())
 
-    def mix_next(self, x: Tensor, state: RecurrentState, mask: Tensor | None) -> tuple[Tensor, RecurrentState]:
-        if self._frozen is not None or symbolic(x.shape[1]):
-            parts = self.derived()
-            signal = x.to(parts.direct.dtype)
-            u, v = F.linear(signal, parts.input).chunk(2, 2)
-            real, imaginary = diagonal_graph_scan((u, v), parts.log_decay, parts.angle, state)
-            y = parts.direct * signal + F.linear(torch.cat([real, imaginary], 2), parts.output)
-            return y.to(x.dtype), RecurrentState(real[:, -1], imaginary[:, -1])
-        y, memory = self._run(x, torch.complex(*state))
-        return y, RecurrentState(memory.real, memory.imag)
+    def _in_graph(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        parts = self.derived()
+        signal = x.to(parts.direct.dtype)
+        u, v = F.linear(signal, parts.input).chunk(2, 2)
+        real, imaginary = diagonal_graph_scan((u, v), parts.log_decay, parts.angle, state)
+        y = parts.direct * signal + F.linear(torch.cat([real, imaginary], 2), parts.output)
+        return y.to(x.dtype), RecurrentState(real[:, -1], imaginary[:, -1])
 
     def mix_token(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         _, _, into, out, direct, cos, sin = self.derived()

@@ -45,6 +45,7 @@ class RelativeAttentionMixer(Derived, Mixer):
     """
 
     directions = (True,)
+    takes_shards = True
     undecayed = ("content", "place")
 
     def __init__(self, channels: int, *, causal: bool = True, heads: int = 8, memory: int = 128):
@@ -62,13 +63,24 @@ class RelativeAttentionMixer(Derived, Mixer):
         for parameter in (self.content, self.place):
             nn.init.normal_(parameter, std=0.02)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        query, pairs = self.qkv(x).split([self.channels, 2 * self.channels], 2)
-        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if layout.mask is None else layout.mask
-        return self._attend(query, pairs, real)
+    def mix(self, x: Tensor, state: WindowState | None, layout: Layout) -> tuple[Tensor, Any]:
+        if state is None:
+            return layout.near(self._mix_whole, x, self.memory, 0), None
+        ring, seen = state
+        query, new, now = self._project(x, layout)
+        past = ordered(ring, seen)
+        past = past[:, max(0, past.shape[1] - self.memory) :].to(new.dtype)
+        before = torch.arange(past.shape[1] - 1, -1, -1, device=x.device) < seen[:, None]
+        y = self._attend(query, torch.cat([past, new], 1), torch.cat([before, now], 1))
+        return y, WindowState(extended(ring, new, seen), seen + now.sum(1))
 
-    def mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
-        return layout.near(self.mix, x, self.memory, 0)
+    def _mix_whole(self, x: Tensor, layout: Layout) -> Tensor:
+        return self._attend(*self._project(x, layout))
+
+    def _project(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, pairs of keys and values, and which of them are real."""
+        query, pairs = self.qkv(x).split([self.channels, 2 * self.channels], 2)
+        return query, pairs, x.new_ones(x.shape[:2], dtype=torch.bool) if layout.mask is None else layout.mask
 
     def derive(self, form: str = "eager") -> Any:
         return Places(self._positions())
@@ -79,16 +91,6 @@ class RelativeAttentionMixer(Derived, Mixer):
         weight = self.out.weight
         window = Window.empty(batch_size, 2 * self.channels, self.memory + 1, like=weight)
         return WindowState(window, torch.zeros(batch_size, dtype=torch.long, device=weight.device))
-
-    def mix_next(self, x: Tensor, state: WindowState, mask: Tensor | None) -> tuple[Tensor, WindowState]:
-        ring, seen = state
-        query, new = self.qkv(x).split([self.channels, 2 * self.channels], 2)
-        past = ordered(ring, seen)
-        past = past[:, max(0, past.shape[1] - self.memory) :].to(new.dtype)
-        before = torch.arange(past.shape[1] - 1, -1, -1, device=x.device) < seen[:, None]
-        now = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-        y = self._attend(query, torch.cat([past, new], 1), torch.cat([before, now], 1))
-        return y, WindowState(extended(ring, new, seen), seen + now.sum(1))
 
     def mix_token(self, x: Tensor, state: WindowState) -> tuple[Tensor, WindowState]:
         ring, seen = state

@@ -32,7 +32,6 @@ class S5Mixer(RecurrentMixer):
     Source: Smith, Warrington and Linderman 2023, "Simplified State Space Layers for Sequence Modeling", §3 and app. B.
     """
 
-    any_rate = True
     kept_in_float32 = ("log_step", "rate", "angle")
 
     def __init__(self, channels: int, *, causal: bool = True, modes: int | None = None):

@@ -48,8 +48,8 @@ class SynthesizerMixer(Mixer):
         """Draw from a normal distribution, with variance 1 / inputs, or 1 for ``random``."""
         nn.init.normal_(self.scores, std=1.0 if self.form == "random" else self.scores.shape[1] ** -0.5)
 
-    def mix(self, x: Tensor, layout: Layout) -> Tensor:
-        return self.out(from_first_token(self._attend, x, layout.mask))
+    def mix(self, x: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
+        return self.out(from_first_token(self._attend, x, layout.mask)), None
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         n, longest = x.shape[1], self.scores.shape[2]

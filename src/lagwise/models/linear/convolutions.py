@@ -79,7 +79,7 @@ class Convolutions(nn.Module):
         self.channels = check_integer("channels", channels)
         if not dilations or len(dilations) != len(thresholds) or min(*dilations, *thresholds) < 1:
             raise ValueError(f"dilations and thresholds must be as many, and positive, got {dilations}, {thresholds}")
-        self.dilations, self.thresholds, self.levels = dilations, thresholds, check_integer("levels", levels, least=0)
+        self.dilations, self.thresholds, self.levels = dilations, thresholds, check_integer("levels", levels, min=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
         self.reach = (_TAPS - 1) * max(dilations)
         self.plain = KERNELS * sum(thresholds)

@@ -68,7 +68,7 @@ class Ngrams(nn.Module):
         differences: bool = False,
     ):
         super().__init__()
-        self.words, self.characters = check_integer("words", words, least=0), characters or []
+        self.words, self.characters = check_integer("words", words, min=0), characters or []
         self.kept, self.pairs, self.differences = kept, pairs, differences
         if len(kept) != 2 or min(kept) < 0:
             raise ValueError(f"kept must be the numbers of n-grams of words and of characters, got {kept}")
