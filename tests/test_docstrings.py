@@ -30,7 +30,7 @@ WITHOUT_EXAMPLE = {
     "forecasting": "Candidate Columns Scores SeriesTable reason write_forecast",  # results and inputs of the others
     "data": "BucketedExamples DocumentPackingCollator EncodedExamples LabelledData MaskedExamples RowEncoder RowSource "
     "ScheduledExamples SeriesSource Source StreamLoader StreamedText TextStream TokenData collate_documents "
-    "content_key label_cells labelled_key masked_example open_series open_source open_stream "
+    "content_key label_cells masked_example open_series open_source open_stream "
     "prepare prepare_labelled read_labelled rows_to_score stream_key token_bytes with_pairs",  # what tasks make of data
     "tasks": "Forecasting ImageClassification LanguageModelling MaskedLanguageModelling "
     "SequenceClassification SequenceLabelling SignalToSignal Table Task TaskData",

@@ -6,16 +6,17 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.io import wavfile
 
-from lagwise.data.series_windows import WindowCollator
+from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows
 from lagwise.data.signal_files import open_inputs, open_signals
 from lagwise.data.signal_pairs import prepare_signals
-from lagwise.data.signal_windows import Damage, RandomSignalWindows, SignalWindows, WholeSignals, power
+from lagwise.data.signal_windows import Damage, WholeSignals, power
 
 
 def sounds(root: Path, names: Mapping[str, tuple[int, int]] | list[str], *, channels: int = 1) -> Path:
@@ -231,8 +232,8 @@ def test_noise_has_the_ratio_asked_for_and_is_that_of_the_split(tmp_path: Path) 
 
 def test_windows_of_training_are_new_each_time_and_repeatable(tmp_path: Path) -> None:
     test, damage = noise_and_waves(tmp_path)
-    train = WholeSignals(test.pairs, "train", damage)
-    windows, again = (RandomSignalWindows(train, 20, 64, 5, seed=3) for _ in range(2))
+    train = WholeSignals(test.pairs, "train", damage, delay=5)
+    windows, again = (RandomWindows(partial(train.draw, 64), train.lengths, 20, seed=3) for _ in range(2))
     assert all(np.array_equal(windows[i]["input_values"], again[i]["input_values"]) for i in range(20))
     assert len({windows[i]["input_values"].numpy().tobytes() for i in range(20)}) == 20
     example = windows[0]
@@ -262,8 +263,8 @@ def test_a_batch_is_padded_to_whole_steps_and_its_labels_marked(tmp_path: Path) 
     values[0, 2] = -100.0
     np.savez(tmp_path / "rows.npz", input_values=values, target=values)
     pairs = prepare_signals(open_signals(str(tmp_path / "rows.npz")), progress=False)
-    signals = WholeSignals(pairs, "train", Damage())
-    windows = SignalWindows(signals, [(0, 0, 9), (1, 0, 5)], delay=2)
+    signals = WholeSignals(pairs, "train", Damage(), delay=2)
+    windows = Windows(signals.cut, [(0, 0, 9), (1, 0, 5)])
     batch = WindowCollator(4)([windows[0], windows[1]])
     assert batch["input_values"].shape == batch["labels"].shape == (2, 12, 1)
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]

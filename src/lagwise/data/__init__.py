@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples
-    from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
+    from lagwise.data.labelled import LabelledData, prepare_labelled
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of, masked_example
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator

@@ -48,13 +48,11 @@ def check_reader(path: Path) -> None:
         raise ValueError(f"cannot read {path}: the reader of {place}")
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None, written: Sequence[str] = ()) -> pa.Table:
-    """The rows of one file, of all columns or those named. written: columns of .csv and .tsv whose cells stay as they
-    are written, also if they look like numbers. ValueError names the file and the position of the error."""
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of one file, of all columns or those named; the cells of .csv and .tsv as they are written. ValueError
+    names the file and the position of the error."""
     kind = file_kind(path)
     assert kind is not None
-    if kind in TEXT_TABLES:
-        return _text_table(read_whole(path), path, columns, written)
     reader = RECORD_FILES[kind].read if has_records(path) else READERS[kind]
     return reader(read_whole(path), path, columns)
 
@@ -84,13 +82,9 @@ def read_columns(path: Path) -> tuple[str, ...]:
     return tuple(read_table(path).column_names)
 
 
-def _text_table(data: bytes, path: Path, columns: Sequence[str] | None, written: Sequence[str] = ()) -> pa.Table:
-    """Read the cells of a table as they are written, but numbers with decimal points outside the columns
-    ``written``."""
-    table = parse_text_table(data, path)
-    names = [name for name in table.names if _is_wanted(name, columns)]
-    cells = {name: table.columns[name] if name in written else table.cells(name) for name in names}
-    return pa.table({name: pa.array(column, pa.string()) for name, column in cells.items()})
+def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    cells = parse_text_table(data, path).columns
+    return pa.table({name: pa.array(cells[name], pa.string()) for name in cells if _is_wanted(name, columns)})
 
 
 def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from lagwise.data.folders import (
     split_word,
     unread_note,
 )
+from lagwise.data.numbers import usual_decimal
 from lagwise.data.prepared import arrow_file
 from lagwise.data.reading import COMPRESSIONS, check_spreadsheet, inner_suffix, without_pipe
 from lagwise.data.row_files import (
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from lagwise.data.sources import Data
 
 RATE = "sampling_rate"  # the column of that of sounds, in Hz
-_HEAD_ROWS = 1000  # rows of a table that show how its numbers are written
 _FILES_PER_BATCH = 500  # files of a row each that are copied at a time
 _LABEL_TABLES = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet", "labels.csv", "labels.tsv")
 _FILE_COLUMNS = ("file_name", "filename", "file", "image", "path")  # of which a table of labels has the first
@@ -60,13 +61,11 @@ class RowSource(Found):
         classes: classes by their folders, of files that are a row each.
         rate: the sampling rate that sounds must have, in Hz.
         any_rate: whether sounds may have other rates, each its own; their rows have them in ``sampling_rate``.
-        written: columns of .csv and .tsv files whose cells stay as they are written: names, such as 1,2, not numbers.
     """
 
     classes: Mapping[Path, str | None] = field(default_factory=dict)
     rate: int | None = None
     any_rate: bool = False
-    written: Sequence[str] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -87,23 +86,23 @@ class RowSource(Found):
         """Whether any file is a sound."""
         return any(file_kind(path) in SOUNDS for path in self.paths)
 
+    def options(self) -> dict[str, Any]:
+        """The fields of this source, to make another one of the same files."""
+        return {each.name: getattr(self, each.name) for each in fields(RowSource)}
+
     def key(self) -> str:
         return self.hashed(self._declared(), self.files)
 
     def _declared(self) -> list[Any]:
         """What decides how files are read, beside their content."""
         classes = [self._class(path) for path in self.paths if self._folder_column(path) is not None]
-        return ["rows", self.split_names, classes, [*self.written]]
+        return ["rows", self.split_names, classes]
 
-    def decimal_commas(self, columns: Sequence[str]) -> list[str]:
-        """The first cells in ``columns`` of the .csv and .tsv files, where these have numbers with decimal commas."""
-        for path in self.paths:
-            if columns and file_kind(path) in TEXT_TABLES:
-                head = read_head(path, _HEAD_ROWS)
-                for name in {*columns} & {*head.names}:
-                    if head.cells(name) != head.columns[name]:
-                        return head.columns[name]
-        return []
+    @cached_property
+    def usual_decimal(self) -> str | None:
+        """The decimal separator that is usual in .csv and .tsv files like the first one; a point in other files."""
+        first = next((path for path in self.paths if file_kind(path) in TEXT_TABLES), None)
+        return "." if first is None else usual_decimal(read_head(first).separator)
 
     def has_classes_of_folders(self, label: str) -> bool:
         """Whether every label in this column is the name of a folder."""
@@ -129,8 +128,8 @@ class RowSource(Found):
     def read(self, columns: Sequence[str] | None = None, work: Path | None = None) -> dict[str, Dataset]:
         """The rows of every named split, of all columns or those that are named here and occur.
 
-        Values of .csv and .tsv are strings as written in the file, numbers with decimal points. ValueError for a file
-        that does not match its suffix, or files of one split that do not fit together.
+        Values of .csv and .tsv are strings as written in the file. ValueError for a file that does not match its
+        suffix, or files of one split that do not fit together.
 
         work: a folder for a copy of the rows, which are then read as they are needed; without one they are in memory.
         """
@@ -213,7 +212,7 @@ class RowSource(Found):
         return read_columns(path)
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
-        table = read_table(path, columns, self.written)
+        table = read_table(path, columns)
         if file_kind(path) in ONE_ROW and "file" in table.column_names:
             table = table.set_column(table.column_names.index("file"), "file", pa.array([self.named(path)]))
         if self._folder_column(path) is None or FOLDER_LABEL not in table.column_names:
@@ -330,7 +329,7 @@ def _listed_labels(tables: Iterable[Path], files: set[Path], label: str) -> dict
     twice."""
     labels: dict[Path, str | None] = {}
     for table in tables:
-        rows = read_table(table, written=[label])
+        rows = read_table(table)
         column = next(name for name in _FILE_COLUMNS if name in rows.column_names)
         others = [name for name in rows.column_names if name != column]
         if label not in others and len(others) != 1:

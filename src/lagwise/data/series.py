@@ -59,6 +59,7 @@ class SeriesSource(RowSource):
         labels: columns of labels; none of signals.
         targets: columns of the targets of signals; empty where these are the inputs themselves, None of series with
             labels.
+        group: a column that is kept and is no feature.
         partners: the sound that is the target of another.
     """
 
@@ -70,6 +71,7 @@ class SeriesSource(RowSource):
     features: Sequence[str] | None = None
     lines: bool | None = None
     time: str | None = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
         names, others = self.features or (), (*self.labels, *(self.targets or ()))
@@ -153,7 +155,7 @@ class SeriesSource(RowSource):
         if not self._is_table(path):
             return super()._columns_of(path)
         if not self._has_lines:
-            return tuple(dict.fromkeys(("file", *self.labels[:1], SERIES)))
+            return tuple(dict.fromkeys(("file", *self.labels[:1], *filter(None, [self.group]), SERIES)))
         names = read_columns(path)
         features = self.features or self._own_features(path, names)
         return (*(name for name in names if name not in (*features, SERIES)), SERIES)
@@ -194,6 +196,8 @@ class SeriesSource(RowSource):
         row: dict[str, Any] = {"file": pa.array([self.named(path)])}
         for label in self.labels[:1]:
             row[label] = pa.array([self._label_of(table, label, columns)])
+        if self.group in table.columns:
+            row[self.group] = pa.array(table.columns[self.group][:1])
         row[SERIES] = array_column(values[None])
         if self.targets:
             row[TARGETS] = array_column(self._samples(table, self.targets)[None])
@@ -203,7 +207,7 @@ class SeriesSource(RowSource):
         """The label of a recording, or those of its samples: of its column, else the name of its folder, unless other
         recordings have the column."""
         if label in table.columns:
-            own = table.cells(label)
+            own = table.columns[label]
             if self.per_sample:
                 return own
             if len(set(own)) > 1:
@@ -231,8 +235,7 @@ class SeriesSource(RowSource):
             )
         values = self._samples(table, features)
         others = [name for name in table.names if name not in (*features, SERIES)]
-        kept: dict[str, Any] = {n: table.columns[n] if n in self.written else table.cells(n) for n in others}
-        kept = {name: pa.array(cells, pa.string()) for name, cells in kept.items()}
+        kept: dict[str, Any] = {name: pa.array(table.columns[name], pa.string()) for name in others}
         return pa.table({**kept, SERIES: array_column(values)})
 
     def _samples(self, table: TextTable, names: Sequence[str]) -> np.ndarray:
@@ -314,7 +317,7 @@ class SeriesSource(RowSource):
         )
 
     def _others(self, columns: Sequence[str]) -> list[str]:
-        return [name for name in columns if name not in (*self.labels, *(self.targets or ()), self.time)]
+        return [name for name in columns if name not in (*self.labels, *(self.targets or ()), self.time, self.group)]
 
     def _features_of(self, columns: Sequence[str]) -> list[str]:
         return [name for name in self._others(columns) if name not in self._row_numbers]
@@ -430,6 +433,7 @@ def open_series(
     rate: int | None = None,
     any_rate: bool = False,
     time: str | None = None,
+    group: str | None = None,
 ) -> SeriesSource:
     """Find series by name, as `open_rows` finds rows.
 
@@ -445,9 +449,11 @@ def open_series(
         any_rate: whether each may have another one.
         time: the column of the times of samples, which makes the time since the sample before the first feature
             (`with_times`): of a recording, or a column of lists.
+        group: a column that is kept and is no feature, such as the subject; a recording has one value.
 
     Errors as `open_rows`.
     """
     labels = (label,) if isinstance(label, str) else tuple(label)
-    options: dict[str, Any] = {**vars(open_rows(name)), "rate": rate, "any_rate": any_rate, "time": time}
-    return SeriesSource(**options, labels=labels, per_sample=per_sample, features=features, lines=lines)
+    options: dict[str, Any] = {**open_rows(name).options(), "rate": rate, "any_rate": any_rate, "time": time}
+    own: dict[str, Any] = {"per_sample": per_sample, "features": features, "lines": lines, "group": group}
+    return SeriesSource(**options, labels=labels, **own)

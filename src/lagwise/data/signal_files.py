@@ -65,7 +65,7 @@ def open_inputs(name: str, *, features: Sequence[str] | None = None, time: str |
 
 
 def _signals(rows: RowSource, partners: Mapping[Path, Path], targets: tuple[str, ...], **options: Any) -> SeriesSource:
-    both: dict[str, Any] = {**vars(rows), **options}
+    both: dict[str, Any] = {**rows.options(), **options}
     return SeriesSource(**both, targets=targets, partners=partners, per_sample=True)
 
 

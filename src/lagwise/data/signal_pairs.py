@@ -12,19 +12,17 @@ import numpy as np
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.encoding import feature_scale
-from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
+from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
 from lagwise.data.series import SeriesSource, Signal
 from lagwise.data.splits import split_series
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
-_FORMAT = 3  # raise when the meaning of the files changes
+    pass
 
 
 @dataclass(frozen=True)
-class SignalPairs:
+class SignalPairs(Prepared):
     """A set of signals and targets in three splits.
 
     Attributes:
@@ -34,18 +32,11 @@ class SignalPairs:
         mean, std: those of each input, and of each output, over the samples of train.
     """
 
-    splits: dict[str, Dataset]
     inputs: int
     outputs: int
     same: bool
-    mean: list[float]
-    std: list[float]
-    notes: tuple[str, ...]
-
-
-def signals_key(source: SeriesSource) -> str:
-    """Hash of the signals and of everything that affects how they are read."""
-    return key_of([_FORMAT, source.key()])
+    mean: list[list[float]]
+    std: list[list[float]]
 
 
 def prepare_signals(source: SeriesSource, *, progress: bool = True) -> SignalPairs:
@@ -54,16 +45,8 @@ def prepare_signals(source: SeriesSource, *, progress: bool = True) -> SignalPai
     Missing splits are made as by `split_series`. ValueError for infinite values, signals without a sample that is not
     missing, a target of another length, and signals of different features.
     """
-    _, splits, meta = prepared_rows("signals", signals_key(source), lambda folder: _write(source, folder, progress))
-    return SignalPairs(
-        splits,
-        inputs=meta["inputs"],
-        outputs=meta["outputs"],
-        same=meta["same"],
-        mean=meta["mean"],
-        std=meta["std"],
-        notes=(*source.notes, *meta["notes"]),
-    )
+    key = key_of([source.key()])
+    return SignalPairs.load(key, lambda folder: _write(source, folder, progress), source.notes, None)
 
 
 def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
