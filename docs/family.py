@@ -53,7 +53,7 @@ results files: do not edit.
 The mixers of the papers that lagwise implements are in `lagwise.mixers`; those of other papers are in
 `lagwise-papers` (`pip install ./papers`), which is loaded when a configuration names one of them.
 
-Every mixer obeys one contract (`tests/mixers/test_contract.py`, `test_streaming_contract.py`, `test_grid.py`): padding
+Every mixer obeys one contract (`tests/mixers/test_contract.py`, `test_grid.py`): padding
 and other documents of a packed row have no effect, no output of a causal mixer depends on later tokens, and streaming
 in chunks or token by token gives the output of the whole text. The test in the last column compares a mixer with its
 formula, dense or sequential, in float64. `tests/fuzz/test_parity.py` does so for random options of all. For mixers of
