@@ -122,10 +122,10 @@ class AdamW(torch.optim.AdamW):
     def _step_group(self, group: dict[str, Any]) -> None:
         for table in group["params"]:
             if table.grad is not None and table.grad.is_sparse:
-                self._step_rows(table, group)
+                self._step_rows(table, table.grad.coalesce(), group)
 
-    def _step_rows(self, table: nn.Parameter, group: dict[str, Any]) -> None:
-        gradient, state = table.grad.coalesce(), self.state[table]
+    def _step_rows(self, table: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[table]
         rows, values = gradient.indices()[0], gradient.values()
         if not state:
             # The mean stays zero; a run that goes on with dense gradients, on a GPU, needs it.

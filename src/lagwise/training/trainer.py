@@ -59,7 +59,7 @@ class LagwiseTrainer(Trainer):
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         elif group_size() == 1 and self.args.device.type == "cpu":
-            self.accelerator.clip_grad_norm_ = clip_gradients
+            self.accelerator.clip_grad_norm_ = clip_gradients  # type: ignore[bad-assignment]
         arguments = inspect.signature(self._module.forward).parameters
         self.label_names = [name for name in ("labels", "future_values") if name in arguments]
         self._saving, self._logged_at = False, 0.0
