@@ -34,7 +34,7 @@ results files: do not edit.
 The mixers of the papers that lagwise implements are in `lagwise.mixers`; those of other papers are in
 `lagwise-papers` (`pip install ./papers`), which is loaded when a configuration names one of them.
 
-Every mixer obeys one contract (`tests/mixers/test_contract.py`, `test_streaming_contract.py`, `test_grid.py`): padding
+Every mixer obeys one contract (`tests/mixers/test_contract.py`, `test_grid.py`): padding
 and other documents of a packed row have no effect, no output of a causal mixer depends on later tokens, and streaming
 in chunks or token by token gives the output of the whole text. `tests/fuzz/test_parity.py` compares every mixer, with
 random options and kernels, with its formula, dense or sequential, in float64. For mixers of other packages there are

@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from lagwise.data import read_labelled
 from lagwise.models import LagwiseConfig, LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.training import load_recipe
+from lagwise_papers.bench.text_baselines import bag_of_bytes, majority
+from lagwise_papers.data.published import ARENA
 
 
 @pytest.fixture
@@ -97,3 +101,19 @@ def test_path_x_reports_the_memory_of_its_steps(
     (tmp_path / "results.json").unlink()  # stopped before the results were written
     script.path_x(given)
     assert json.loads(given.results.read_text())["results"]["path-x-tnn-2d"] == found
+
+
+def test_bag_of_bytes_finds_texts_of_equal_letters(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for part, count in (("train", 200), ("eval", 10), ("test", 100)):
+        lines = []
+        for label in np.arange(count) % 2:
+            one, other = (random.dirichlet(np.ones(10)) for _ in range(2))
+            texts = ["".join(random.choice(list("éabcdefghi"), 400, p=p)) for p in (one, one if label else other)]
+            lines.append("\t".join([str(label), "1", "2", *texts]) + "\n")
+        (tmp_path / f"new_aan_pairs.{part}.tsv").write_text("".join(lines))
+    rows = read_labelled(ARENA["aan"].open(str(tmp_path)), ("text1", "text2"), "label")
+    assert majority(rows)["accuracy"] == 0.5
+    assert bag_of_bytes(rows)["accuracy"] > 0.9
+    with pytest.raises(ValueError, match="are numbers"):
+        bag_of_bytes(replace(rows, label_names=None))

@@ -76,7 +76,7 @@ def test_costs_are_measured_with_micro_batches() -> None:
 
 
 def test_the_recipe_is_the_best_candidate(tmp_path: Path) -> None:
-    found = load_recipe(str(best_recipe("conv-fd-local+4@3.6", 0.004, "stdlib", tmp_path)))
+    found = load_recipe(str(best_recipe("conv-fd-local-input+4@3.6", 0.004, "stdlib", tmp_path)))
     shipped = load_recipe("best-lm")
     assert shipped.model == found.model == load_recipe("demo").model
     assert shipped.training.batch_size == found.training.batch_size
