@@ -20,7 +20,7 @@ def check_poisoned_padding(module: Any, channels: int, *, streamed: bool) -> Non
     clean = _run(module, lambda xs: [module(x[None])[0] for x in xs], rows, weights)
 
     def padded(*starts: int, length: int = 16) -> tuple[Callable[[Sequence[Tensor]], Tensor], Tensor]:
-        mask = torch.stack([_within(length, n, n + len(row)) for n, row in zip(starts, rows, strict=True)])
+        mask = torch.stack([within(length, n, n + len(row)) for n, row in zip(starts, rows, strict=True)])
         return lambda xs: _poisoned(torch.cat(list(xs)), mask), mask
 
     def forward(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -32,7 +32,7 @@ def check_poisoned_padding(module: Any, channels: int, *, streamed: bool) -> Non
     def packed(xs: Sequence[Tensor]) -> list[Tensor]:
         """Documents of padding only, with padding before their text, after it, and without padding."""
         texts = zip(_PLACES, (*xs, xs[0][:0]), strict=True)
-        mask = torch.cat([_within(n, start, start + len(x)) for (n, start), x in texts])
+        mask = torch.cat([within(n, start, start + len(x)) for (n, start), x in texts])
         seq_idx = torch.cat([torch.full((n,), i) for i, (n, _) in enumerate(_PLACES)])
         y = module(_poisoned(torch.cat(list(xs)), mask[None]), mask=mask[None], seq_idx=seq_idx[None])
         assert y.isfinite().all()
@@ -67,7 +67,7 @@ def _run(
     return ys, list(torch.autograd.grad(loss, [*xs, *module.parameters()], materialize_grads=True))
 
 
-def _within(length: int, start: int, stop: int) -> Tensor:
+def within(length: int, start: int, stop: int) -> Tensor:
     place = torch.arange(length)
     return (place >= start) & (place < stop)
 

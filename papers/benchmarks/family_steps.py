@@ -42,7 +42,8 @@ from lagwise_papers.bench.attention_peers import ATTENTION_PEERS
 from lagwise_papers.bench.harness import memory_of
 from lagwise_papers.bench.timing import interleaved, save_results, training_step
 
-TESTS = Path(__file__).parent.parent / "tests"
+ROOT = Path(__file__).parents[2]
+TESTS = [str(ROOT / folder) for folder in ("papers/tests", "tests", "tests/fuzz")]
 BASE = "tnn"
 NETWORK = {"hidden": 32, "layers": 3}
 TOLERANCE = 1e-3  # relative to the largest value
@@ -184,7 +185,7 @@ def outputs(model: Stack, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def reference(mixer: Mixer, x: Tensor) -> Tensor:
     """The output of the tests' reference for a mixer."""
-    sys.path[:0] = [path for path in (str(TESTS), str(TESTS / "fuzz")) if path not in sys.path]
+    sys.path[:0] = [path for path in TESTS if path not in sys.path]
     from references import reference as of_the_tests
 
     return of_the_tests(mixer, x)

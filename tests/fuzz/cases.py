@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from options import Options, mixer_options
+from poison import within
 from torch import Tensor
 
 from lagwise.mixers import MIXERS, Mixer
@@ -71,10 +72,10 @@ class Case:
     def real(self) -> Tensor:
         """A mask of the tokens of texts and images, ``(batch, length)``."""
         if self.grid is not None:
-            across = torch.stack([_within(self.grid[1], p.left, p.left + p.width) for p in self.images])
-            down = torch.stack([_within(self.grid[0], p.top, p.top + p.height) for p in self.images])
+            across = torch.stack([within(self.grid[1], p.left, p.left + p.width) for p in self.images])
+            down = torch.stack([within(self.grid[0], p.top, p.top + p.height) for p in self.images])
             return (down[:, :, None] & across[:, None]).flatten(1)
-        return torch.stack([torch.cat([_within(sum(d), d.left, d.left + d.text) for d in row]) for row in self.rows])
+        return torch.stack([torch.cat([within(sum(d), d.left, d.left + d.text) for d in row]) for row in self.rows])
 
 
 def draw(seed: int) -> Case:
@@ -183,11 +184,6 @@ def _images(rng: random.Random, longest: int, *, masked: bool) -> tuple[tuple[in
         h, w = (rng.randint(1, size) if masked else size for size in (height, width))
         images.append(Image(rng.randint(0, height - h), rng.randint(0, width - w), h, w))
     return (height, width), tuple(images)
-
-
-def _within(length: int, start: int, stop: int) -> Tensor:
-    place = torch.arange(length)
-    return (place >= start) & (place < stop)
 
 
 def _chunks(rng: random.Random, length: int, behind: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,12 @@ from lagwise_papers.data import pathfinder
 from lagwise_papers.data.generated import generate
 from lagwise_papers.data.pathfinder import CONTOUR, DISTRACTOR, PARAMETERS
 
-Drawn = dict[int, tuple[np.ndarray, np.ndarray, pathfinder._Drawing, np.ndarray]]
+every_side = pytest.mark.parametrize("side", [32, pytest.param(128, marks=pytest.mark.slow)])
 
 
-@pytest.fixture(scope="module")
-def drawn() -> Drawn:
-    """Images, labels, shapes and marks of the first block of each size."""
-    drawings = {}
+@cache
+def drawn(side: int) -> tuple[np.ndarray, np.ndarray, pathfinder._Drawing, np.ndarray]:
+    """Images, labels, shapes and marks of the first block."""
     with pytest.MonkeyPatch.context() as patch:
         marks, placed = pathfinder._marks, []
 
@@ -35,9 +35,7 @@ def drawn() -> Drawn:
             return placed[-1][1]
 
         patch.setattr(pathfinder, "_marks", recorded)
-        for side in (32, 128):
-            drawings[side] = (*pathfinder.images(0, 0, side=side), *placed.pop())
-    return drawings
+        return (*pathfinder.images(0, 0, side=side), *placed.pop())
 
 
 def published(folder: Path, count: int = 10, label: int = 0) -> Path:
@@ -63,22 +61,28 @@ def by_distance(marks: np.ndarray, labels: np.ndarray) -> float:
     return 0.5 + np.abs(np.cumsum(2 * joined - 1)).max() / len(joined)
 
 
-def test_images_show_all_contours(drawn: Drawn) -> None:
+@pytest.mark.slow
+def test_images_show_all_contours() -> None:
     paddles = 2 * CONTOUR + 8 * DISTRACTOR
-    counts = np.array([ndimage.label(image > 100)[1] for image in drawn[128][0]])
+    counts = np.array([ndimage.label(image > 100)[1] for image in drawn(128)[0]])
     assert np.mean(counts == paddles) > 0.9
     assert {*counts} <= {paddles, paddles - 1, paddles - 2}  # a mark may touch a paddle beside it
-    distractors = (drawn[32][2].centres[:, 2 * CONTOUR :: DISTRACTOR, 0] > 0).sum(1)
+
+
+def test_images_show_the_distractors_that_fit() -> None:
+    images, _, drawing, _ = drawn(32)
+    distractors = (drawing.centres[:, 2 * CONTOUR :: DISTRACTOR, 0] > 0).sum(1)
     assert {*distractors} <= set(range(6))
     assert distractors.mean() > 3.5  # not all of them fit
-    paddle = [image.sum() / 255 for image in drawn[32][0]]  # grey values in proportion to the shapes
+    paddle = [image.sum() / 255 for image in images]  # grey values in proportion to the shapes
     shapes = 2 * CONTOUR + DISTRACTOR * distractors
     assert np.corrcoef(paddle, shapes)[0, 1] > 0.9
 
 
-@pytest.mark.parametrize(("side", "turn"), [(32, 90), (128, 50)])
-def test_contours_have_the_published_geometry(drawn: Drawn, side: int, turn: float) -> None:
-    _, labels, shapes, marks = drawn[side]
+@every_side
+def test_contours_have_the_published_geometry(side: int) -> None:
+    _, labels, shapes, marks = drawn(side)
+    turn = {32: 90, 128: 50}[side]
     made = PARAMETERS[side]
     for number in range(32):
         centres, angles, margin = shapes.centres[number], shapes.angles[number], shapes.margins[number]
@@ -103,14 +107,15 @@ def test_contours_have_the_published_geometry(drawn: Drawn, side: int, turn: flo
         assert cdist(whole, whole)[apart & inside[:, None] & inside].min() >= 2 * margin - 1e-9
 
 
-def test_grey_values_and_the_distance_of_the_marks_do_not_reveal_the_label(drawn: Drawn) -> None:
-    for images, labels, _, marks in drawn.values():
-        assert by_grey_values(images, labels) < 0.6  # three deviations of chance are 0.094
-        assert by_distance(marks, labels) < 0.6
+@every_side
+def test_grey_values_and_the_distance_of_the_marks_do_not_reveal_the_label(side: int) -> None:
+    images, labels, _, marks = drawn(side)
+    assert by_grey_values(images, labels) < 0.6  # three deviations of chance are 0.094
+    assert by_distance(marks, labels) < 0.6
 
 
 @pytest.mark.slow
-def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, drawn: Drawn) -> None:
+def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     generate("lra-pathfinder", folder, rows=20, seed=0, texts=None, progress=False)
     root = folder / "curv_contour_length_14"
@@ -118,7 +123,7 @@ def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, 
     data = prepare_images(open_images(str(folder)), channels=1, cache=tmp_path / "c", progress=False)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 16, "valid": 2, "test": 2}
     assert (data.label_names, data.size) == (("apart", "joined"), (32, 32))
-    images, labels, *_ = drawn[32]  # an image depends only on the seed, the part and its index
+    images, labels, *_ = drawn(32)  # an image depends only on the seed, the part and its index
     assert data.splits["train"]["label"][:] == labels[:16].tolist()
     assert data.splits["train"][15]["image"] == pathfinder.encoded(images[15])
     last = pathfinder.images(0, 180_000 // pathfinder.BLOCK)[0][180_000 % pathfinder.BLOCK + 1]
