@@ -21,7 +21,7 @@ BUDGETS = {
     "src/lagwise/kernels": (1_870, 1_060),
     "src/lagwise/mixers": (2_880, 1_790),
     "src/lagwise/models": (7_470, 4_560),
-    "src/lagwise/ops": (9_970, 5_730),
+    "src/lagwise/ops": (9_680, 5_530),
     "src/lagwise/runs": (510, 360),
     "src/lagwise/serving": (1_320, 840),
     "src/lagwise/tasks": (3_470, 2_260),
