@@ -26,6 +26,9 @@ from lagwise.ops.fused.gate import gated_update
 from lagwise.ops.fused.norm import residual_norm
 from lagwise.ops.grid import _gated_grid
 from lagwise.ops.operation import PLAIN, Operation, engine_first
+from lagwise.ops.ski.products import _sparse_plus_smooth
+from lagwise.ops.toeplitz import convolution
+from lagwise.ops.toeplitz.gated import _gated
 from lagwise.ops.tokens import rms_norm, silu_product
 from lagwise.ops.vocabulary import _cross_entropy
 
@@ -59,6 +62,11 @@ def _grid(n: int, biases: Tensor | None) -> tuple[Any, ...]:
 def _heads(n: int) -> tuple[Tensor, ...]:
     """Query, key and value, as projections make them: heads within tokens."""
     return tuple(torch.randn(2, n, 2, 8).transpose(1, 2) for _ in range(3))
+
+
+def _ski(n: int, rows: Tensor | None) -> tuple[Any, ...]:
+    coarse = randn(20, 17) if rows is None else randn(2, 20, 17)
+    return (randn(2, n, 20), randn(20, 5), coarse, *([None] * 3 if rows is None else rows), 2, 8, 9, 0, 1)
 
 
 randn = torch.randn
@@ -105,6 +113,36 @@ CASES = {
         without="empty, second, forward",
     ),
     "rotation": Case(chunked._rotated, _rotation, constants=(1, 2)),
+    "convolution": Case(
+        convolution, lambda n: (randn(2, n, 20), randn(20, n), 0, "fft", 1), without="batched gradients, empty"
+    ),
+    "convolution in frames": Case(
+        convolution, lambda n: (randn(2, n, 20), randn(20, 5), 2, "overlap_save", 1), without="batched gradients, empty"
+    ),
+    "convolution of few lags": Case(
+        convolution, lambda n: (randn(2, n, 20), randn(20, 9), 4, "auto", 2), without="batched gradients, empty"
+    ),
+    "convolution by a spectrum": Case(
+        convolution,
+        lambda n: (randn(2, n, 20), randn(2, 20, 65), 0, "fft", 1),
+        without="batched gradients, empty, export",
+    ),
+    "gated convolution by FFT": Case(
+        _gated,
+        lambda n: (randn(2, n, 20), randn(2, n, 20), randn(20, n), randn(2, 20), 0, "fft"),
+        without="batched gradients, empty",
+    ),
+    "SKI": Case(
+        _sparse_plus_smooth,
+        lambda n: _ski(n, None),
+        without="half, batched gradients, empty, fake, traces, export",  # open lengths have forms of their own
+    ),
+    "SKI of rows": Case(
+        _sparse_plus_smooth,
+        lambda n: _ski(n, torch.tensor([[0, 3], [n, n - 5], [9, 7]])),
+        constants=(3, 4, 5),
+        without="half, batched gradients, empty, fake, traces, export",
+    ),
     "frequencies": Case(inverse_of_parts, lambda n: (randn(2, n, 6), 10), without="half, empty"),
 }  # fmt: skip
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -287,6 +325,7 @@ def test_empty(case: Case) -> None:
 
 @every_case
 def test_fake_tensors(case: Case) -> None:
+    case.needs("fake")
     args = prepared(case)
     shapes = [y.shape for y in tensors(case.operation(*args))]
     with FakeTensorMode() as mode:
@@ -304,6 +343,7 @@ def test_autocast(case: Case) -> None:
 
 @every_case
 def test_traces_hold_the_definition(case: Case) -> None:
+    case.needs("traces")
     args = prepared(case)
     call, inputs = of_sources(case.operation, args), [each.detach() for each in sources(args)]
     for pre_dispatch in (False, True):
@@ -366,7 +406,7 @@ PREDICATES = re.findall(
     "symbolic is_compiling in_graph fused traced differentiable transformed _frozen exporting narrow has_static_value "
     "available few_lags is_tracing kept_apart callable_directly definitions_only",
 )
-MOST_QUESTIONS = 190
+MOST_QUESTIONS = 155
 
 
 def test_few_places_ask_in_which_mode_they_are() -> None:

@@ -58,7 +58,7 @@ class _Contractions(_Settings):
 
     def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
         if index == 0:
-            if symbolic(a.shape[1]):
+            if symbolic(a.shape[1]) and self.channel_axis == 0:
                 return symbolic_product(a, b, self.origin, self.dilation)
             return self._engine(a, b).forward(a, b, *self[:3])[0]
         if index == 1:
@@ -70,7 +70,7 @@ class _Contractions(_Settings):
         return self._engine(x, kernel).backward((x, kernel, *self[:3]), (), [grad], needs_grad)[:2]
 
     def _engine(self, x: Tensor, kernel: Tensor) -> type[Engine]:
-        return _Direct if is_direct(x, kernel, self.engine) else _FFT
+        return _Direct if is_direct(x, kernel, self.engine, self.dilation) else _FFT
 
 
 @Bilinear
@@ -85,7 +85,7 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
         origin: Index of lag 0.
         engine: ``auto``, ``fft``, ``overlap_save`` or ``direct`` as in `toeplitz_product`, which checks the arguments;
             or ``spectral``, which is ``auto`` without the direct product.
-        dilation: In tokens; above 1 only for a direct product.
+        dilation: In tokens; above 1, the product is direct whatever the engine.
 
     Returns:
         A tensor like x.
@@ -95,16 +95,16 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
     return _Contractions(origin, engine, dilation, kernel.shape[-1], kernel.dim() - 2)
 
 
-def is_direct(x: Tensor, kernel: Tensor, engine: str) -> bool:
+def is_direct(x: Tensor, kernel: Tensor, engine: str, dilation: int = 1) -> bool:
     """Whether the product is computed lag by lag."""
-    return engine == "direct" or (engine == "auto" and kernel.dim() == 2 and direct.few_lags(x, kernel))
+    return engine == "direct" or dilation > 1 or (engine == "auto" and kernel.dim() == 2 and direct.few_lags(x, kernel))
 
 
 @convolution.engine("direct")
 class _Direct(Engine):
     @staticmethod
     def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
-        return is_direct(x, kernel, engine)
+        return is_direct(x, kernel, engine, dilation)
 
     @staticmethod
     def forward(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> tuple[Tensor, Values]:
@@ -125,7 +125,7 @@ class _Planned(Engine):
 
     @classmethod
     def serves(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
-        return cls.faster(x, kernel) and not is_direct(x, kernel, engine)
+        return cls.faster(x, kernel) and not is_direct(x, kernel, engine, dilation)
 
     @classmethod
     def forward(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> tuple[Tensor, Values]:

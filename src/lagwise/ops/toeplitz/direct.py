@@ -9,7 +9,7 @@ from torch import Tensor
 from lagwise.ops import native
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
-from lagwise.ops.operation import loop_operator
+from lagwise.ops.operation import loop_operator, recorded, transformed
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.toeplitz.block import block_lag_products
 
@@ -69,7 +69,7 @@ def direct_gradients(
 def owned(y: Tensor) -> Tensor:
     """Return the memory of a view as a fresh tensor: outputs of an `autograd.Function` that are views cannot be
     modified in place."""
-    if torch.compiler.is_compiling():
+    if recorded() and not transformed():
         return y
     return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
 
