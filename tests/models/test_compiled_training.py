@@ -23,7 +23,7 @@ RECIPES = (
     *("tnn-mlm", "fd-tnn-mlm", "ski-tnn-mlm", "mega-mlm", "tcn-mlm", "transformer-mlm"),
     *("megalodon-lm", "transformer-learned-lm"),
 )
-QUICK = (("ski-tnn-lm", "padded"), ("transformer-alibi-lm", "plain"))
+QUICK = ("transformer-alibi-lm", "padded")
 LENGTHS = (300, 450, 350)
 
 
@@ -82,7 +82,7 @@ def check(recipe: str, kind: str, *, fullgraph: bool) -> int:
 @pytest.mark.parametrize(
     ("recipe", "kind"),
     [
-        pytest.param(recipe, kind, marks=() if (recipe, kind) in QUICK else pytest.mark.slow)
+        pytest.param(recipe, kind, marks=() if (recipe, kind) == QUICK else pytest.mark.slow)
         for recipe in RECIPES
         for kind in ("plain", "padded")
     ],
@@ -138,7 +138,7 @@ PACKED = ([200], [150, 60], [3, 4, 5, 200, 7], [30] * 9, [1, 1, 1, 190], [128, 1
 
 @pytest.mark.parametrize(
     ("recipe", "rows"),
-    [("transformer-alibi-lm", PACKED[:4]), *(pytest.param(r, PACKED, marks=pytest.mark.slow) for r in RECIPES)],
+    [("tcn-mlm", PACKED[:3]), *(pytest.param(r, PACKED, marks=pytest.mark.slow) for r in RECIPES)],
 )
 def test_one_graph_serves_texts_packed_in_any_way(recipe: str, rows: list[list[int]]) -> None:
     """Layers get texts in as many groups whatever a row holds, and none of a size that graphs take for a constant."""

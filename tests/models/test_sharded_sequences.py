@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from processes import run_together
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -55,6 +56,19 @@ def in_a_process() -> None:
     dist.destroy_process_group()
 
 
+def test_a_call_within_context_parallel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which replaces a function of PyTorch as long as it lasts."""
+
+    def replaced(*_: Any) -> None: ...
+
+    replaced.__module__ = set_rotate_method.__module__
+    monkeypatch.setattr(F, "scaled_dot_product_attention", replaced)
+    for model, inputs in models():
+        with pytest.raises(ValueError, match=REFUSED):
+            model(**inputs)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
 def test_two_processes_refuse_their_shards() -> None:
     assert run_together(in_a_process) == [0, 0]

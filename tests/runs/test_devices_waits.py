@@ -18,7 +18,7 @@ from lagwise.mixers import MIXERS
 from lagwise.mixers.timestep_norm import TimestepNorm
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM, StreamingSession
 from lagwise.models.generation import sampled
-from lagwise.serving.sampling import Sampling, draw
+from lagwise.serving.scheduler import Sampling, draw
 from lagwise.training import load_recipe
 
 _READS = {"_local_scalar_dense", "nonzero", "equal", "_unique2", "masked_select", "is_nonzero"}

@@ -13,8 +13,7 @@ from served_model import PROMPT, WORDS
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.serving.sampling import Sampling
-from lagwise.serving.scheduler import Scheduler
+from lagwise.serving.scheduler import Sampling, Scheduler
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

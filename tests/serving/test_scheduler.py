@@ -13,8 +13,7 @@ from served_model import WORDS, make_model
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.models import LagwiseForCausalLM
-from lagwise.serving.sampling import Sampling, draw
-from lagwise.serving.scheduler import Answer, Busy, Scheduler, Stopped
+from lagwise.serving.scheduler import Answer, Busy, Sampling, Scheduler, Stopped, draw
 
 GREEDY = {"temperature": 0.0}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise.kernels import KERNELS
 from lagwise.mixers import ToeplitzMixer
 from lagwise.mixers.causal_ski import CausalSKI
-from lagwise.models.offload import require_loaded
+from lagwise.models.layer import require_loaded
 from lagwise.models.sharded import whole_model
 from lagwise.ops import Layout, Reduction, reduce_taps
 from lagwise.progress import progress_bar

@@ -196,7 +196,7 @@ def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
 
 def load_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
     """Load an exported step, as a function from a token to logits that keeps the state."""
-    function = load_function(path)
+    function: Any = load_function(path)
 
     def run(token: Tensor) -> Tensor:
         nonlocal state

@@ -30,9 +30,8 @@ from lagwise.models.inputs import (
     document_numbers,
     token_positions,
 )
-from lagwise.models.layer import LagwiseLayer, run_streamed
+from lagwise.models.layer import LagwiseLayer, OffloadProbe, run_streamed
 from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbedding, embed_context, no_context
-from lagwise.models.offload import OffloadProbe
 from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers

@@ -11,7 +11,7 @@ from torch import Tensor
 from lagwise.models.cache import StreamingCache
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.inputs import check_vocabulary
-from lagwise.models.offload import require_loaded
+from lagwise.models.layer import require_loaded
 from lagwise.ops.constants import moved
 from lagwise.tables import check_integer
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lagwise.models.classification import LagwiseForSequenceClassification, LagwiseForTokenClassification
+from lagwise.models.layer import require_loaded
 from lagwise.models.linear.modeling import LinearModel
-from lagwise.models.offload import require_loaded
 from lagwise.models.signal_regression import LagwiseForSignalRegression
 from lagwise.tables import check_integer
 

@@ -29,8 +29,7 @@ from lagwise.serving.protocol import (
     error_body,
     usage,
 )
-from lagwise.serving.sampling import Sampling
-from lagwise.serving.scheduler import Answer, Busy, Scheduler, Stopped
+from lagwise.serving.scheduler import Answer, Busy, Sampling, Scheduler, Stopped
 
 _GENERATION = ("/v1/completions", "/v1/chat/completions")
 _PATHS = ("/v1/models", "/v1/embeddings", "/health")

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.models.generation import PLAIN_STOP, encode_chat
-from lagwise.serving.sampling import Sampling
-from lagwise.serving.scheduler import TokenLogprobs
+from lagwise.serving.scheduler import Sampling, TokenLogprobs
 from lagwise.tables import shown
 
 _MAX_LIKELY = 20  # most likely tokens with probabilities, as in OpenAI's API
