@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lagwise.analysis.kernels import kernel_curves, kernel_matrices, learned_kernels
 from lagwise.analysis.page import Section, write_page
@@ -44,9 +44,8 @@ def plot_run(run: Path) -> list[Path]:
 def _plot_run(folder: Path) -> list[Path]:
     model, tokenizer = load_model(folder)
     run = recorded_run(folder)
-    task: Any = run.task
-    of_images = task.inputs == "patches"
-    kernels = learned_kernels(model, max(task.size) // patch_side(model.config) if of_images else _KERNEL_LENGTH)
+    size = getattr(run.task, "size", None)  # of images
+    kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _KERNEL_LENGTH)
     figures = run.task.figures(run.metrics, run.evaluation)
     first, *others = figures  # the first shows the learning, the others the results
     sections = [
@@ -65,7 +64,7 @@ def _plot_run(folder: Path) -> list[Path]:
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
     written = (folder / SAMPLE_FILE).read_text(encoding="utf-8") if (folder / SAMPLE_FILE).is_file() else ""
     count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
-    if not written and tokenizer is not None and task.predicts == "bits_per_byte" and count > 0:
+    if not written and tokenizer is not None and run.task.predicts == "bits_per_byte" and count > 0:
         written = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
     if written:
         sections.append(Section("A sample", code=written))

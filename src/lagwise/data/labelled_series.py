@@ -16,7 +16,7 @@ from lagwise.data.labels import class_name, is_missing, known_labels, read_label
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
 from lagwise.data.rows import RowSource
-from lagwise.data.splits import SPLITS, shared_rows, split_series
+from lagwise.data.splits import SPLITS, Share, shared_rows, split_series
 from lagwise.progress import progress_bar
 from lagwise.tables import known
 
@@ -184,29 +184,20 @@ def _write(
                 first[split].setdefault(found[k], i)
     assert features is not None
     names, ids = _classes(first, events is not None)
-    counts = {}
+
+    def read(rows: Dataset) -> Iterator[list[np.ndarray]]:
+        for samples, found, places in read_label_rows(rows, values, label, events, str):
+            own = np.asarray([*(ids.get(value, IGNORED) for value in found), IGNORED])
+            yield [samples, own[np.where(places == IGNORED, len(found), places)]]
+
     kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
-    schema = pa.schema({**kinds, "length": pa.int32()})
     parts, notes = split_series(tables, "series", group)
-    for split, (rows, part) in parts.items():
-        total = np.zeros(len(names), dtype=np.int64)
-        with arrow_file(folder / f"{split}.arrow", schema) as writer:
-            read = read_label_rows(rows, values, label, events, str)
-            for samples, found, places in progress_bar(
-                read, desc=f"reading {split}", unit="row", total=len(rows), show=progress
-            ):
-                own = np.asarray([*(ids.get(value, IGNORED) for value in found), IGNORED])
-                labels = own[np.where(places == IGNORED, len(found), places)]
-                start, end = (round(share * len(labels)) for share in part)
-                samples, labels = samples[start:end], labels[start:end]
-                if not len(labels):
-                    raise ValueError(
-                        f"a series of {len(places)} samples is too short to be cut into train, valid and test"
-                    )
-                total += np.bincount(labels[labels != IGNORED], minlength=len(names))
-                writer.write_batch(_batch(samples, labels, schema))
-        counts[split] = dict(zip(names, total.tolist(), strict=True))
-    mean, std = feature_scale(stored_arrays(folder / "train.arrow", "input_values"))
+    mean, std = write_parts(folder, parts, kinds, read, "series", progress)
+    counts = {}
+    for split in SPLITS:
+        labels = np.concatenate(list(stored_arrays(folder / f"{split}.arrow", "label")))
+        found = np.bincount(labels[labels != IGNORED], minlength=len(names))
+        counts[split] = dict(zip(names, found.tolist(), strict=True))
     inputs: dict[str, Any] = {split: rows.select_columns(values) for split, rows in tables.items()}
     shared = shared_rows(inputs, tables)
     absent = [(split, name) for split in SPLITS for name, count in counts[split].items() if not count]
@@ -221,10 +212,35 @@ def _write(
     }
 
 
-def _batch(samples: np.ndarray, labels: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
-    """A series and the labels of its samples as a row."""
-    columns = [list_column([values], schema.field(i).type) for i, values in enumerate((samples, labels))]
-    return pa.RecordBatch.from_arrays([*columns, pa.array([len(samples)], pa.int32())], schema=schema)
+def write_parts(
+    folder: Path,
+    parts: Mapping[str, tuple[Dataset, Share]],
+    kinds: Mapping[str, pa.DataType],
+    read: Callable[[Dataset], Iterator[list[np.ndarray]]],
+    what: str,
+    progress: bool,
+) -> tuple[list[float], list[float]]:
+    """Write the part of each series that is in a split (`split_series`), and return the mean and standard deviation of
+    each feature of train.
+
+    Args:
+        kinds: The types of the columns of lists, the first of which has the features; beside them is length.
+        read: The arrays of each row, one for each column.
+        what: A series, for people.
+    """
+    schema = pa.schema({**kinds, "length": pa.int32()})
+    for split, (rows, (start, end)) in parts.items():
+        with arrow_file(folder / f"{split}.arrow", schema) as writer:
+            series = progress_bar(read(rows), desc=f"reading {split}", unit="row", total=len(rows), show=progress)
+            for arrays in series:
+                length = len(arrays[0])
+                cut = [array[round(start * length) : round(end * length)] for array in arrays]
+                if not len(cut[0]):
+                    raise ValueError(f"{what} of {length} samples are too short to be cut into train, valid and test")
+                columns = [list_column([array], kind) for array, kind in zip(cut, kinds.values(), strict=True)]
+                columns.append(pa.array([len(cut[0])], pa.int32()))
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return feature_scale(stored_arrays(folder / "train.arrow", next(iter(kinds))))
 
 
 def _classes(first: Mapping[str, Mapping[Any, int]], events: bool) -> tuple[list[str], dict[Any, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
-from lagwise.data.encoding import feature_scale
-from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
+from lagwise.data.labelled_series import write_parts
+from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.series import SeriesSource, Signal
 from lagwise.data.splits import split_series
 from lagwise.progress import progress_bar
@@ -84,37 +85,29 @@ def _write(source: SeriesSource, folder: Path, progress: bool) -> dict[str, Any]
     first = next(source.signals("train"))
     width, same = checked_signal(first, None).shape[1], first.targets is first.inputs
     inputs, outputs = shapes = first.inputs.shape[1], first.targets.shape[1]
-    schema = pa.schema({"signal": pa.list_(pa.list_(pa.float32(), width)), "length": pa.int32()})
-
-    def row(samples: np.ndarray) -> pa.RecordBatch:
-        columns = [list_column([samples], schema.field("signal").type), pa.array([len(samples)], pa.int32())]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
-
+    kinds = {"signal": pa.list_(pa.list_(pa.float32(), width))}
+    schema = pa.schema({**kinds, "length": pa.int32()})  # splits depend on both columns
     work = folder / "work"
     work.mkdir()
     tables = {}
     for split in source.split_names:
         with arrow_file(work / f"{split}.arrow", schema) as writer:
             for signal in progress_bar(source.signals(split), desc=f"reading {split}", unit="signal", show=progress):
-                writer.write_batch(row(checked_signal(signal, shapes)))
+                x = checked_signal(signal, shapes)
+                columns = [list_column([x], kinds["signal"]), pa.array([len(x)], pa.int32())]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
         tables[split] = Dataset.from_file(str(work / f"{split}.arrow"))
+
+    def read(rows: Any) -> Iterator[list[np.ndarray]]:
+        for table in rows.with_format("arrow").iter(1):
+            yield list(row_arrays(table.column("signal")))
+
     try:
         parts, notes = split_series(tables, "signal")
+        mean, std = write_parts(folder, parts, kinds, read, "signals", progress)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
-    for split, (rows, (start, end)) in parts.items():
-        with arrow_file(folder / f"{split}.arrow", schema) as writer:
-            tables_of_one: Any = rows.with_format("arrow").iter(1)
-            for table in tables_of_one:
-                (whole,) = row_arrays(table.column("signal"))
-                part = whole[round(start * len(whole)) : round(end * len(whole))]
-                if not len(part):
-                    raise ValueError(
-                        f"a signal of {len(whole)} sample(s) is too short to be cut into train, valid and test"
-                    )
-                writer.write_batch(row(part))
     shutil.rmtree(work)  # an open file remains readable until its last reader closes it
-    mean, std = feature_scale(stored_arrays(folder / "train.arrow", "signal"))
     both = (slice(0, inputs), slice(0, outputs) if same else slice(inputs, None))
     return {
         "inputs": inputs,

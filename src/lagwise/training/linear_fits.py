@@ -42,7 +42,8 @@ def fit_linear_model(linear_class: Any, rows: LinearRows, seed: int) -> tuple[An
             chosen = _of_series([*rows.train, *rows.valid], inputs, seed)
         else:
             chosen = _of_images([*rows.train, *rows.valid], seed)
-        options, features = chosen
+        options: dict[str, Any] = chosen[0]
+        features: Any = chosen[1]
         train = rows.train if inputs["name"] == "tokens" else _thinned(rows.train, features.size, seed)
         x, other = (_matrix(features, batches) for batches in (train, rows.valid))
         y, true = labels_of(train), labels_of(rows.valid)

@@ -190,7 +190,7 @@ def _score_baselines(recipe: Recipe, task: str, results: Results) -> None:
     made = check_recipe(recipe)
     assert isinstance(made, SequenceClassification)
     assert recipe.data.source is not None
-    rows = read_labelled(made.open_rows(recipe.data.source), made.columns(), made.label, kind=made.kind)
+    rows = read_labelled(made.rows(recipe.data.source), made.columns(), made.label, kind=made.kind)
     sizes = {split: len(part) for split, part in rows.splits.items()}
     results["tasks"][task] = {"metric": made.headline.name, "rows": sizes}
     for name, method in BASELINES.items():

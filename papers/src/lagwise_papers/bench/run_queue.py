@@ -97,7 +97,7 @@ def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], 
         with torch.inference_mode():
             for number in chosen:
                 rows = range(number * micro, min(len(held_out), (number + 1) * micro))
-                loss(data.collate_evaluation([held_out[i] for i in rows]))
+                loss(data.collate([held_out[i] for i in rows], training=False))
         return (time.process_time() - begun) * count / len(chosen)
 
     return step, evaluation
