@@ -12,16 +12,16 @@ from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
 from lagwise.data import open_rows, open_series
 from lagwise.data.labelled_rows import read_labelled, rows_to_score
-from lagwise.data.labels import several_hint
-from lagwise.data.rows import RowSource
-from lagwise.data.several_labels import (
+from lagwise.data.labels import (
     has_lists,
     indicator_columns,
     known_several,
     named_columns,
     read_several,
+    several_hint,
     strata,
 )
+from lagwise.data.rows import RowSource
 from lagwise.data.splits import split_places
 
 ROWS = [("a film", ["long", "dull"]), ("a play", []), ("a song", ["new"]), ("a book", ["dull", "new"])] * 12

@@ -19,7 +19,7 @@ from scipy.io import wavfile
 
 from lagwise.data import open_rows, open_source, open_stream, prepare_labelled, read_documents, reading
 from lagwise.data import sources as sources_module
-from lagwise.data.split_files import write_row_split
+from lagwise.data.writing import write_row_split
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, train
 

@@ -127,40 +127,6 @@ def test_headers_that_look_like_rows(header: list[str], expected: bool) -> None:
     assert is_data(header) is expected
 
 
-@pytest.mark.parametrize(
-    ("cells", "separator", "expected"),
-    [
-        (["1.5", "-2", "1e3"], ",", [1.5, -2, 1000]),
-        (["1,5", "2"], ";", [1.5, 2]),
-        (["1.234,5", "1.000", "7"], ";", [1234.5, 1000, 7]),
-        (["987", "1.000", "1.013"], ";", [987, 1000, 1013]),
-        (["1.5", "1.013", "2"], ";", [1.5, 1.013, 2]),
-        (["0.125", "1.013", "2"], ";", [0.125, 1.013, 2]),
-        (["1.013", "987"], ",", [1.013, 987]),
-        (["1,234", "987", "1,234,567.5"], ",", [1234, 987, 1234567.5]),
-        (["1,5", "2,25"], "\t", [1.5, 2.25]),
-        (["1,234"], ";", [1.234]),
-        (["", ".", "-", "NA", "n/a", "NaN", "null", "?", "5"], ",", [np.nan] * 8 + [5]),
-        ([".", "1.000", "987"], ";", [np.nan, 1000, 987]),
-    ],
-)
-def test_numbers_as_people_write_them(cells: list[str], separator: str, expected: list[float]) -> None:
-    table = TextTable(Path("a.csv"), {"x": cells}, list(range(2, 2 + len(cells))), separator)
-    np.testing.assert_array_equal(table.numbers("x")[:, 0], expected)
-
-
-def test_a_comma_that_can_mean_two_things_is_refused() -> None:
-    for cells, value in ((["1,013", "2"], None), (["1,013", "2,5"], 1.013), (["1,013", "1,000,000"], 1013)):
-        table = TextTable(Path("a.tsv"), {"x": cells}, [2, 3], "\t")
-        if value is not None:
-            assert table.numbers("x")[0, 0] == value
-            continue
-        with pytest.raises(
-            ValueError, match=r"a\.tsv: numbers such as '1,013' may be thousands or have three decimals"
-        ):
-            table.numbers("x")
-
-
 def test_units_and_totals_are_named(tmp_path: Path) -> None:
     table = read_text_table(write(tmp_path / "a.csv", "t,x,y\ns,1,2\n3,mV,4\n5,6,Sum\n"))
     for name, line, advised in (("t", 2, True), ("x", 3, False), ("y", 4, True)):

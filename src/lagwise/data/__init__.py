@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
-    from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
+    from lagwise.data.batches import (
+        BucketedExamples,
+        DocumentPackingCollator,
+        EncodedExamples,
+        PackingCollator,
+        PaddingCollator,
+    )
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples
     from lagwise.data.labelled import LabelledData, prepare_labelled
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of, masked_example
-    from lagwise.data.packing import DocumentPackingCollator, PackingCollator
     from lagwise.data.published import FORMATS
     from lagwise.data.rows import RowSource, open_rows
     from lagwise.data.series import SeriesSource, open_series

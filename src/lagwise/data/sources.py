@@ -30,7 +30,7 @@ from lagwise.data.reading import (
     read_text,
     without_pipe,
 )
-from lagwise.data.row_files import JSON, check_reader, has_records, plain_table, read_records, read_table
+from lagwise.data.row_files import JSON, check_reader, has_records, open_parquet, plain_table, read_records, read_table
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, deal, split_shares, text_between, text_places
 from lagwise.files import expanded, one_line
 from lagwise.tables import shown
@@ -253,7 +253,11 @@ def document_parts(path: Path) -> Iterator[Iterable[str]]:
     """As `read_documents`, each document in parts, of which the file of a whole text holds one at a time."""
     kind = _kind(path)
     if kind == ".parquet":
-        yield from ([text] for text in _parquet(path))
+        file = open_parquet(path)
+        if "text" not in file.schema_arrow.names:
+            raise ValueError(f"{path} has no column 'text' (it has {shown(file.schema_arrow.names)})")
+        for batch in file.iter_batches(columns=["text"]):
+            yield from ([checked_text(value, str(path))] for value in batch.column("text").to_pylist())
     elif kind in JSON:
         with opened(path) as f:
             for number, record in read_records(_lines(f, path), path):
@@ -268,16 +272,6 @@ def document_parts(path: Path) -> Iterator[Iterable[str]]:
         yield from ([text] for text in read_table(path, ["text"])["text"].to_pylist())
     else:
         yield read_text(path)
-
-
-def _parquet(path: Path) -> Iterator[str]:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches(columns=["text"]):
-            yield from (checked_text(value, f"{path}") for value in batch.column("text").to_pylist())
-    except (ArrowException, KeyError, OSError) as error:
-        raise ValueError(f"{path} is not a parquet file with a 'text' column ({error})") from error
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:

@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 
 import lagwise.models as models
 from lagwise.data import open_rows
+from lagwise.data.batches import IGNORED
 from lagwise.data.options import DataOptions
-from lagwise.data.packing import IGNORED
-from lagwise.data.row_writing import rows_as_csv
 from lagwise.data.tokenizers import without_template
+from lagwise.data.writing import rows_as_csv
 from lagwise.files import write_whole
 from lagwise.models.loading import save_tokenizer
 from lagwise.tables import known

@@ -15,26 +15,28 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data.arrays import SERIES, row_arrays
+from lagwise.data.batches import IGNORED
 from lagwise.data.folders import files_below
 from lagwise.data.options import DataOptions
-from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
 from lagwise.data.reading import inner_suffix
 from lagwise.data.row_files import file_kind
-from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series import SeriesSource
 from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
 from lagwise.data.signal_files import open_inputs, open_signals
-from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals
-from lagwise.data.signal_windows import (
+from lagwise.data.signals import (
     Damage,
+    SignalPairs,
     Whole,
     WholeSignals,
     check_loud,
+    checked_signal,
+    prepare_signals,
 )
 from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS
+from lagwise.data.writing import rows_as_csv, write_sounds
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.models.loading import by_rate
 from lagwise.progress import progress_bar
