@@ -29,7 +29,9 @@ SIZES = {
 
 def splits(name: str) -> bool:
     """Whether processes may share the sequences of a recipe."""
-    if not TASKS[load_recipe(name).task["name"]].splits:  # which `check_shared` refuses by name
+    if (
+        "sequence_parallel" not in TASKS[load_recipe(name).task["name"]].supports
+    ):  # which `check_shared` refuses by name
         return False
     try:
         tiny_head(name).split_sequences(object())
@@ -40,7 +42,7 @@ def splits(name: str) -> bool:
 
 def table() -> str:
     """The rows of the table."""
-    of_text = [name for name in recipe_names() if TASKS[load_recipe(name).task["name"]].splits]
+    of_text = [name for name in recipe_names() if "sequence_parallel" in TASKS[load_recipe(name).task["name"]].supports]
     compared = {*SHARED, *(other for others in SIZES.values() for other in others)}
     assert compared == {*of_text}
     lines = []

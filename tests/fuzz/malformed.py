@@ -122,7 +122,7 @@ def _overridden(*texts: str, name: str = "tnn-lm", step: bool = False) -> Callab
         if step:
             config = model_config(recipe, task, {"vocab_size": 8})
             rows, length = recipe.training.batch_size, recipe.data.length
-            check_step_memory(task.model_class, config, rows, length, checkpointing=False)
+            check_step_memory(task.head, config, rows, length, checkpointing=False)
 
     return check
 

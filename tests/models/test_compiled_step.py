@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.metadata
+import inspect
 import linecache
 import shutil
 import unittest.mock
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,15 @@ import pytest
 import torch
 from tiny_models import by_tokens, tiny, tiny_step
 
-from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled
+from lagwise.models import LagwiseForCausalLM, StreamingCache, StreamingSession, compiled, cuda_graph
 from lagwise.models.sources import source_digests
 from lagwise.models.step import InPlaceStep, Run, StreamingStep
-
-pytestmark = pytest.mark.cpu  # a GPU has CUDA graphs: test_cuda_graph.py
 
 
 def compiles(test: Any) -> Any:
     """Mark a test as one that compiles code."""
     test = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")(test)
-    return pytest.mark.slow(pytest.mark.timeout(600)(test))
+    return pytest.mark.cpu(pytest.mark.slow(pytest.mark.timeout(600)(test)))  # a GPU has CUDA graphs
 
 
 RECIPES = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm")
@@ -33,13 +33,13 @@ KINDS = (*RECIPES, "converted", "family", "positions", "context")
 COMPILED = [kind for kind in KINDS if kind != "positions"]  # whose sinusoids are in float32
 
 
-class Counting(InPlaceStep):
-    """The step as compiled code and graphs run it, without a compiler: it counts its runs."""
+class Counted:
+    """A form of the step that counts its runs."""
 
     runs = 0
 
     def runner(self, state: list[torch.Tensor]) -> Run:
-        run = super().runner(state)
+        run = super().runner(state)  # type: ignore[misc]
 
         def counted(tokens: torch.Tensor) -> torch.Tensor:
             self.runs += 1
@@ -48,21 +48,44 @@ class Counting(InPlaceStep):
         return counted
 
 
-def in_place(model: LagwiseForCausalLM, rows: int | None) -> Counting:
-    step = model._steps[rows] = Counting(model, rows, StreamingStep(model, online=True))
+class Plain(Counted, InPlaceStep):
+    """The step as compiled code runs it, without a compiler."""
+
+
+class Graph(Counted, cuda_graph.GraphStep):
+    """The step as a CUDA graph, for which `replayed` stands in."""
+
+
+def in_place(model: LagwiseForCausalLM, rows: int | None, form: Any = Plain) -> Any:
+    step = model._steps[rows] = form(model, rows, StreamingStep(model, online=True))
     return step
 
 
-@pytest.mark.sampled(2)
+def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: Any) -> tuple[Callable[[], Any], Any]:
+    """As `cuda_graph.capture`: a capture computes nothing, and a replay writes to the same tensor each time."""
+    warm()
+    rows = len(inspect.getclosurevars(run).nonlocals["token"])
+    result = torch.full((rows, 258), float("nan"), dtype=torch.double)
+    return lambda: result.copy_(run()), result
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("form", [Plain, Graph])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_streams_switch_between_the_model_and_its_step(kind: str) -> None:
+def test_streams_switch_between_the_model_and_its_step(kind: str, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, single tokens and copies in any order, with rows padded on the left."""
+    monkeypatch.setattr(cuda_graph, "capture", replayed)
     model, ids = tiny_step(kind), torch.randint(6, (2, 130))
+    if form is Graph and model.device.type != "cpu":
+        branches = cuda_graph.branches(StreamingStep(model, online=True), 2)
+        assert branches == (kind == "ski-tnn-lm")
+        if branches:
+            return
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     expected = model(ids, attention_mask=mask).logits
-    step, cache, place = in_place(model, 2), StreamingCache(2), 0
+    step, cache, place = in_place(model, 2, form), StreamingCache(len(model.model.streamed)), 0
     for size, copied in ((20, False), (1, False), (1, True), (30, False), *[(1, False)] * 70, (8, True)):
         if copied:
             spoilt, cache = cache, cache.copy()
@@ -77,6 +100,7 @@ def test_streams_switch_between_the_model_and_its_step(kind: str) -> None:
     assert step.runs == 74
 
 
+@pytest.mark.real_device
 @torch.no_grad()
 def test_generating_and_sessions_use_it() -> None:
     model, ids = tiny_step("mega-lm"), torch.randint(258, (1, 9))
@@ -98,6 +122,7 @@ def test_generating_and_sessions_use_it() -> None:
     assert (one.runs, two.runs) == (20, 11)
 
 
+@pytest.mark.real_device
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
@@ -153,6 +178,7 @@ def test_weights_may_change_between_streams() -> None:
     assert step.runs == 20
 
 
+@pytest.mark.cpu
 @torch.no_grad()
 def test_compiled_code_is_of_one_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
@@ -190,6 +216,108 @@ def test_unsupported_calls_use_the_model() -> None:
     torch.testing.assert_close(model(ids, past_key_values=cache).logits, model(ids).logits, rtol=0, atol=1e-12)
 
 
+@pytest.mark.real_device  # a session has inference tensors
+@pytest.mark.parametrize("kind", ["mega-lm", "tnn-lm", "converted"])
+def test_batches_whose_rows_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sequence gets its own logits, and a graph is captured only for rows that stay."""
+    captured: list[int] = []
+
+    def counting(warm: Any, run: Any, device: Any) -> Any:
+        captured.append(len(inspect.getclosurevars(run).nonlocals["token"]))
+        return replayed(warm, run, device)
+
+    monkeypatch.setattr(cuda_graph, "capture", counting)
+    model, texts = tiny_step(kind), torch.randint(6, (4, 80))
+    with torch.no_grad():
+        expected = model(texts).logits
+    in_place(model, None, Graph)
+    session, places = StreamingSession(model), dict[int, list[int]]()
+
+    def add(row: int, length: int) -> None:
+        places[session.add(texts[row, :length])] = [row, length]
+
+    def step(times: int) -> None:
+        for _ in range(times):
+            tokens = {handle: int(texts[row, place]) for handle, (row, place) in places.items()}
+            logits = session.step(tokens)
+            for each, (handle, (row, place)) in enumerate(places.items()):
+                torch.testing.assert_close(logits[each], expected[row, place], rtol=0, atol=1e-9)
+                places[handle][1] += 1
+
+    add(0, 10)
+    add(1, 23)
+    step(8)
+    assert captured == [2]
+    add(2, 5)
+    step(cuda_graph._CAPTURE)  # these rows do not stay
+    session.drop(0)
+    del places[0]
+    assert captured == [2]
+    step(12)
+    add(3, 30)
+    step(20)
+    assert captured == [2, 2, 3]
+
+
+@torch.no_grad()
+def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(cuda_graph, "capture", refused)
+    model, ids = tiny_step("mega-lm"), torch.randint(6, (2, 30))
+    expected = model(ids).logits
+    in_place(model, 2, Graph)
+    cache = model(ids[:, :20], use_cache=True).past_key_values
+    with pytest.warns(UserWarning, match="without a CUDA graph, which cannot be captured: operation not permitted"):
+        found = [model.next_logits(ids[:, place : place + 1], cache) for place in range(20, 30)]
+    torch.testing.assert_close(torch.stack(found, 1), expected[:, 20:], rtol=0, atol=1e-9)
+
+
+def test_what_a_graph_reads_is_kept() -> None:
+    made, table = torch.ones(3), torch.ones(3)
+    with (outside := cuda_graph._Outside()):
+        _ = (made + table) * table
+    assert {id(t) for t in outside.tensors.values()} == {id(made), id(table)}
+
+
+@torch.no_grad()
+def test_graphs_are_refused_elsewhere() -> None:
+    with pytest.raises(ValueError, match="CPU or a CUDA device"):
+        cuda_graph.graph_step(tiny_step("mega-lm").cpu(), 1)
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_graph_reads_no_values(kind: str, pytestconfig: pytest.Config) -> None:
+    """A capture fails where the host waits for a value, and would keep what it copies from the host."""
+    if pytestconfig.getoption("--device") != "pretended":
+        pytest.skip("watches operations on the pretended device")
+    from second_device import NAME, SecondDevice, _There
+    from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Crossings(TorchDispatchMode):
+        found: list[str] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out, name = function(*args, **(kwargs or {})), function._schema.name
+            given = [isinstance(t, _There) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            made = [isinstance(t, _There) for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+            crosses = name in ("aten::_to_copy", "aten::copy_") and len({*given, *made}) > 1
+            if crosses or name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
+                self.found.append(name)
+            return out
+
+    with SecondDevice(), torch.no_grad():
+        step = StreamingStep(tiny_step(kind).to(NAME), online=True)
+        state, token = step.start(2), torch.zeros(2, dtype=torch.long, device=NAME)
+        step(token, state)  # tables are made
+        with Crossings() as crossings:
+            _, state = step(token, state)
+    assert not crossings.found
+
+
+@pytest.mark.cpu
 def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="grows with"):

@@ -85,16 +85,6 @@ def test_every_mixer_with_a_kernel_is_converted() -> None:
     assert found == KERNEL_MIXERS
 
 
-def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
-    converted = model(BLOCKS["gtu"]).to_recurrent(1e-4)
-    converted.save_pretrained(tmp_path)
-    again = LagwiseForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    ids = torch.randint(30, (1, 50))
-    assert torch.equal(again(ids).logits, converted(ids).logits)
-    kernels = [m for m in again.modules() if isinstance(m, ModalKernel)]
-    assert len(kernels) == 2
-
-
 def test_a_kernel_of_infinite_support_is_truncated() -> None:
     original = model(_prenorm(**_GTU, kernel={**_RPE, "decay": 1}))
     converted, _ = recurrent_form(original, 0.3, lags=60, max_order=60)

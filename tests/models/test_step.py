@@ -11,7 +11,7 @@ from tiny_models import tiny, tiny_step
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
 from lagwise.models.step import StreamingStep
-from lagwise.ops.streaming.blocks import Tile
+from lagwise.ops.streaming.blocks import Contribution
 
 case = functools.cache(tiny_step)
 _NARROW = {"name": "mega", "memory": {"name": "ema", "dimension": 1}, "query_size": 2, "value_size": 1, "chunk": 4}
@@ -109,10 +109,10 @@ def test_followers_of_exact_kernels(recipe: str) -> None:
 
 @torch.no_grad()
 def test_a_state_and_its_follower_share_the_block_they_start_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, cache, made = tiny("fd-tnn-lm"), StreamingCache(2), Tile.of
+    model, cache, made = tiny("fd-tnn-lm"), StreamingCache(2), Contribution.of
     model(torch.randint(258, (1, 128)), past_key_values=cache)
     starts: list[int] = []
-    monkeypatch.setattr(Tile, "of", lambda taps, tokens, start: starts.append(start) or made(taps, tokens, start))
+    monkeypatch.setattr(Contribution, "of", lambda *given: starts.append(given[1] * given[2]) or made(*given))
     _, followers = StreamingStep(model, online=True).take(cache)
     assert starts == [128] * len(followers)
 

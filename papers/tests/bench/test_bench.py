@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import toeplitz_matrix
+from lagwise.ops import dilated_convolution, toeplitz_matrix
 from lagwise.ops.toeplitz import receptive_field
 from lagwise_papers.bench import ema_tcn, ops, toeplitz
 from lagwise_papers.bench.harness import Comparison, check_layer, check_matrix, peak_memory
 from lagwise_papers.bench.peers import LiteralEMA, LiteralTNO, load_peer
-from lagwise_papers.bench.tcn_shapes import choose_tcn
+from lagwise_papers.bench.tcn_shapes import choose_tcn, covering_shapes
 from lagwise_papers.bench.timing import interleaved, save_results
 
 
@@ -169,3 +169,16 @@ def test_the_cheapest_stack_is_found() -> None:
     assert all(receptive_field(*c.shape) >= 60 and c.shape.dilation <= c.shape.kernel_size for c in choices)
     with pytest.raises(ValueError, match="length must be an integer of at least 2, got 1"):
         choose_tcn(1)
+
+
+@pytest.mark.covers("TCNCA app. D")
+@pytest.mark.parametrize("length", [2, 100, 1000])
+@pytest.mark.parametrize("causal", [True, False])
+def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
+    """The last token of a text (or the middle token of a text of twice the length) depends on all others."""
+    for kernel_size, dilation, depth in covering_shapes(length, causal=causal):
+        signal = torch.zeros(1, 2 * length - 1, 1)
+        signal[:, 0 if causal else length - 1] = 1
+        for i in range(depth):
+            signal = dilated_convolution(signal, torch.ones(1, kernel_size), dilation**i, causal=causal)
+        assert (signal[0, :, 0][: length if causal else None] > 0).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,8 +215,8 @@ class WholeSeries:
     def __len__(self) -> int:
         return len(self.windows.lengths)
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        return (self.windows.read(number, 0, length) for number, length in enumerate(self.windows.lengths))
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.windows.read(number, 0, self.windows.lengths[number])
 
 
 def even_windows(lengths: Sequence[int], window: int, most: int) -> list[tuple[int, int, int]]:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from lagwise.models.configuration import LagwiseConfig
     from lagwise.models.conversion import recurrent_form
     from lagwise.models.generation import generate_text
+    from lagwise.models.heads import LagwiseForMaskedLM
     from lagwise.models.linear.configuration import LagwiseLinearConfig
     from lagwise.models.linear.modeling import (
         LagwiseLinearForImageClassification,
         LagwiseLinearForSequenceClassification,
     )
     from lagwise.models.loading import load_model
-    from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
     from lagwise.models.prediction import LagwiseForPrediction
     from lagwise.models.session import StreamingSession

@@ -18,7 +18,7 @@ CLASSES = {
     "LagwiseModel": ModelClass("modeling", "AutoModel"),
     "LagwiseForCausalLM": ModelClass("causal_lm", "AutoModelForCausalLM"),
     "LagwiseForImageClassification": ModelClass("classification", "AutoModelForImageClassification"),
-    "LagwiseForMaskedLM": ModelClass("masked_lm", "AutoModelForMaskedLM"),
+    "LagwiseForMaskedLM": ModelClass("heads", "AutoModelForMaskedLM"),
     "LagwiseForPrediction": ModelClass("prediction", "AutoModelForTimeSeriesPrediction"),
     "LagwiseForSequenceClassification": ModelClass("classification", "AutoModelForSequenceClassification"),
     "LagwiseForSignalRegression": ModelClass("signal_regression", "AutoModelForTextToWaveform"),

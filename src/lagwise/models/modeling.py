@@ -186,21 +186,12 @@ class LagwiseModel(LagwisePreTrainedModel):
                 "inputs by_row needs a two-sided model (causal=False): the mean and the deviation of a row depend on "
                 "its later samples"
             )
-        self.embed_types = None
-        if config.type_vocab_size:
-            self.embed_types = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.embed_ngrams = None
-        if config.ngram_sizes:
-            sizes = config.ngram_sizes
-            self.embed_ngrams = NgramEmbedding(config.hidden_size, sizes=sizes, buckets=config.ngram_buckets)
-        self.embed_matches = None
-        if config.match_sizes:
-            sizes = config.match_sizes
-            self.embed_matches = MatchEmbedding(config.hidden_size, sizes=sizes, vocab_size=config.vocab_size)
-        self.embed_positions = None
-        if config.position_embedding == "learned":
-            assert config.length_limit is not None
-            self.embed_positions = nn.Embedding(config.length_limit, config.hidden_size)
+        size, ngrams, matches = config.hidden_size, config.ngram_sizes, config.match_sizes
+        positions = config.length_limit if config.position_embedding == "learned" else None
+        self.embed_types = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        self.embed_ngrams = NgramEmbedding(size, sizes=ngrams, buckets=config.ngram_buckets) if ngrams else None
+        self.embed_matches = MatchEmbedding(size, sizes=matches, vocab_size=config.vocab_size) if matches else None
+        self.embed_positions = None if positions is None else nn.Embedding(positions, size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         count = config.num_hidden_layers
         self.layers = nn.ModuleList(
@@ -278,10 +269,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         group = self._sequence_group
-        if group is not None and cache is None:
-            use_cache = False
         if group is not None:
             check_shard(cache, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
+            use_cache = False
         given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
         h, grid = self._embed(inputs_embeds, attention_mask, given)
         check_precision(self, h.device)

@@ -285,6 +285,8 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         count, needs_grad = len(ctx.others), ctx.needs_input_grad[2:]
+        if all(grad is None for grad in grads):
+            return (None,) * (2 + count)
         saved = ctx.saved_tensors
         args = [other if own is None else own for own, other in zip(saved[:count], ctx.others, strict=True)]
         if differentiable():

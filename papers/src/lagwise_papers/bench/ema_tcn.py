@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
 from lagwise.ops import dilated_convolution, ema_scan, toeplitz_product
-from lagwise.ops.toeplitz import smallest_dilation
 from lagwise.progress import progress_bar
 from lagwise_papers.bench.harness import Comparison, Factory, check_layer, check_product, some_channels
 from lagwise_papers.bench.peers import LiteralEMA, mega_pytorch_ema
 from lagwise_papers.bench.plots import times_over_length
+from lagwise_papers.bench.tcn_shapes import smallest_dilation
 from lagwise_papers.bench.timing import Timing
 
 if TYPE_CHECKING:

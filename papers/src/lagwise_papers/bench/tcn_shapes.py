@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from lagwise.mixers import TCNMixer
-from lagwise.ops.toeplitz import StackShape, covering_shapes
+from lagwise.ops.toeplitz import receptive_field
 from lagwise.progress import progress_bar
 from lagwise.tables import check_integer
 from lagwise_papers.bench.timing import Timing, interleaved, training_step
 
 _LONGEST_KERNEL = 64  # longer kernels cost more multiplications than fewer passes over the signal save
+
+
+def smallest_dilation(kernel_size: int, depth: int, field: int) -> int:
+    """The smallest dilation factor that gives a stack this `receptive_field`, if it has at least two taps and two
+    layers."""
+    dilation = 1
+    while receptive_field(kernel_size, dilation, depth) < field:
+        dilation += 1
+    return dilation
+
+
+class StackShape(NamedTuple):
+    """kernel_size K, dilation factor f and depth D of a stack."""
+
+    kernel_size: int
+    dilation: int
+    depth: int
+
+
+def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> Iterator[StackShape]:
+    """Stacks that see every token of a text.
+
+    A centred stack must see ``length - 1`` tokens on either side. For each depth D and kernel size K, the smallest
+    dilation factor f with a sufficient `receptive_field` is taken, if ``f <= K``: a larger factor skips lags that no
+    path through the stack reaches, whatever the receptive field. Kernel sizes beyond the smallest sufficient one at a
+    depth only cost more, so there is one stack per depth, with an odd kernel size when centred. ValueError if length is
+    less than 1.
+
+    Source: TCNCA app. D (which asks for a principled way) and app. E.
+    """
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    needed = length if causal else 2 * length - 1
+    for depth in range(1, max_depth + 1):
+        kernel_size = 2 if causal else 3
+        while receptive_field(kernel_size, kernel_size, depth) < needed:
+            kernel_size += 1 if causal else 2
+        yield StackShape(kernel_size, smallest_dilation(kernel_size, depth, needed), depth)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lagwise.ops.constants import cached_tables
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
 from lagwise.ops.host import on_host
-from lagwise.ops.operation import Engine, Values, in_graph, operation
+from lagwise.ops.operation import Engine, Values, in_graph, loop_operator, operation
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
     BlockWeights,
@@ -189,7 +189,7 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
     if in_graph():
-        ramp, spread = _split_tables(coarse.detach(), *plan)
+        ramp, spread = ski_split_tables(coarse.detach(), *plan)
     else:
         ramp, spread = cached_tables(_split_constants, plan, like=coarse)
     factors = F.pad(ramp, (0, 1), value=1)
@@ -261,13 +261,7 @@ class _Shared(Engine):
         *rows, origin, coarse_origin, rank, spacing, degree = rest
         grid, signal = _grid(x.shape[1], rank, spacing, degree), x.to(coarse.dtype)
         z, blocks = _at_nodes(signal, grid, _cached_rows(rows, grid, coarse))
-        smooth = _smoothed(z, coarse, coarse_origin)
-        if taps is not None and fused(x, taps, coarse):
-            y = fused_convolution.convolve(x, taps, prolong(smooth, grid, blocks), origin, 1, False)
-        else:
-            near = None if taps is None else convolve(signal, *_balanced(taps, origin))
-            y = owned(prolong(smooth, grid, blocks, into=near).to(x.dtype))
-        return y, (z, *blocks)
+        return _both(x, taps, origin, _smoothed(z, coarse, coarse_origin), grid, blocks), (z, *blocks)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
@@ -286,25 +280,36 @@ class _Shared(Engine):
             if dcoarse is not None:
                 dcoarse = F.pad(dcoarse, (0, kernel.shape[1] - dcoarse.shape[1])).view_as(coarse)
             if dz is not None:
-                dx = _Shared._signal_gradient(grad, x, taps, _as_rows(dz, z), origin, grid, blocks)
+                dx = _both(grad, taps, origin, _as_rows(dz, z), grid, blocks, adjoint=True)
         if taps is not None and needs_grad[1]:
             _, dtaps = direct_gradients(grad, x, taps, origin, 1, (False, True))
         return dx, dtaps, dcoarse, *([None] * 8)
-
-    @staticmethod
-    def _signal_gradient(
-        grad: Tensor, x: Tensor, taps: Tensor | None, dz: Tensor, origin: int, grid: NodeGrid, blocks: BlockWeights
-    ) -> Tensor:
-        if taps is not None and fused(grad, x, taps):
-            return fused_convolution.convolve(grad, taps, prolong(dz, grid, blocks), origin, -1, False)
-        near = None if taps is None else convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - origin))
-        return prolong(dz, grid, blocks, into=near).to(x.dtype)
 
 
 # The grid depends on the length, for which it would be compiled anew.
 _sparse_plus_smooth.in_graphs(
     "ski_product", lambda x, *_: x.new_empty(x.shape), engine=_Shared, constants="first lengths row_nodes"
 )
+
+
+def _both(
+    x: Tensor,
+    taps: Tensor | None,
+    origin: int,
+    z: Tensor,
+    grid: NodeGrid,
+    blocks: BlockWeights,
+    *,
+    adjoint: bool = False,
+) -> Tensor:
+    """``T_sparse x + W z``, with the adjoint of T_sparse on request: like x, in one tensor."""
+    if taps is not None and fused(x, taps, z):
+        return fused_convolution.convolve(x, taps, prolong(z, grid, blocks), origin, -1 if adjoint else 1, False)
+    near = None
+    if taps is not None:
+        taps, origin = (taps.flip(1), taps.shape[1] - 1 - origin) if adjoint else (taps, origin)
+        near = convolve(x.to(z.dtype), *_balanced(taps, origin))
+    return owned(prolong(z, grid, blocks, into=near).to(x.dtype))
 
 
 def _grid(length: int, rank: int, spacing: int, degree: int) -> NodeGrid:
@@ -397,18 +402,17 @@ def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int)
     return toeplitz_matrix(short, length) + w @ toeplitz_matrix(coarse, grid.nodes) @ w.t()
 
 
-@torch.library.custom_op("lagwise::ski_split_tables", mutates_args=())
-def _split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+def _split_tables_like(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+    count = SKIPlan(spacing, width, degree).short_nodes
+    return like.new_empty(count), like.new_empty(count, width)
+
+
+@loop_operator(_split_tables_like)
+def ski_split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
     """`_split_constants` for graphs, which would make them by many launches at every step. Copies: graphs write into
     what they are given."""
     ramp, spread = cached_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
     return ramp.clone(), spread.clone()
-
-
-@_split_tables.register_fake
-def _(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
-    count = SKIPlan(spacing, width, degree).short_nodes
-    return like.new_empty(count), like.new_empty(count, width)
 
 
 def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:

@@ -3,15 +3,12 @@
 from lagwise.ops.toeplitz.block import block_lag_products, toeplitz_matrix
 from lagwise.ops.toeplitz.convolution import convolution, spectral_product
 from lagwise.ops.toeplitz.dilated import (
-    StackShape,
     centre_tap,
     circular_convolution,
-    covering_shapes,
     dilated_convolution,
     dilated_prefill,
     dilated_step,
     receptive_field,
-    smallest_dilation,
     tap_reach,
 )
 from lagwise.ops.toeplitz.gated import gated_product

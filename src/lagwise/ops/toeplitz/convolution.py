@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.fused import fused
-from lagwise.ops.operation import Bilinear, Engine, Values, operation
+from lagwise.ops.operation import Bilinear, Engine, Form, Values
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz import direct, spectral
@@ -45,8 +45,36 @@ def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
     return convolution(x, spectrum, 0, "fft")
 
 
-@operation
-def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", dilation: int = 1) -> Tensor:
+class _Settings(NamedTuple):
+    origin: int
+    engine: str
+    dilation: int
+    count: int  # of taps, or of frequencies
+    channel_axis: int  # of the kernel
+
+
+class _Contractions(_Settings):
+    """`convolution` as a `Form`, in PyTorch's operations."""
+
+    def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
+        if index == 0:
+            if symbolic(a.shape[1]):
+                return symbolic_product(a, b, self.origin, self.dilation)
+            return self._engine(a, b).forward(a, b, *self[:3])[0]
+        if index == 1:
+            return self.gradients(a, a, b, (True, False))[0]
+        shape = (b.shape[2], self.count) if self.channel_axis == 0 else (2, b.shape[2], self.count)
+        return self.gradients(a, b, b.new_empty(shape, dtype=compute_dtype(a, b)), (False, True))[1]
+
+    def gradients(self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: Sequence[bool]) -> Any:
+        return self._engine(x, kernel).backward((x, kernel, *self[:3]), (), [grad], needs_grad)[:2]
+
+    def _engine(self, x: Tensor, kernel: Tensor) -> type[Engine]:
+        return _Direct if is_direct(x, kernel, self.engine) else _FFT
+
+
+@Bilinear
+def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", dilation: int = 1) -> Form:
     """Convolve every channel of a signal with its own kernel.
 
     Formula: ``y_i = sum_m kernel_m x_{i - (m - origin) dilation}``.
@@ -64,10 +92,7 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
 
     Source: TNN eq. 4. Lag by lag: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated).
     """
-    if symbolic(x.shape[1]):
-        return symbolic_product(x, kernel, origin, dilation)
-    engine = "direct" if is_direct(x, kernel, engine) else engine
-    return _Contractions(origin, engine, dilation, kernel.shape[-1], kernel.dim() == 3)(x, kernel)
+    return _Contractions(origin, engine, dilation, kernel.shape[-1], kernel.dim() - 2)
 
 
 def is_direct(x: Tensor, kernel: Tensor, engine: str) -> bool:
@@ -150,40 +175,3 @@ def _serving(args: Values) -> type[Engine]:
 convolution.in_graphs(
     "toeplitz_product", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format), engine=Chosen
 )
-
-
-class _Settings(NamedTuple):
-    origin: int
-    engine: str
-    dilation: int
-    count: int  # of taps, or of frequencies
-    frequencies: bool
-
-
-class _Contractions(_Settings, Bilinear):
-    """`convolution` in PyTorch's operations."""
-
-    @property
-    def channel_axis(self) -> int:  # type: ignore[override]
-        return 1 if self.frequencies else 0
-
-    def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
-        if index == 0:
-            return self._engine.forward(a, b, *self[:3])[0]
-        if index == 1:
-            return self._gradients(a, a, b, (True, False))[0]
-        shape = (2, b.shape[2], self.count) if self.frequencies else (b.shape[2], self.count)
-        return self._gradients(a, b, b.new_empty(shape, dtype=compute_dtype(a, b)), (False, True))[1]
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: Sequence[bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        dx, dkernel = self._gradients(grad, x, kernel, needs_grad)
-        return dx, dkernel
-
-    @property
-    def _engine(self) -> type[Engine]:
-        return _Direct if self.engine == "direct" else _FFT
-
-    def _gradients(self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: Sequence[bool]) -> Any:
-        return self._engine.backward((x, kernel, *self[:3]), (), [grad], needs_grad)[:2]

@@ -60,7 +60,7 @@ def direct_gradients(
     # A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding.
     dilation = min(dilation, x.shape[1])
     if needs_grad[0]:
-        dx = convolve(grad, taps.flip(1), last, dilation).to(x.dtype)
+        dx = owned(convolve(grad, taps.flip(1), last, dilation).to(x.dtype))
     if needs_grad[1]:
         dtaps = tap_gradient(grad, x, -origin, last, dilation).to(taps.dtype)
     return dx, dtaps
