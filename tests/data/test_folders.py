@@ -185,11 +185,11 @@ class TestFilesThatAreARow:
 
     def test_empty_files_and_folders_of_splits_alone_are_refused(self, what: str, suffix: str, tmp_path: Path) -> None:
         for number in range(8):
-            put(tmp_path / ("train", "test")[number % 2] / f"{number}{suffix}", number)
+            put(tmp_path / "data" / ("train", "test")[number % 2] / f"{number}{suffix}", number)
         reading = {"texts": {"text": "text"}, "sounds": {"text": "file"}, "images": {}}[what]
         prepare: Any = prepare_images if what == "images" else prepare_labelled
         with pytest.raises(ValueError, match="the folders 'test', 'train' are named as splits, not as classes"):
-            prepare(opened(tmp_path, what), **reading, cache=tmp_path / "cache", progress=False)
-        (tmp_path / "test" / f"1{suffix}").write_bytes(b"")
+            prepare(opened(tmp_path / "data", what), **reading, cache=tmp_path / "cache", progress=False)
+        (tmp_path / "data" / "test" / f"1{suffix}").write_bytes(b"")
         with pytest.raises(ValueError, match=f"1{suffix} is empty"):
-            opened(tmp_path, what)
+            opened(tmp_path / "data", what)

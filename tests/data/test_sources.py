@@ -17,8 +17,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 from scipy.io import wavfile
 
-from lagwise.data import open_rows, open_source, open_stream, prepare_labelled, read_documents, reading
+from lagwise.data import open_rows, open_source, open_stream, prepare_labelled, reading
 from lagwise.data import sources as sources_module
+from lagwise.data.sources import document_parts
 from lagwise.data.writing import write_row_split
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, train
@@ -191,7 +192,7 @@ class TestSources:
 
 
 def test_documents_of_a_python_file() -> None:
-    assert "def test_documents_of_a_python_file" in next(read_documents(Path(__file__)))
+    assert "def test_documents_of_a_python_file" in "".join(next(document_parts(Path(__file__))))
 
 
 def test_data_sets_are_sources_themselves_and_saved(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_a_json_array_is_read_as_lines_are(tmp_path: Path) -> None:
         source = open_rows(str(tmp_path / name))
         assert source.columns == ("text", "label")
         assert source.read()["train"][:] == wanted
-        assert list(read_documents(tmp_path / name)) == wanted["text"]
+        assert [*map("".join, document_parts(tmp_path / name))] == wanted["text"]
         write_row_split(source, {"train": ("train", [1, 3])}, tmp_path / f"split-{name}")
         assert open_rows(str(tmp_path / f"split-{name}")).read()["train"]["text"] == ["ä 1", "ä 3"]
     for text, message in (("[1]", "element 1 of the array is not an object but int"), ("[{", "not a JSON array")):
@@ -256,7 +257,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 def test_a_file_that_was_compressed_twice_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(gzip.compress(TEXT.encode())))
-    assert list(read_documents(tmp_path / "a.txt.gz")) == [TEXT]
+    assert [*map("".join, document_parts(tmp_path / "a.txt.gz"))] == [TEXT]
 
 
 @pytest.mark.parametrize("kind", ["pandas", "pyarrow", "polars"])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lagwise.data.published import FORMATS
     from lagwise.data.rows import RowSource, open_rows
     from lagwise.data.series import SeriesSource, open_series
-    from lagwise.data.sources import Source, open_source, read_documents
+    from lagwise.data.sources import Source, open_source
     from lagwise.data.splits import SPLITS, split_rows
     from lagwise.data.streams import StreamedText, StreamLoader, TextStream, open_stream, stream_key
     from lagwise.data.tokenizers import load_tokenizer, spellings, token_bytes, with_mask, with_pairs

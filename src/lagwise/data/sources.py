@@ -216,22 +216,6 @@ def open_source(name: Data) -> Source:
     return replace(_by_file(name, files), file_notes=notes)
 
 
-def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file: the whole text, or the ``text`` field of every record.
-
-    ValueError names the file, and the position where it stops being valid.
-
-    >>> import tempfile
-    >>> import pandas as pd
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "texts.jsonl")
-    ...     pd.DataFrame({"text": ["first", "second"]}).to_json(path, orient="records", lines=True)
-    ...     list(read_documents(path))
-    ['first', 'second']
-    """
-    return (_joined(parts, path) for parts in document_parts(path))
-
-
 def chat_hint(columns: Iterable[str]) -> str:
     """Say what to do with rows of chats, for the end of a message about a missing column of text; else an empty
     text."""
@@ -250,7 +234,8 @@ def _joined(parts: Iterable[str], path: Path) -> str:
 
 
 def document_parts(path: Path) -> Iterator[Iterable[str]]:
-    """As `read_documents`, each document in parts, of which the file of a whole text holds one at a time."""
+    """The documents of one file: the whole text, or the ``text`` field of every record; each in parts, of which the
+    file of a whole text holds one at a time. ValueError names the file, and the position where it stops being valid."""
     kind = _kind(path)
     if kind == ".parquet":
         file = open_parquet(path)

@@ -308,14 +308,10 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, bytes_per_token: float) -> n
     Exact for byte-level tokenizers, of text in lower case for an uncased one. Others drop and add spaces, so their
     tokens do not correspond to bytes; there every token counts as ``bytes_per_token``, the average over the whole text.
     """
+    if is_byte_level(tokenizer):
+        return np.array([len(text) for text in spellings(tokenizer)], dtype=np.float64)
     sizes = np.full(len(tokenizer), bytes_per_token)
     sizes[tokenizer.all_special_ids] = 0
-    if not is_byte_level(tokenizer):
-        return sizes
-    special = set(tokenizer.all_special_ids)
-    for token, index in tokenizer.get_vocab().items():
-        if index not in special:
-            sizes[index] = len(token)
     return sizes
 
 

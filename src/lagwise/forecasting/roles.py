@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from lagwise.data.dates import CLOCK
 from lagwise.data.numbers import count_up
-from lagwise.forecasting.times import CLOCK
 
 _IDS = ("unique_id", "item_id", "series_id", "id", "series")  # usual names, lower case
 _TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quarter", "day", "period", "year")
