@@ -22,7 +22,7 @@ from lagwise.mixers import ToeplitzMixer
 from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import modal_step
+from lagwise.ops.recurrence import DiagonalSSM
 from lagwise.process import keep_freed_memory
 from lagwise.runs import convert_run
 from lagwise.runs.convert import tokens_per_second
@@ -88,12 +88,12 @@ def held(model: Any) -> int:
 
 def float32_error(taps: Tensor, modes: Modes) -> float:
     """Largest error of the impulse response in float32, relative to each channel's largest gain."""
-    modes = modes.to(torch.float32)
-    state = modes.poles.new_zeros(1, *modes.poles.shape)
+    ssm = DiagonalSSM.of(modes.to(torch.float32))
+    state = ssm.start(1)
     worst = torch.zeros(len(taps))
     for lag in range(taps.shape[1]):
         x = torch.full((1, len(taps)), float(lag == 0))
-        y, state = modal_step(x, state, modes)
+        y, state = ssm.step(x, state)
         worst = torch.maximum(worst, (y[0] - taps[:, lag]).abs())
     gain = torch.fft.rfft(taps.double(), 8 * taps.shape[1]).abs().amax(1)
     return float((worst / gain).max())

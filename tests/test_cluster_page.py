@@ -3,7 +3,6 @@ compared by `test_sharded`, `test_model_shards` and `test_shared_tasks`, for one
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -70,11 +69,3 @@ def test_batch_norm_is_refused_for_split_sequences() -> None:
 
 if __name__ == "__main__":
     print(table())
-
-
-def test_the_computation_beside_what_is_sent_equals_the_counts() -> None:
-    counts = json.loads((PAGE.parents[1] / "benchmarks" / "results" / "gpu-counts-long.json").read_text())
-    for row in counts["results"]["rows"]:
-        products, moved = row["flops"] / 400e12, row["bytes"] / 3.35e12
-        cells = f"{row['flops'] / 1e12:.1f} | {1e3 * products:.1f} ms | {row['bytes'] / 1e9:.0f} | {1e3 * moved:.1f} ms"
-        assert f"| `{row['model']}` | {cells} |" in PAGE.read_text(), cells

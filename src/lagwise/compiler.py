@@ -33,16 +33,16 @@ def find_compiler() -> list[str] | None:
     Empty and relative entries of PATH are skipped, because the user did not choose the contents of the current folder.
     ValueError if CC cannot be read or is a relative path; FileNotFoundError if there is no such compiler.
     """
-    wanted = os.environ.get("CC", "").strip()
+    chosen = os.environ.get("CC", "").strip()
     try:
-        name, *arguments = shlex.split(wanted or "cc")
+        name, *arguments = shlex.split(chosen or "cc")
     except ValueError as error:
-        raise ValueError(f"CC={wanted!r} cannot be read: {error}") from error
+        raise ValueError(f"CC={chosen!r} cannot be read: {error}") from error
     if os.path.dirname(name) and not os.path.isabs(name):
-        raise ValueError(f"CC must be a name on PATH or an absolute path, got {wanted!r}")
+        raise ValueError(f"CC must be a name on PATH or an absolute path, got {chosen!r}")
     path = shutil.which(name, path=_absolute_path())
-    if path is None and wanted:
-        raise FileNotFoundError(f"there is no compiler {name!r} (from CC={wanted!r})")
+    if path is None and chosen:
+        raise FileNotFoundError(f"there is no compiler {name!r} (from CC={chosen!r})")
     return None if path is None else [path, *arguments]
 
 
@@ -78,12 +78,12 @@ def load_compiled(
         if _as_recorded(library):
             with suppress(OSError, AttributeError):
                 return bind(ctypes.CDLL(str(library)))
-        place = tempfile.TemporaryDirectory(dir=library.parent)
+        folder = tempfile.TemporaryDirectory(dir=library.parent)
     except (OSError, RuntimeError, ValueError) as error:
-        problem, place = error, tempfile.TemporaryDirectory()
-    with place as made:
-        result = Path(made, "library.so")
-        _run([*command, "-o", str(result)], Path(made))
+        problem, folder = error, tempfile.TemporaryDirectory()
+    with folder as temporary:
+        result = Path(temporary, "library.so")
+        _run([*command, "-o", str(result)], Path(temporary))
         digest = hashlib.sha256(result.read_bytes()).hexdigest()
         bound = bind(ctypes.CDLL(str(result)))
         if problem is None and library is not None:

@@ -30,8 +30,8 @@ def require(extra: str, what: str, *modules: str) -> None:
 
     what: The feature that needs them, as the subject of the message.
     """
-    wanted = modules or [name for name in EXTRAS[extra] if name not in _OPTIONAL]
-    if missing := [PACKAGES.get(name, name) for name in wanted if importlib.util.find_spec(name) is None]:
+    needed = modules or [name for name in EXTRAS[extra] if name not in _OPTIONAL]
+    if missing := [PACKAGES.get(name, name) for name in needed if importlib.util.find_spec(name) is None]:
         listed = " and ".join([*([", ".join(missing[:-1])] if missing[1:] else []), missing[-1]])
         raise ImportError(f"{what} needs {listed}: {install(extra)}")
 

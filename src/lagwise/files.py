@@ -27,18 +27,18 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     ``wait`` is true."""
     from filelock import FileLock, Timeout
 
-    held = FileLock(path)
+    holder = FileLock(path)
     try:
-        held.acquire(timeout=0)
+        holder.acquire(timeout=0)
     except Timeout as error:
         if not wait:
             raise BlockingIOError(f"{path} is locked by another process") from error
         warnings.warn(f"waiting for another process, which holds {path}", stacklevel=3)
-        held.acquire()
+        holder.acquire()
     try:
         yield
     finally:
-        held.release()
+        holder.release()
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
     If writing fails, ``folder`` keeps the files it had, or is removed again if it was created here. An OSError says
     what could not be saved.
     """
-    made = not folder.exists()
+    created = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as partial:
@@ -152,7 +152,7 @@ def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
                     shutil.rmtree(folder / file.name)
                 os.replace(file, folder / file.name)
     except Exception as error:  # safetensors, tokenizers, torch and the system raise different types
-        if made and folder.is_dir() and not any(folder.iterdir()):
+        if created and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
         raise OSError(f"cannot save {what} in {str(folder)!r}: {one_line(error)}") from error
 
@@ -187,7 +187,7 @@ def beside(folder: Path, ending: str) -> Path:
     return Path(f"{folder if folder.name not in ('', '..') else folder.resolve()}{ending}")
 
 
-def one_line(error: BaseException, most: int = 200) -> str:
+def one_line(error: BaseException, max: int = 200) -> str:
     """Write an error's message on one line, shortened; its type if the message is empty."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= max else text[: max - 3] + "..."

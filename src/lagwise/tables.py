@@ -125,8 +125,8 @@ def known(name: Any, names: Any, what: str) -> Any:
     package that has it."""
     if isinstance(name, Hashable) and name in names:
         return name
-    if place := elsewhere(name):
-        raise ValueError(f"{what} {place}")
+    if package := elsewhere(name):
+        raise ValueError(f"{what} {package}")
     near = nearest(shown(name).strip("'"), [str(n) for n in names])
     hint = f"; did you mean {near!r}?" if near else ""
     listed = ", ".join(map(str, names)) or "none"
@@ -168,11 +168,11 @@ def typed(kind: Any, value: Any, where: str, *, max: int = 2**63 - 1) -> Any:
         return _adapter(kind, max).validate_python(value)
     except ValidationError as error:
         first = min(error.errors(include_url=False), key=lambda each: -len(each["loc"]))  # the innermost
-    place = first["loc"][_is_union(kind) :]  # without the member of the union
-    if _is_union(kind) and not place:
+    path = first["loc"][_is_union(kind) :]  # without the member of the union
+    if _is_union(kind) and not path:
         kinds = " or ".join(_KINDS[(typing.get_origin(each) or each).__name__] for each in members)
         raise ValueError(f"{where} must be {kinds}, got {shown(value)}")
-    raise _as_error(_path(where, *place), first)
+    raise _as_error(_path(where, *path), first)
 
 
 @functools.cache
@@ -184,7 +184,8 @@ def _strict(kind: Any, max: int) -> Any:
     """Make an annotation strict, as pydantic checks it in a recipe."""
     plain = {int: Annotated[int, Strict(), Field(ge=-max, le=max)], float: Number, bool: Switch}
     if typing.get_origin(kind) is Annotated:
-        return Annotated[kind, Field(le=max)] if typing.get_args(kind)[0] is int else kind
+        plain_kind, *own = typing.get_args(kind)
+        return Annotated[plain_kind, Field(le=max), *own] if plain_kind is int else kind  # a limit of its own counts
     inner = [_strict(each, max) for each in typing.get_args(kind)]
     if typing.get_origin(kind) in (list, tuple, Sequence):
         return list[inner[0]]
@@ -222,14 +223,14 @@ def checked(cls: type, values: Any, what: str) -> Any:
         return TypeAdapter(cls).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    place = [str(part) for part in first["loc"]]
+    path = [str(part) for part in first["loc"]]
     if first["type"] == "unexpected_keyword_argument":
         section: Any = cls
-        for part in place[:-1]:
+        for part in path[:-1]:
             section = section.__pydantic_fields__[part].annotation
         names = list(section.__pydantic_fields__)
-        known(first["loc"][-1], names, f"key in {'.'.join(place[:-1])}" if place[1:] else f"section of {what}")
-    name = _path(place[0], *first["loc"][1:])
+        known(first["loc"][-1], names, f"key in {'.'.join(path[:-1])}" if path[1:] else f"section of {what}")
+    name = _path(path[0], *first["loc"][1:])
     if first["type"] == "invalid_key":
         raise ValueError(f"the keys of {what} must be text, got {shown(first['input'])} in {name!r}")
     raise _as_error(name, first)

@@ -13,14 +13,14 @@ def pieces(text: str | Iterable[str], size: int) -> Iterator[str]:
     a line break and a word, or else before a space and a word.
 
     text: May be given in parts of any size; only one part and one chunk are in memory at a time."""
-    held, start = "", 0
+    buffer, start = "", 0
     for part in [text] if isinstance(text, str) else text:
-        held, start = held[start:] + part, 0
-        while len(held) - start > 2 * size:
+        buffer, start = buffer[start:] + part, 0
+        while len(buffer) - start > 2 * size:
             near = (start + size, start + 2 * size)
-            place = _LINE.search(held, *near) or _WORD.search(held, *near)
-            end = near[0] if place is None else place.start()
-            yield held[start:end]
+            match = _LINE.search(buffer, *near) or _WORD.search(buffer, *near)
+            end = near[0] if match is None else match.start()
+            yield buffer[start:end]
             start = end
-    if start < len(held):
-        yield held[start:]
+    if start < len(buffer):
+        yield buffer[start:]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lagwise.analysis import LayerKernel, learned_kernels
-from lagwise.analysis.plots import kernel_curves, kernel_matrices
+from lagwise.analysis.kernels import kernel_curves, kernel_matrices
 from lagwise.mixers import ToeplitzMixer
 from lagwise.tasks.figures import accuracy_curve, length_curve, loss_curve
 

@@ -15,10 +15,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from lagwise.analysis.comparison import compare_runs
-from lagwise.analysis.plots import learning_curves
 from lagwise.analysis.recorded import different_settings, training_command
-from lagwise.analysis.report import plot_run
+from lagwise.analysis.report import compare_runs, learning_curves, plot_run
 from lagwise.cli.main import app
 from lagwise.figures import close, inline_svg
 from lagwise.runs import evaluate_run

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from browser import needs_chromium, opened
 
-from lagwise.analysis.comparison import compare_runs
-from lagwise.analysis.report import plot_run
+from lagwise.analysis.report import compare_runs, plot_run
 from lagwise.runs import evaluate_run
 from lagwise.training import Recipe, train
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from poison import check_poisoned_padding
+from every_mixer import diagonal
 from torch import Tensor, nn
 
+from lagwise import testing
 from lagwise.blocks import BLOCKS, GLU, MLP, ChainBlock, MegaBlock, MegalodonBlock, PreNormBlock, QueryKey
 from lagwise.mixers import GTU, AttentionMixer, EMAMixer, TCNMixer, TimestepNorm
 from lagwise.ops import toeplitz_reference
@@ -133,8 +134,8 @@ CAUSAL_BLOCKS: dict[str, dict[str, Any]] = {
         "sliding": True,
     },
 }
-every_block = pytest.mark.parametrize("spec", EVERY_BLOCK.values(), ids=EVERY_BLOCK)
-every_causal_block = pytest.mark.parametrize("spec", CAUSAL_BLOCKS.values(), ids=CAUSAL_BLOCKS)
+every_block = diagonal("spec", EVERY_BLOCK.values())
+every_causal_block = diagonal("spec", CAUSAL_BLOCKS.values())
 
 
 def make(spec: dict[str, Any], *, causal: bool = True) -> nn.Module:
@@ -256,55 +257,32 @@ def test_every_parameter_of_a_block_learns(spec: dict) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
-@every_causal_block
-def test_blocks_stream_and_pad_like_their_mixers(spec: dict) -> None:
-    block: Any = make(spec)
-    x = torch.randn(2, 25, 6, dtype=torch.float64)
-    whole = block(x)
-    first, state = block.prefill(x[:, :10], block.init_state(2))
-    parts = [first]
-    for token in x[:, 10:].unbind(1):
-        y, state = block.step(token, state)
-        parts.append(y[:, None])
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
-    padded = torch.cat([torch.randn(2, 4, 6, dtype=torch.float64), x], 1)
-    mask = torch.cat([torch.zeros(2, 4), torch.ones(2, 25)], 1)
-    torch.testing.assert_close(block(padded, mask=mask)[:, 4:], whole, rtol=0, atol=1e-9)
-    packed = block(torch.cat([x, x], 1), seq_idx=torch.tensor([[0] * 25 + [1] * 25] * 2))
-    torch.testing.assert_close(packed, torch.cat([whole, whole], 1), rtol=0, atol=1e-9)
+WHOLE = (testing.check_padding, testing.check_packing, testing.check_gradients, testing.check_weights)
+STREAMED = (
+    testing.check_causality,
+    testing.check_streaming,
+    testing.check_padding_anywhere,
+    testing.check_old_states,
+    testing.check_joined_states,
+)
+
+
+@diagonal(
+    ("check", "spec", "causal"),
+    [
+        *((check, spec, causal) for spec in EVERY_BLOCK.values() for causal in (True, False) for check in WHOLE),
+        *((check, spec, None) for spec in CAUSAL_BLOCKS.values() for check in STREAMED),
+    ],
+)
+def test_blocks_keep_the_contract_of_mixers(check: Any, spec: dict, causal: bool | None) -> None:
+    check(lambda _, causal: make(spec, causal=causal), 6, *([] if causal is None else [causal]))
 
 
 @every_block
-@pytest.mark.parametrize("causal", [True, False])
-def test_nan_and_infinity_at_padding_have_no_effect(spec: dict, causal: bool) -> None:
-    check_poisoned_padding(make(spec, causal=causal), 6, streamed=causal)
-
-
-@every_causal_block
-def test_rows_of_a_block_may_have_different_offsets(spec: dict) -> None:
-    """Left-padded rows cross chunk boundaries at different times, and each gives the same outputs as alone."""
-    block: Any = make(spec)
-    x = torch.randn(3, 30, 6, dtype=torch.float64)
-    padding = torch.tensor([0, 3, 9])
-    mask = torch.arange(30) >= padding[:, None]
-    state, parts = block.init_state(3), []
-    for part, real in ((x[:, :12], mask[:, :12]), *((x[:, n : n + 1], None) for n in range(12, 30))):
-        y, state = block.prefill(part, state, mask=real)
-        parts.append(y)
-    streamed = torch.cat(parts, 1)
-    for row, start in enumerate(padding.tolist()):
-        alone = block(x[row : row + 1, start:])
-        torch.testing.assert_close(streamed[row : row + 1, start:], alone, rtol=0, atol=1e-9)
-
-
-@every_block
-@pytest.mark.parametrize("causal", [True, False])
-def test_blocks_may_be_bidirectional(spec: dict, causal: bool) -> None:
-    block = make(spec, causal=causal)
-    x = torch.randn(1, 20, 6, dtype=torch.float64)
+def test_blocks_may_be_bidirectional(spec: dict) -> None:
+    block, x = make(spec, causal=False), torch.randn(1, 20, 6, dtype=torch.float64)
     changed = torch.cat([x[:, :18], torch.randn(1, 2, 6, dtype=torch.float64)], dim=1)
-    moved = (block(changed) - block(x))[:, :18].abs().max()
-    assert (moved < 1e-12) == causal
+    assert (block(changed) - block(x))[:, :18].abs().max() > 1e-12
 
 
 @pytest.mark.parametrize(
@@ -348,3 +326,26 @@ def test_wrong_shapes_are_named(name: str) -> None:
         block.prefill(torch.ones(2, 5, 4), block.init_state(2))
     with pytest.raises(ValueError, match=r"mask must be .*\(2, 5\)"):
         block.prefill(torch.ones(2, 5, 6), block.init_state(2), mask=torch.ones(2, 4))
+
+
+def test_a_chain_adds_its_input_before_each_block_but_the_first() -> None:
+    torch.manual_seed(0)
+    specs = [{"name": "prenorm", "token_mixer": {"name": "ema", "dimension": 2}} for _ in range(3)]
+    chain = ChainBlock(4, blocks=specs, input_residual=True)
+    plain = ChainBlock(4, blocks=specs)
+    plain.load_state_dict({name: value for name, value in chain.state_dict().items() if name != "shares"})
+    x = torch.randn(2, 7, 4)
+    torch.testing.assert_close(chain(x), plain(x))  # a new one
+    torch.nn.init.normal_(chain.shares)
+    expected = x
+    for index, block in enumerate(chain.blocks):
+        if index:
+            a, b = chain.shares[index - 1]
+            expected = a * expected + b * x
+        expected = block(expected)
+    torch.testing.assert_close(chain(x), expected)
+    state, tokens = chain.init_state(2), []
+    for token in x.unbind(1):
+        y, state = chain.step(token, state)
+        tokens.append(y)
+    torch.testing.assert_close(torch.stack(tokens, 1), expected)

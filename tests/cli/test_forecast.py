@@ -184,7 +184,7 @@ def test_forecasts_that_overflow_are_refused(data: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("count", [1, 4, 6])
 def test_every_series_has_a_panel(data: Path, count: int) -> None:
     from lagwise.figures import close
-    from lagwise.forecasting.plotting import forecast_figure
+    from lagwise.forecasting.writing import forecast_figure
 
     times = pd.date_range("2024-01-01", periods=40, freq="h")
     history = pd.DataFrame({f"s{i}": np.arange(40.0) for i in range(count)}, index=times)

@@ -95,7 +95,7 @@ def test_columns_are_fitted_in_blocks_too() -> None:
 
 
 def test_folds_need_a_penalty_to_choose() -> None:
-    for options in ({"model": "modal"}, {"penalty": 1.0}, {"model": {"name": "seasonal", "period": 2}}):
+    for options in ({"penalty": 1.0}, {"model": {"name": "seasonal", "period": 2}}):
         with pytest.raises(ValueError, match=r"give folds=1"):
             LagForecaster(HORIZON, LOOK_BACK, folds=2, **options).fit(series())  # type: ignore[bad-argument-type]
     with pytest.raises(ValueError, match=r"folds must be an integer of at least 1, got 0"):

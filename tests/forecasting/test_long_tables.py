@@ -158,10 +158,3 @@ def test_ids_are_mentioned_where_no_time_repeats(tmp_path: Path) -> None:
     ):
         read(tmp_path, frame)
     assert list(read(tmp_path, frame, ids=["store"]).frame) == ["a", "b"]
-
-
-def test_a_row_without_id_is_named_where_ids_are_found(tmp_path: Path) -> None:
-    frame = sales(60, 60)
-    frame.iloc[100, 0] = None
-    with pytest.raises(ValueError, match="column 'store' has no value in row 101"):
-        read(tmp_path, frame)

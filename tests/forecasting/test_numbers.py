@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lagwise.forecasting.numbers import outlier_notes, to_numbers
+from lagwise.forecasting.cells import outlier_notes, to_numbers
 
 
 def cells(*texts: str) -> pd.Series:

@@ -13,7 +13,7 @@ def test_every_span_of_time_has_dates_that_fit_its_axis(columns: int) -> None:
     dates = pytest.importorskip("matplotlib.dates")
     import numpy as np
 
-    from lagwise.forecasting.plotting import date_locator
+    from lagwise.forecasting.writing import date_locator
 
     start = np.datetime64("2024-02-27T03:00:00")
     locator = date_locator(columns)

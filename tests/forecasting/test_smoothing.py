@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lagwise.forecasting import LagForecaster
-from lagwise.forecasting.seasons import season
+from lagwise.forecasting.grids import season
 from lagwise.forecasting.smoothing import Smoothing, fit_smoothing
 
 VARIANTS = [
@@ -92,18 +92,6 @@ def test_updates_equal_the_whole(logs: bool) -> None:
         assert (lower < expected).all()
         assert (upper > expected).all()
         assert not logs or (lower > 0).all()
-
-
-def test_invalid_options() -> None:
-    x = np.arange(1.0, 40)
-    with pytest.raises(ValueError, match="period must be an integer"):
-        LagForecaster(3, 12, model={"name": "smoothing", "period": 0}).fit(x)
-    with pytest.raises(ValueError, match="unknown option of model 'smoothing': 'season'"):
-        LagForecaster(3, 12, model={"name": "smoothing", "season": 3}).fit(x)
-    with pytest.raises(ValueError, match="look_back must be at least the period of 7 rows, got 5"):
-        LagForecaster(3, 5, model={"name": "seasonal", "period": 7}).fit(x)
-    with pytest.raises(ValueError, match="logs=True needs values above 0; series 0 has others"):
-        LagForecaster(3, 5, logs=True).fit(x - 5)
 
 
 TIMES: list[tuple[Any, int]] = [

@@ -11,10 +11,10 @@ from lagwise.forecasting import LagForecaster, choose_forecaster
 from lagwise.forecasting.design import make_design
 from lagwise.forecasting.errors import error_quantiles, window_errors
 from lagwise.forecasting.fitting import Fold, fit_maps, usable_rows
-from lagwise.forecasting.gaps import carry_forward
+from lagwise.forecasting.gaps import carry_forward, stretches
 from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import LEVELS, level_weights
-from lagwise.forecasting.unobserved import Stretch, held_out_windows
+from lagwise.forecasting.unobserved import HeldOut, Stretch
 
 NAN = np.nan
 LOOK_BACK, HORIZON, PENALTY = 12, 4, 0.05
@@ -28,11 +28,9 @@ def gappy(rows: int = 300, share: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
     return x, missing
 
 
-def explicit(
-    stretches: list[Stretch], look_back: int, level: str, normalize: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Centred windows: inputs, targets (NaN where missing), and the level of each window."""
-    inputs, targets, levels = [], [], []
+def explicit(stretches: list[Stretch], look_back: int, level: str) -> tuple[np.ndarray, np.ndarray]:
+    """Centred windows: inputs, and targets (NaN where missing)."""
+    inputs, targets = [], []
     for filled, missing, _ in stretches:
         for series in range(filled.shape[1]):
             for start in range(len(filled) - look_back - HORIZON + 1):
@@ -40,23 +38,21 @@ def explicit(
                 gaps = missing[start + look_back : start + look_back + HORIZON, series]
                 u, y = window[:look_back], np.where(gaps, NAN, window[look_back:])
                 at = level_weights(level, look_back) @ u
-                scale = np.sqrt(np.mean((u - at) ** 2) + 1e-5) if normalize else 1.0
-                inputs.append((u - at) / scale)
-                targets.append((y - at) / scale)
-                levels.append(at)
-    return np.stack(inputs), np.stack(targets), np.array(levels)
+                inputs.append(u - at)
+                targets.append(y - at)
+    return np.stack(inputs), np.stack(targets)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("model", "normalize"), [("ridge", False), ("ridge", True), ("toeplitz", False)])
-def test_fits_are_least_squares_on_observed_targets(level: str, model: str, normalize: bool) -> None:
+@pytest.mark.parametrize("model", ["ridge", "toeplitz"])
+def test_fits_are_least_squares_on_observed_targets(level: str, model: str) -> None:
     x, missing = gappy()
     filled = carry_forward(np.where(missing, NAN, x))
-    options: dict[str, Any] = {"model": model, "level": level, "normalize": normalize, "penalty": PENALTY}
+    options: dict[str, Any] = {"model": model, "level": level, "penalty": PENALTY}
     design = make_design(LagForecaster(HORIZON, LOOK_BACK, **options))
     train = usable_rows(filled, missing, design.width, 40)
     fitted = fit_maps(design, [Fold(train, [])])
-    inputs, targets, _ = explicit(train, LOOK_BACK, level, normalize)
+    inputs, targets = explicit(train, LOOK_BACK, level)
     assert 0.1 < np.isnan(targets).mean() < 0.5
     if model == "ridge":
         maps = np.empty((LOOK_BACK, HORIZON))
@@ -83,26 +79,12 @@ def test_held_out_errors_count_only_observed_targets(look_back: int) -> None:
     missing[100:160] = True
     filled = carry_forward(np.where(missing, NAN, x))
     maps = np.random.default_rng(1).normal(size=(look_back, HORIZON))
-    inputs, targets, _ = explicit([Stretch(filled, missing)], LOOK_BACK, "none", False)
-    errors = inputs[:, -look_back:] @ maps - targets
-    squares, count = held_out_windows([Stretch(filled, missing)], LOOK_BACK, HORIZON).squares(maps)
-    assert squares == pytest.approx(np.nansum(errors**2))
-    assert count == np.count_nonzero(~np.isnan(errors))
-
-
-def test_the_validation_error_equals_that_of_evaluate() -> None:
-    x, missing = gappy(400)
-    x = np.where(missing, NAN, x)
-    for shared in (True, False):
-        forecaster = LagForecaster(HORIZON, LOOK_BACK, validation=100, refit=False, shared=shared).fit(x)
-        assert forecaster.validation_error_ == pytest.approx(forecaster.evaluate(forecaster_rows(x)).mse)
-
-
-def forecaster_rows(x: np.ndarray) -> np.ndarray:
-    """The held-out rows and the look-back before them, as after filling all rows."""
-    rows = x[300 - LOOK_BACK :].copy()
-    rows[0] = carry_forward(x)[300 - LOOK_BACK]
-    return rows
+    inputs, targets = explicit([Stretch(filled, missing)], LOOK_BACK, "none")
+    errors = [inputs[:, -look_back:] @ each - targets for each in (maps, 2 * maps)]
+    products, count = HeldOut([Stretch(filled, missing)], LOOK_BACK).products([(maps, None), (2 * maps, None)])
+    for i, j in np.ndindex(2, 2):
+        assert products[i, j] == pytest.approx(np.nansum(errors[i] * errors[j]))
+    assert count == np.count_nonzero(~np.isnan(errors[0]))
 
 
 @pytest.mark.slow
@@ -160,45 +142,21 @@ def test_a_series_that_is_shorter_than_a_window_shares_the_map_of_the_others() -
         LagForecaster(HORIZON, LOOK_BACK, validation=60, shared=False).fit(x)
 
 
-def learned(**options: Any) -> LagForecaster:
-    spec = {"name": "modal", "modes": 4}
-    return LagForecaster(HORIZON, LOOK_BACK, model=spec, **{"validation": 60, "shared": True, **options})
+def test_gaps_are_filled_with_the_last_observed_value() -> None:
+    x = np.array([[NAN, 1.0], [2.0, NAN], [NAN, NAN], [3.0, 4.0]])
+    assert carry_forward(x).tolist() == [[0.0, 1.0], [2.0, 1.0], [2.0, 1.0], [3.0, 4.0]]
+    assert carry_forward(x[:1], np.array([7.0, 8.0])).tolist() == [[7.0, 1.0]]
 
 
-def test_learned_kernels_honour_the_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 60)
-    x, missing = gappy()
-    x = np.where(missing & (np.arange(300) % 7 == 0)[:, None], NAN, x)
-    options = {"level": "none", "validation": 0}
-    sizes = [np.linalg.norm(learned(penalty=p, **options).fit(x).maps_) for p in (0.0, 3.0, 30.0, np.inf)]
-    assert sizes[0] > 1.2 * sizes[1] > 1.4 * sizes[2] > 0
-    assert sizes[3] == 0
+def test_filling_row_by_row_is_the_same() -> None:
+    x = np.where(np.random.default_rng(0).random((50, 3)) < 0.5, NAN, 1.0) * np.arange(50)[:, None]
+    whole, last = carry_forward(x), np.zeros(3)
+    for row, expected in zip(x, whole, strict=True):
+        last = carry_forward(row[None], last)[0]
+        assert last.tolist() == expected.tolist()
 
 
-def test_every_fit_trains_learned_kernels_from_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 60)
-    x, _ = gappy()
-    first, again = learned().fit(x), learned().fit(x[::-1]).fit(x)
-    assert np.array_equal(first.maps_, again.maps_)
-    other = learned(random_state=1).fit(x)
-    assert not np.array_equal(first.maps_, other.maps_)
-
-
-def test_a_refit_trains_a_learned_kernel_for_the_chosen_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The refit on all rows takes as many steps as were best, of 60, on held-out rows."""
-    monkeypatch.setattr("lagwise.forecasting.learned._STEPS", 60)
-    x, _ = gappy()
-    x[:240] += 3 * np.sin(np.arange(240) / 2.3)[:, None]  # what is learned soon stops serving
-    forecaster = learned()
-    forecaster.fit(x)
-    design = make_design(forecaster)
-    z = (x - forecaster.mean_) / forecaster.scale_
-    none = np.zeros(z.shape, dtype=bool)
-    rows = Rows(z, none)
-    (chosen,) = fit_groups(design, rows, 240, True, str).fits
-    (choice,) = chosen.choices
-    assert 0 <= choice.steps < 60
-    refitted = rows.fit(design, [0, 1], [(300, 300)], like=chosen)
-    assert np.array_equal(refitted.maps, forecaster.maps_[0])
-    all_steps = learned(validation=0).fit(x)
-    assert not np.allclose(all_steps.maps_, forecaster.maps_)
+def test_long_gaps_split_a_series_and_short_ones_do_not() -> None:
+    missing = np.zeros((20, 3), dtype=bool)
+    missing[5:7, 0] = missing[5:8, 1] = missing[:4, 2] = True
+    assert stretches(missing, 2) == {(0, 20): [0], (0, 5): [1], (8, 20): [1], (4, 20): [2]}

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from every_mixer import diagonal
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -35,26 +36,26 @@ VARIANTS = [
     {"name": "ema", "dimension": 3, "truncation": 45},
     {"name": "modal", "modes": 3},
 ]
-every_kernel = pytest.mark.parametrize("spec", VARIANTS, ids=str)
+every_kernel = diagonal("spec", VARIANTS)
+every_direction = diagonal(("spec", "causal"), [(spec, causal) for spec in VARIANTS for causal in (True, False)])
 
 
 def make(spec: dict, *, causal: bool = True) -> LagKernel:
     return build(KERNELS, spec, 5, what="kernel", causal=causal)
 
 
-@every_kernel
-@pytest.mark.parametrize("length", [1, 2, 63, 200])
-def test_shapes_and_lags(spec: dict, length: int) -> None:
+@pytest.mark.parametrize("spec", VARIANTS, ids=str)
+def test_shapes_and_lags(spec: dict) -> None:
     causal, both = make(spec), make(spec, causal=False)
-    reach = min(length, causal.support or length)
-    assert causal.taps(length).shape == (5, reach)
-    assert both.taps(length).shape == (5, 2 * reach - 1)
     assert both.support == causal.support
-    assert causal.lags(length, torch.device("cpu")).tolist() == list(range(reach))
+    for length in (1, 2, 63, 200):
+        reach = min(length, causal.support or length)
+        assert causal.taps(length).shape == (5, reach)
+        assert both.taps(length).shape == (5, 2 * reach - 1)
+        assert causal.lags(length, torch.device("cpu")).tolist() == list(range(reach))
 
 
-@every_kernel
-@pytest.mark.parametrize("causal", [True, False])
+@every_direction
 def test_taps_do_not_depend_on_the_length(spec: dict, causal: bool) -> None:
     kernel = make(spec, causal=causal).double()
     short, long = kernel.taps(20), kernel.taps(300)
@@ -71,9 +72,7 @@ def test_every_parameter_gets_a_gradient(spec: dict) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("causal", [True, False])
+@diagonal(("name", "causal"), [(name, causal) for name in KERNELS for causal in (True, False)])
 def test_one_graph_makes_the_taps_of_every_length(name: str, causal: bool) -> None:
     torch.compiler.reset()
     kernel, backend = make({"name": name}, causal=causal), CompileCounterWithBackend("eager")
@@ -83,8 +82,7 @@ def test_one_graph_makes_the_taps_of_every_length(name: str, causal: bool) -> No
     assert backend.frame_count <= 2  # for the first length, and for any
 
 
-@pytest.mark.parametrize("decay", [0.01, 0.1, 0.5])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("decay", "causal"), [(0.01, True), (0.1, False), (0.5, True)])
 def test_a_fast_warp_does_not_truncate_the_filter(decay: float, causal: bool) -> None:
     kernel = WarpedKernel(5, causal=causal, decay=decay)
     assert kernel.filter is not None
@@ -214,8 +212,7 @@ def test_wrong_specs_are_named(spec: dict, message: str) -> None:
         make(spec)
 
 
-@every_kernel
-@pytest.mark.parametrize("causal", [True, False])
+@every_direction
 def test_a_spectrum_equals_the_transform_of_the_taps(spec: dict, causal: bool) -> None:
     kernel = make(spec, causal=causal).double()
     assert kernel.spectrum(20) is None
@@ -232,8 +229,7 @@ def test_a_spectrum_equals_the_transform_of_the_taps(spec: dict, causal: bool) -
     torch.testing.assert_close(got, circle, rtol=0, atol=1e-13)
 
 
-@every_kernel
-@pytest.mark.parametrize("causal", [True, False])
+@every_direction
 def test_values_at_chosen_lags_equal_the_taps(spec: dict, causal: bool) -> None:
     kernel = make(spec, causal=causal).double()
     taps = kernel.taps(60)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "fuzz"))
 from kernel_references import kernel_at
 
 from lagwise.kernels import KERNELS
-from lagwise.kernels.hippo import hippo_legs
+from lagwise.kernels.s4d import hippo_legs
 from lagwise.kernels.spectral import hankel_filters
 from lagwise.mixers import ToeplitzMixer
 from lagwise.mixers.derived import frozen

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -63,38 +64,38 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def _among(chosen: Callable[[type[Mixer]], bool]) -> pytest.MarkDecorator:
-    cases = [(name, options) for name, options in OPTIONS if chosen(MIXERS[name])]
-    return pytest.mark.parametrize(("name", "options"), cases, ids=_id)
+STRIDE = 6
+
+
+def diagonal(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Any], Any]:
+    """Parametrise a test by cases, of which every sixth runs by default, other ones in every test; the others are
+    slow."""
+
+    def decorate(test: Any) -> Any:
+        first = zlib.crc32(test.__name__.encode())
+        rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+        marks = [() if (index + first) % STRIDE == 0 else pytest.mark.slow for index in range(len(rows))]
+        parameters = [pytest.param(*row, marks=mark) for row, mark in zip(rows, marks, strict=True)]
+        return pytest.mark.parametrize(names, parameters, ids=_id)(test)
+
+    return decorate
 
 
 def _id(value: Any) -> str:
-    return "default" if value == {} else str(value)
+    return "default" if value == {} else getattr(value, "__name__", str(value))
 
 
-every_mixer = _among(lambda mixer: True)
-_COMPILED = ("toeplitz", "gtu", "attention", "ema", "tcn", "chunked_attention")
-every_entry = pytest.mark.parametrize(  # for what takes long: a few kinds, and all of them among the slow tests
-    ("name", "options"),
-    [
-        pytest.param(name, options, marks=() if name in _COMPILED else pytest.mark.slow)
-        for name, options in OPTIONS
-        if not options or options.get("engine") == "ski"
-    ],
-    ids=_id,
-)
-every_causal_mixer = _among(lambda mixer: True in mixer.directions)
-every_stream = _among(lambda mixer: True in mixer.directions and mixer.streams)
 _DIRECTIONS = [(name, options, causal) for name, options in OPTIONS for causal in MIXERS[name].directions]
-every_direction = pytest.mark.parametrize(("name", "options", "causal"), _DIRECTIONS, ids=_id)
-every_trained_direction = pytest.mark.parametrize(  # those with parameters; the options are among the slow tests
+STREAMS = [case for case in OPTIONS if True in MIXERS[case[0]].directions and MIXERS[case[0]].streams]
+every_mixer = diagonal(("name", "options"), OPTIONS)
+every_stream = diagonal(("name", "options"), STREAMS)
+every_direction = diagonal(("name", "options", "causal"), _DIRECTIONS)
+every_entry = diagonal(  # for what takes long
+    ("name", "options"), [case for case in OPTIONS if not case[1] or case[1].get("engine") == "ski"]
+)
+every_trained_direction = diagonal(
     ("name", "options", "causal"),
-    [
-        pytest.param(*case, marks=pytest.mark.slow if case[1] and case[1].get("engine") != "ski" else ())
-        for case in _DIRECTIONS
-        if list(MIXERS[case[0]](CHANNELS, causal=case[2]).parameters())
-    ],
-    ids=_id,
+    [case for case in _DIRECTIONS if list(MIXERS[case[0]](CHANNELS, causal=case[2]).parameters())],
 )
 
 

@@ -1,4 +1,4 @@
-"""The mixer contract for whole sequences, for every mixer in the table."""
+"""The contract of mixers, for every mixer in the table: `lagwise.testing`, and what needs more than it."""
 
 from __future__ import annotations
 
@@ -6,61 +6,94 @@ from typing import Any
 
 import pytest
 import torch
-from every_mixer import CHANNELS, every_causal_mixer, every_direction, every_entry, every_mixer, factory, make, noise
+from every_mixer import (
+    CHANNELS,
+    OPTIONS,
+    STREAMS,
+    diagonal,
+    every_direction,
+    every_entry,
+    every_mixer,
+    every_stream,
+    factory,
+    make,
+    noise,
+)
 from poison import check_poisoned_padding
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.export import Dim
 
 from lagwise import testing
 from lagwise.mixers import MIXERS, Mixer
+from lagwise.mixers.base import state_grows
+from lagwise.mixers.derived import frozen
+from lagwise.mixers.state import detached, eager_state, fixed_start, fixed_state, join_states, renewed, select_rows
+from lagwise_papers.bench.streams import state_bytes
 
 
-@pytest.mark.sampled(2)
-@every_direction
-def test_shape_and_dtype_at_all_lengths(name: str, options: dict, causal: bool) -> None:
-    testing.check_shapes(factory(name, options), CHANNELS, causal)
+def check_float16(make_mixer: testing.Factory, channels: int, causal: bool) -> None:
+    testing.check_autocast(make_mixer, channels, causal, torch.float16)
 
 
-@every_causal_mixer
-def test_causality_of_values_and_gradients(name: str, options: dict) -> None:
+WHOLE = [
+    testing.check_shapes,
+    testing.check_padding,
+    testing.check_packing,
+    testing.check_gradients,
+    testing.check_weights,
+    testing.check_autocast,
+    check_float16,
+]
+STREAMED = [
+    testing.check_streaming,
+    testing.check_padding_anywhere,
+    testing.check_old_states,
+    testing.check_joined_states,
+    testing.check_fixed_shapes,
+]
+GROWING = [case for case in STREAMS if state_grows(make(*case, causal=True))]
+FIXED = [case for case in STREAMS if case not in GROWING]
+every_fixed = diagonal(("name", "options"), FIXED)
+
+
+@diagonal(
+    ("check", "name", "options", "causal"),
+    [
+        (check, *case, causal)
+        for case in OPTIONS  # seven checks in a row, so that six in turn meet each of them
+        for check in WHOLE
+        for causal in MIXERS[case[0]].directions
+    ],
+)
+def test_whole_sequences(check: Any, name: str, options: dict, causal: bool) -> None:
+    check(factory(name, options), CHANNELS, causal)
+
+
+@diagonal(("name", "options"), [case for case in OPTIONS if True in MIXERS[case[0]].directions])
+def test_causality(name: str, options: dict) -> None:
     testing.check_causality(factory(name, options), CHANNELS)
 
 
-@pytest.mark.sampled(2)
-@every_direction
-def test_padding_has_no_effect(name: str, options: dict, causal: bool) -> None:
-    testing.check_padding(factory(name, options), CHANNELS, causal)
+@diagonal(
+    ("check", "name", "options"),
+    [
+        (check, *case)
+        for case in STREAMS
+        for check in STREAMED
+        if case in FIXED or check is not testing.check_fixed_shapes
+    ],
+)
+def test_streams(check: Any, name: str, options: dict) -> None:
+    check(factory(name, options), CHANNELS)
 
 
-@pytest.mark.sampled(2)
 @every_direction
 def test_nan_and_infinity_at_padding_have_no_effect(name: str, options: dict, causal: bool) -> None:
     mixer = make(name, options, causal=causal)
     check_poisoned_padding(mixer, CHANNELS, streamed=causal and mixer.streams)
 
 
-@every_direction
-def test_packed_documents_equal_separate_ones(name: str, options: dict, causal: bool) -> None:
-    testing.check_packing(factory(name, options), CHANNELS, causal)
-
-
-@every_mixer
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_stays_near_float64(name: str, options: dict, dtype: torch.dtype) -> None:
-    testing.check_autocast(factory(name, options), CHANNELS, MIXERS[name].directions[0], dtype)
-
-
-@every_direction
-def test_gradcheck(name: str, options: dict, causal: bool) -> None:
-    testing.check_gradients(factory(name, options), CHANNELS, causal)
-
-
-@every_mixer
-def test_state_dict_round_trip(name: str, options: dict) -> None:
-    testing.check_weights(factory(name, options), CHANNELS, MIXERS[name].directions[0])
-
-
-@pytest.mark.sampled(2)
 @every_entry
 def test_export_runs(name: str, options: dict) -> None:
     mixer = make(name, options, dtype=torch.float32).eval()
@@ -94,11 +127,10 @@ def _copying(method: Any) -> Any:
     return copied
 
 
-@pytest.mark.sampled(2)
 @every_entry
 def test_compiled_graph_equals_eager(name: str, options: dict) -> None:
-    """Capture of forward and backward in one graph, for the defaults of every mixer and for SKI. Options, the other
-    direction and code generation are in the slow suite."""
+    """Capture of forward and backward in one graph. Options, the other direction and code generation are among the slow
+    tests."""
     check_compiled(make(name, options, dtype=torch.float32), "aot_eager")
 
 
@@ -168,3 +200,247 @@ def test_wrong_input_is_named(name: str, options: dict) -> None:
     if mixer.streams and mixer.directions == (True, False):
         with pytest.raises(ValueError, match="causal=True"):
             make(name, options, causal=False).init_state(1)
+
+
+@every_stream
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
+@torch.no_grad()
+def test_streaming_to_4096_tokens(name: str, options: dict, dtype: torch.dtype, tolerance: float) -> None:
+    """Token by token and in random chunks, up to the kernel's reach."""
+    mixer = make(name, options, dtype=dtype)
+    limits = (getattr(m, "max_length", None) for m in mixer.modules())
+    length = min([4096, *(limit for limit in limits if limit is not None)])
+    x = noise(1, length, dtype)
+    whole = mixer(x)
+    generator = torch.Generator().manual_seed(0)
+    sizes: list[int] = []
+    while length - sum(sizes) > 600:
+        sizes.append(max(1, int(torch.randint(-300, 600, (), generator=generator, device="cpu"))))
+    for streamed in (testing.streamed(mixer, x, sizes), testing.streamed(mixer, x, [1] * length)):
+        error = (streamed - whole).abs().max() / whole.abs().max()
+        assert error < tolerance, f"{error:.1e}"
+
+
+@every_stream
+@torch.no_grad()
+def test_a_stream_that_all_rows_have_left_goes_on(name: str, options: dict) -> None:
+    mixer = make(name, options, dtype=torch.float32)
+    _, full = mixer.prefill(noise(2, 60, torch.float32), mixer.init_state(2))
+    state = select_rows(full, torch.tensor([], dtype=torch.long))
+    for size in (*[1] * 6, 130):
+        y, state = mixer.prefill(noise(0, size, torch.float32), state)
+        assert y.shape == (0, size, CHANNELS)
+    with pytest.raises(ValueError, match="the stream's 2 rows, got 0"):
+        mixer.step(noise(0, 1, torch.float32)[:, 0], full)
+
+
+@every_stream
+@torch.no_grad()
+def test_a_new_stream_uses_the_present_weights(name: str, options: dict) -> None:
+    """Also those written through ``.data``, whose versions PyTorch does not count, as some averages of weights are."""
+    mixer, x, sizes = make(name, options), noise(2, 12), [1, 1, 4, 1, 1, 4]
+    testing.streamed(mixer, x, sizes)
+    for parameter in mixer.parameters():
+        parameter.data.mul_(0.5)
+    torch.testing.assert_close(testing.streamed(mixer, x, sizes), mixer(x), rtol=0, atol=1e-9)
+
+
+# Mixers whose state must not grow with the text, with windows of less than 280 tokens.
+CONSTANT: list[tuple[str, dict[str, Any]]] = [
+    ("ema", {}),
+    ("ema", {"truncation": 70}),
+    ("tcn", {"depth": 4}),
+    ("chunked_attention", {}),
+    ("chunked_attention", {"chunk": 7, "position": "simple"}),
+    ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}, "engine": "ski"}),
+    ("toeplitz", {"kernel": {"name": "rpe", "decay": 0.9}}),
+    ("toeplitz", {"kernel": {"name": "modal"}}),
+    ("hyena", {"kernel": {"name": "modal"}}),
+    ("short_conv", {}),
+    ("linear_attention", {}),
+    ("lru", {}),
+    ("s5", {}),
+    ("gss", {}),
+    ("flash", {}),
+    ("relative_attention", {}),
+]
+
+
+@diagonal(("name", "options"), CONSTANT)
+@pytest.mark.parametrize("grad", [False, True])
+def test_memory_of_a_stream_is_constant(name: str, options: dict, grad: bool) -> None:
+    mixer = make(name, options, dtype=torch.float32)
+    with torch.set_grad_enabled(grad):
+        held = {}
+        for length in (620, 3692):  # at one place in their blocks
+            state = mixer.init_state(2)
+            for size in (length - 120, 60, 40, *[1] * 20):
+                _, state = mixer.prefill(noise(2, size, torch.float32), state)
+                held.setdefault(length, []).append(state_bytes(state))
+    assert max(held[3692]) <= max(held[620])
+
+
+@diagonal(
+    ("name", "options"),
+    [
+        *CONSTANT,
+        ("attention", {}),
+        ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}}),
+        ("toeplitz", {"kernel": {"name": "rpe", "decay": 1.0}, "engine": {"name": "ski", "spacing": 5}}),
+    ],
+)
+@torch.no_grad()
+def test_memory_of_a_batch_depends_only_on_its_present_rows(name: str, options: dict) -> None:
+    """It does not depend on rows that have left or on the running time, since servers' batches never end."""
+    mixer = make(name, options, dtype=torch.float32)
+
+    def fresh(length: int) -> Any:
+        return mixer.prefill(noise(1, length, torch.float32), mixer.init_state(1))[1]
+
+    state, held = join_states([fresh(300), fresh(300), fresh(300)]), []
+    for turn in range(25):
+        state = join_states([select_rows(state, torch.tensor([1, 2])), fresh(40 + 7 * turn % 40)])
+        for _ in range(6):
+            _, state = mixer.step(noise(3, 1, torch.float32)[:, 0], state)
+        held.append(state_bytes(state))
+    assert max(held[5:]) <= held[0]  # 300 tokens then, fewer than 100 since
+
+
+@every_stream
+def test_tokens_of_other_rows_are_refused(name: str, options: dict) -> None:
+    mixer = make(name, options, dtype=torch.float32)
+    _, state = mixer.prefill(noise(2, 5, torch.float32), mixer.init_state(2))
+    for rows, length in ((1, 1), (3, 1), (3, 5)):
+        with pytest.raises(ValueError, match=rf"the stream's 2 rows, got {rows}|\(batch=2, .* got \({rows}, "):
+            mixer.prefill(noise(rows, length, torch.float32), state)
+    with pytest.raises(ValueError, match=rf"takes one token \(batch, {CHANNELS}\), got \(2, 1, {CHANNELS}\)"):
+        mixer.step(noise(2, 1, torch.float32), state)
+
+
+@every_stream
+def test_a_state_carried_on_in_training(name: str, options: dict) -> None:
+    """As a constant it gives the outputs of the whole sequence, and gradients for the parameters as they are now: those
+    of finite differences with the same state. A growing state is not carried."""
+    mixer = make(name, options, causal=True)
+    if state_grows(mixer):
+        return
+    x, before = noise(2, 60), [p.detach().clone() for p in mixer.parameters()]
+    step = 1e-8  # the networks of some kernels have kinks, which a larger step meets
+    whole = mixer(x)
+    state = detached(mixer.prefill(x[:, :40], mixer.init_state(2))[1])
+    weight = noise(2, 20)
+
+    def piece() -> Tensor:
+        return mixer.prefill(x[:, 40:], renewed(state, mixer.init_state(2)))[0]
+
+    torch.testing.assert_close(piece(), whole[:, 40:], rtol=0, atol=1e-9)
+    parameters, directions = list(mixer.parameters()), [torch.randn_like(p) for p in before]
+    if not parameters:
+        return
+    (piece() * weight).sum().backward()
+    slope = sum(float((p.grad * d).sum()) for p, d in zip(parameters, directions, strict=True) if p.grad is not None)
+    found = []
+    with torch.no_grad():
+        for sign in (1, -1):
+            for p, old, d in zip(parameters, before, directions, strict=True):
+                p.copy_(old + sign * step * d)
+            found.append(float((piece() * weight).sum()))
+    assert (found[0] - found[1]) / (2 * step) == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+def start(mixer: Mixer, rows: int) -> Any:
+    return fixed_start(mixer.init_state(rows))
+
+
+def taken(mixer: Mixer, state: Any) -> Any:
+    return fixed_state(state, start(mixer, 1))[0]
+
+
+def given(mixer: Mixer, fixed: Any) -> Any:
+    return eager_state(fixed, mixer.init_state(1), iter(()))
+
+
+def stream(form: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    parts = []
+    for token in x.split(1, dim=1):
+        y, state = form.prefill(token, state)
+        parts.append(y)
+    return torch.cat(parts, dim=1), state
+
+
+@every_fixed
+@torch.no_grad()
+def test_states_convert_to_fixed_shapes_and_back(name: str, options: dict) -> None:
+    """Also for rows with different offsets, across the ends of blocks, chunks and cells."""
+    mixer = make(name, options).eval()
+    x, alone = noise(2, 400), noise(1, 30)
+    whole = mixer(x)
+    form = frozen(mixer)
+    state = mixer.prefill(x[:, :101], mixer.init_state(2))[1]
+    y, fixed = stream(form, x[:, 101:240], taken(mixer, state))
+    torch.testing.assert_close(y, whole[:, 101:240], rtol=0, atol=1e-9)
+    state = given(mixer, fixed)
+    later = mixer.prefill(alone[:, :7], mixer.init_state(1))[1]
+    torch.testing.assert_close(mixer.prefill(x[:, 240:], state)[0], whole[:, 240:], rtol=0, atol=1e-9)
+    joined = join_states([state, later])
+    y, fixed = stream(form, torch.cat([x[:, 240:263], alone[:, 7:]]), taken(mixer, joined))
+    expected = torch.cat([whole[:, 240:263], mixer(alone)[:, 7:]])
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-9)
+    first = select_rows(given(mixer, fixed), torch.tensor([0]))
+    torch.testing.assert_close(mixer.prefill(x[:1, 263:], first)[0], whole[:1, 263:], rtol=0, atol=1e-9)
+
+
+@every_fixed
+@torch.no_grad()
+def test_several_tokens_in_a_graph(name: str, options: dict) -> None:
+    """Between single tokens, from positions within a chunk, a ring or a cell, and for rows with different offsets."""
+    mixer = make(name, options).eval()
+    x, alone = noise(1, 200), noise(1, 193)
+    form = frozen(mixer)
+    states = [mixer.prefill(x[:, :20], mixer.init_state(1))[1], mixer.prefill(alone[:, :13], mixer.init_state(1))[1]]
+    rows = torch.cat([x[:, 20:], alone[:, 13:]])
+    expected = torch.cat([mixer(x)[:, 20:], mixer(alone)[:, 13:]])
+    y, state = stream(form, rows[:, :3], taken(mixer, join_states(states)))
+    parts = [y]
+    for first, last in ((3, 64), (64, 65), (65, 180)):
+        y, state = form.prefill(rows[:, first:last], state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-9)
+    y, _ = form.prefill(x[:, :50], start(mixer, 1))
+    torch.testing.assert_close(y, mixer(x)[:, :50], rtol=0, atol=1e-9)
+
+
+@diagonal(("name", "options"), GROWING)
+def test_a_growing_state_is_refused(name: str, options: dict) -> None:
+    with pytest.raises(ValueError, match="grows with"):
+        make(name, options).require_fixed()
+
+
+@diagonal(
+    ("name", "options"),
+    [
+        ("lru", {}),
+        ("s5", {}),
+        ("toeplitz", {"kernel": {"name": "s4d", "modes": 4}}),
+        ("toeplitz", {"kernel": {"name": "cema", "dimension": 4}}),
+        ("toeplitz", {"kernel": {"name": "s4", "modes": 4, "span": 100}}),
+        ("gss", {}),
+    ],
+)
+@torch.no_grad()
+def test_a_frozen_mixer_is_one_graph_without_complex_numbers(name: str, options: dict) -> None:
+    mixer = make(name, options).eval()
+    form = frozen(mixer)
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    program = torch.export.export(form, (noise(2, 48),), dynamic_shapes=shapes, strict=False)
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    assert not any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+    for batch, length in ((1, 1), (3, 131)):
+        x = noise(batch, length)
+        torch.testing.assert_close(program.module()(x), mixer(x), rtol=0, atol=1e-10)
+
+
+def test_a_frozen_copy_shares_weights() -> None:
+    mixer = make("gtu", {})
+    assert frozen(mixer).gate.weight is mixer.gate.weight

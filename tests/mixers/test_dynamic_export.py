@@ -30,7 +30,6 @@ exported_mixers = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.sampled(2)
 @exported_mixers
 @torch.no_grad()
 def test_one_graph_supports_all_lengths(name: str, options: dict) -> None:
@@ -52,7 +51,6 @@ def test_one_two_sided_graph_supports_all_lengths(name: str, options: dict) -> N
 SKI = {"kernel": {"name": "warped"}, "engine": "ski"}
 
 
-@pytest.mark.sampled(2)
 @torch.no_grad()
 @pytest.mark.parametrize("engine", ["ski", {"name": "ski", "spacing": 9}])
 @pytest.mark.parametrize("causal", [True, False])

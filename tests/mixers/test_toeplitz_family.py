@@ -13,7 +13,7 @@ from lagwise.mixers import ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.ops import Modes, toeplitz_product
 from lagwise.ops.attention import alibi_slopes, attention
-from lagwise.ops.recurrence import ModalBlocks, SplitModes
+from lagwise.ops.recurrence import Blocks
 
 CHANNELS, LENGTH = 4, 30
 
@@ -71,12 +71,12 @@ def test_chunks_of_a_stream_share_the_blocks_of_a_state_space(monkeypatch: pytes
     """They take longer to compute than a chunk to pass them."""
     made = []
 
-    def count(cls: type, modes: SplitModes, size: int) -> ModalBlocks:
+    def count(modes: Modes, size: int) -> Blocks:
         made.append(size)
-        return of(modes, size)
+        return blocks(modes, size)
 
-    of = ModalBlocks.of
-    monkeypatch.setattr(ModalBlocks, "of", classmethod(count))
+    blocks = Modes.blocks
+    monkeypatch.setattr(Modes, "blocks", count)
     mixer, x = ToeplitzMixer(CHANNELS, kernel={"name": "s4d", "modes": 3}).double(), torch.cat([signal()] * 8, 1)
     with torch.no_grad():
         whole, state, parts = mixer(x), mixer.init_state(2), []

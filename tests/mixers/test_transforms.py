@@ -42,7 +42,6 @@ def test_gradgradcheck(name: str, options: dict, causal: bool) -> None:
         assert torch.autograd.gradgradcheck(lambda a, *_: mixer(a), (x, *some), fast_mode=True, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
 @every_trained_direction
 def test_hessian_products_of_all_kinds_agree(name: str, options: dict, causal: bool) -> None:
     """With respect to the parameters: reverse over reverse, and forward mode over `torch.func.grad`."""

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.models import heads as heads_module
-from lagwise.ops import tokens as tokens_module
+from lagwise.ops import native
 from lagwise.training import load_recipe, train
 
 WIDTH, TOKENS = 8, 100
@@ -146,7 +146,7 @@ def test_a_graph_has_chunks_too(case: str, half: bool, monkeypatch: pytest.Monke
     """One graph for every number of tokens, with the loss and the gradients of the model."""
     monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
     monkeypatch.setattr(heads_module, "_MAX_LOGITS", 1)
-    monkeypatch.setattr(tokens_module, "_MIN_ELEMENTS", 0)  # loops of gates and norms for few numbers, as in graphs
+    monkeypatch.setattr(native, "MIN_ELEMENTS", 0)  # loops of gates and norms for few numbers, as in graphs
     torch.compiler.reset()
     name, fields, more = prepared(case)
     model, graphs = build(name, **fields), []

@@ -9,12 +9,10 @@ import pytest
 import torch
 from attention_references import attention_reference, chunked_attention_reference
 from torch import Tensor
-from torch._dynamo.backends.debugging import aot_eager
 
 from lagwise.ops import chunked_attention
 from lagwise.ops.attention import (
     ATTENTION_FUNCTIONS,
-    chunked,
     first_real,
     lag_matrix,
     pair_attention,
@@ -162,48 +160,6 @@ def test_a_mask_in_a_graph(causal: bool, sliding: bool) -> None:
             f(q, k, v, chunk=6, causal=causal, mask=mask, sliding=sliding) for f in (compiled, chunked_attention)
         )
         same(ours, exact, q, k, v, real=mask)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.real_device
-@every_function
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
-def test_graphs_with_an_operator_or_operations(
-    function: str, apart: bool, masked: bool, biased: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Values and gradients, also of the bias, whether a graph calls an operator or what it does."""
-    for each in (chunked._attention, chunked._rotated):
-        monkeypatch.setattr(each, "_where", lambda *_: apart)
-    q, k, v = inputs(2, 2, 20)
-    bias = torch.randn(2, 15, dtype=torch.float64, requires_grad=True) if biased else None
-    mask = torch.ones(2, 20, dtype=torch.bool) if masked else None
-    if mask is not None:
-        mask[1, :3] = False
-    kinds = set()
-
-    def backend(graph: torch.fx.GraphModule, given: list[Tensor]) -> object:
-        kinds.update(str(node.target) for node in graph.graph.nodes)
-        return aot_eager(graph, given)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
-        q, k = (rotary(x, torch.arange(20, device=x.device)) for x in (q, k))
-        return chunked_attention(q, k, v, chunk=8, function=function, bias=bias, mask=mask)
-
-    torch.compiler.reset()
-    found = torch.compile(attend, backend=backend, fullgraph=True)(q, k, v, bias, mask)
-    assert apart == ({"lagwise.chunked_attention.default", "lagwise.rotate.default"} <= kinds)
-    same(found, attend(q, k, v, bias, mask), q, k, v, *([] if bias is None else [bias]), real=mask)
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_the_operator_of_graphs_is_a_proper_one(biased: bool) -> None:
-    q, k, v = inputs(2, 2, 20)
-    bias = torch.randn(2, 15, dtype=torch.float64, requires_grad=True) if biased else None
-    torch.library.opcheck(torch.ops.lagwise.chunked_attention, (q, k, v, bias, None, 8, True, "laplace", False))
-    cos, sin = rotary_factors(torch.arange(20), 4, dtype=torch.float64)
-    torch.library.opcheck(torch.ops.lagwise.rotate, (q, cos, sin))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -201,6 +201,7 @@ def test_gated_units(
     assert_near(got, with_gradients(plain_unit(causal), *exact, weight=weight.double()), TOLERANCE[dtype])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kernel", [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8}])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_mixer_gates_in_the_loops(kernel: dict[str, Any], half: bool, monkeypatch: pytest.MonkeyPatch) -> None:

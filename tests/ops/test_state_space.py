@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise.kernels import FreeKernel, RPEKernel
 from lagwise.kernels.modal import ModalKernel
 from lagwise.ops import Modes, reduce_taps, toeplitz_product
-from lagwise.ops.recurrence import modal_prefill, modal_step, modal_taps
+from lagwise.ops.recurrence import DiagonalSSM, modal_prefill, modal_taps
 from lagwise.ops.recurrence.state_space import _hankel_spectrum
 
 CHANNELS, MODES = 3, 4
@@ -74,18 +74,22 @@ def test_steps_blocks_and_taps_agree(length: int) -> None:
     expected = toeplitz_product(x, modal_taps(modes, length), engine="dense")
     y, end = modal_prefill(x, modes, None)
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
-    state, steps = torch.zeros(2, CHANNELS, MODES, dtype=torch.complex128), []
+    ssm = DiagonalSSM.of(modes)
+    state, steps = ssm.start(2), []
     for token in x.unbind(1):
-        out, state = modal_step(token, state, modes)
+        out, state = ssm.step(token, state)
         steps.append(out)
     torch.testing.assert_close(torch.stack(steps, 1), expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(state, end, rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.cat(state, 1).mT, end, rtol=0, atol=1e-10)
+    graph, state = ssm.in_graph(x, ssm.start(2))
+    torch.testing.assert_close(graph, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.cat(state, 1).mT, end, rtol=0, atol=1e-10)
 
 
 def test_random_chunks_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     modes, x = some_modes(), signal(1500)
     whole, end = modal_prefill(x, modes, None)
-    monkeypatch.setattr("lagwise.ops.recurrence.modal._SIGNAL_ELEMENTS", 1000)  # few tokens at a time
+    monkeypatch.setattr("lagwise.ops.recurrence.diagonal._SIGNAL_ELEMENTS", 1000)  # few tokens at a time
     with torch.inference_mode():
         state, parts = None, []
         for part in x.split([1, 300, 63, 1, 64, 700, 300, 71], dim=1):
@@ -115,23 +119,22 @@ def test_gradients_equal_those_of_the_dense_product(length: int) -> None:
 
 def test_gradcheck() -> None:
     leaves = [t.detach().requires_grad_() for t in (signal(5, 1), *some_modes(slowest=0.9))]
-    state = torch.randn(1, CHANNELS, MODES, dtype=torch.complex128, requires_grad=True)
+    state = torch.randn(1, CHANNELS, 2 * MODES, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda *m: modal_taps(Modes(*m), 5), leaves[1:])
-    assert torch.autograd.gradcheck(lambda x, s, *m: modal_prefill(x, Modes(*m), s), (leaves[0], state, *leaves[1:]))
-    token = leaves[0][:, 0]
-    assert torch.autograd.gradcheck(lambda x, s, *m: modal_step(x, s, Modes(*m)), (token, state, *leaves[1:]))
+    inputs = (leaves[0], state, *leaves[1:])
+    assert torch.autograd.gradcheck(lambda x, s, *m: modal_prefill(x, Modes(*m), s), inputs)
+    assert torch.autograd.gradgradcheck(lambda x, s, *m: modal_prefill(x, Modes(*m), s), inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_precision_follows_the_modes_and_the_signal(dtype: torch.dtype, device: torch.device) -> None:
     modes, x = some_modes().to(torch.float32), signal(100).to(dtype)
-    expected = torch.complex128 if dtype == torch.float64 else torch.complex64
+    expected = torch.promote_types(dtype, torch.float32)
     with torch.autocast(device.type, torch.bfloat16):
         y, state = modal_prefill(x, modes, None)
         exact = modal_prefill(x.double(), modes.to(torch.float64), None)[0]
     assert (y.dtype, state.dtype) == (dtype, expected)
     assert (y - exact).abs().max() < exact.abs().max() * (1e-2 if dtype == torch.bfloat16 else 1e-5)
-    assert modal_step(x[:, 0], state, modes)[0].dtype == dtype
     with pytest.raises(ValueError, match="channels=3"):
         modal_prefill(x[:, :, :2], modes, None)
 
@@ -267,11 +270,11 @@ def test_many_float32_steps_stay_accurate(length: int) -> None:
     """For a constant and for noise."""
     taps, modes = reduced()
     x = torch.cat([torch.ones(1, length, CHANNELS), torch.randn(1, length, CHANNELS)])
-    single, outputs = modes.to(torch.float32), []
-    state = torch.zeros(2, *modes.poles.shape, dtype=torch.complex64)
+    single, outputs = DiagonalSSM.of(modes.to(torch.float32)), []
+    state = single.start(2)
     with torch.inference_mode():
         for token in x.unbind(1):
-            y, state = modal_step(token, state, single)
+            y, state = single.step(token, state)
             outputs.append(y)
         exact = modal_prefill(x.double(), modes, None)[0]
     steps, whole = torch.stack(outputs, 1), toeplitz_product(x.double(), taps)

@@ -149,8 +149,8 @@ def spreadsheet_with_a_column_for_each_label(folder: Path) -> str:
 def hub_parquet_with_names_of_classes(folder: Path) -> str:
     """As `datasets` writes a repository: shards by split, with classes as integers whose names are in the schema."""
     (folder / "data").mkdir()
-    features = {"sentence": {"dtype": "string", "_type": "Value"}, "label": {"names": ["neg", "pos"]}}
-    features["label"]["_type"] = "ClassLabel"
+    label = {"names": ["neg", "pos"], "_type": "ClassLabel"}
+    features = {"sentence": {"dtype": "string", "_type": "Value"}, "label": label}
     about = {"huggingface": json.dumps({"info": {"features": features}})}
     for split, rows in (("train", range(24)), ("validation", range(24, 32)), ("test", range(32, ROWS))):
         made = pa.table({"sentence": [TEXTS[i] for i in rows], "label": [i % 2 for i in rows]})

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from datasets import ClassLabel, Dataset, Features, Value
 from every_task import recipe
 from torch.utils.data import DataLoader
 from transformers import pipeline
@@ -215,14 +214,6 @@ def test_a_label_of_minus_a_hundred_is_not_ignored(tmp_path: Path) -> None:
     batch = data.collate([data.training_examples(1, 8, 0)[i] for i in range(8)])
     assert (batch["labels"] != -100).all()
     assert (batch["labels"] + 100).abs().min() < 1e-4
-
-
-def test_classes_of_a_parquet_file_are_known_by_name(tmp_path: Path) -> None:
-    run = train(recipe("classes of text", tmp_path / "data"), tmp_path / "run", progress=False)
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
-    rows = Dataset.from_dict({"text": ["good", "bad"], "label": [1, 0]}, features=features)
-    rows.to_parquet(str(tmp_path / "other.parquet"))
-    assert evaluate_run(run, source=str(tmp_path / "other.parquet"), progress=False)["test"]["rows"] == 2
 
 
 @pytest.mark.parametrize("separate", [False, True])

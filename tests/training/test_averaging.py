@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ def test_damaged_averages_are_skipped_with_their_checkpoint(tiny_recipe: Recipe,
         save_file({name: average * float("nan") for name, average in averages.items()}, path)
     model = load_model(run)[0]
     average = AveragedWeights(model, 0.9)
-    assert newest_whole_checkpoint(run, model, average=average) == first
+    trainer = SimpleNamespace(model=model, optimizer=None, average=average, carried=None, streamed=None)
+    assert newest_whole_checkpoint(run, trainer) == first
 
 
 @pytest.mark.slow

@@ -23,10 +23,9 @@ from torch._dynamo.utils import counters
 from transformers import TrainerState
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
-from lagwise.training import Recipe, load_recipe, resume, train
+from lagwise.training import Recipe, check_recipe, load_recipe, resume, train
 from lagwise.training import compilation as compilation_module
 from lagwise.training import trainer as trainer_module
-from lagwise.training.run import check_recipe
 from lagwise.training.trainer import HostHint
 
 TOLERANCE = 1e-4  # of a loss in float32, relative, after a few steps

@@ -1,20 +1,14 @@
-"""Runs in the folder of their own data, and folders that others must be able to read."""
+"""Runs that were killed early, and folders that others must be able to read."""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
-from scipy.io import wavfile
 
 from lagwise.files import LOCK, read_json
 from lagwise.models.loading import load_model
-from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, resume, train
 from lagwise.training import run as run_module
 
@@ -33,50 +27,6 @@ def _classes_of_texts(folder: Path) -> list[str]:
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"{'good' if i % 2 else 'bad'} film {i}")
     return ["data.length=16"]
-
-
-def _classes_of_images(folder: Path) -> list[str]:
-    for i in range(40):
-        file = folder / ["dark", "light"][i % 2] / f"{i}.png"
-        file.parent.mkdir(exist_ok=True)
-        Image.fromarray(np.random.default_rng(i).integers(0, 99 + 99 * (i % 2), (8, 8), dtype=np.uint8)).save(file)
-    return []
-
-
-def _classes_of_sounds(folder: Path) -> list[str]:
-    for i in range(40):
-        file = folder / ["high", "low"][i % 2] / f"{i}.wav"
-        file.parent.mkdir(exist_ok=True)
-        wavfile.write(file, 8000, (9999 * np.sin(np.arange(64) * (0.2 + i % 2 + i / 999))).astype(np.int16))
-    return ["data.length=64"]
-
-
-KINDS: dict[str, Callable[[Path], list[str]]] = {
-    "tnn-lm": _texts,
-    "classify": _classes_of_texts,
-    "tnn-digits": _classes_of_images,
-    "signal": _classes_of_sounds,
-}
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_run_in_the_folder_of_its_data_is_none_of_them(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    recipe = load_recipe(name, ["data.source=.", "training.first_answer=none", *KINDS[name](tmp_path), *_SMALL])
-    (tmp_path / "runs" / "killed").mkdir(parents=True)
-    (tmp_path / "runs" / "killed" / LOCK).touch()
-    monkeypatch.setattr(run_module, "finish", lambda trainer, recipe, data, out, progress: out)
-    run = train(recipe, Path("runs", "first"), progress=False)
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    shutil.rmtree(run / "checkpoint-4")
-    resume(run, progress=False)
-    assert "test" in evaluate_run(run, progress=False)
-    shutil.copytree(run, tmp_path / "model", ignore=shutil.ignore_patterns(LOCK, "recipe.yaml", "checkpoint-*"))
-    other = train(recipe, Path("runs", "second"), progress=False)
-    assert read_json(other / "run.json")["data"] == read_json(run / "run.json")["data"]
 
 
 def test_a_run_that_was_killed_early_can_be_resumed_or_says_that_it_is_empty(

@@ -12,7 +12,9 @@ from lagwise.training.recipe import LINEAR, load_recipe, recipe_names
 
 
 def test_shipped_recipes(tmp_path: Path) -> None:
-    """They have descriptions, their positions do not hide the embeddings, and one that is written is the same."""
+    """They have descriptions, their positions do not hide the embeddings, and one that is written is the same, with
+    any word for a model."""
+    again = tmp_path / "again.yaml"
     for name in recipe_names():
         recipe = load_recipe(name)
         assert recipe.description, name
@@ -25,7 +27,10 @@ def test_shipped_recipes(tmp_path: Path) -> None:
         written = tmp_path / f"{name}.yaml"
         written.write_text(recipe.to_yaml())
         for overrides in ([], *([f"model={word}"] for word in [*PRESETS, LINEAR]), ["model.init_from=run"]):
-            assert load_recipe(str(written), overrides) == load_recipe(name, overrides), name
+            changed = load_recipe(name, overrides)
+            assert load_recipe(str(written), overrides) == changed, name
+            again.write_text(changed.to_yaml())
+            assert load_recipe(str(again)) == changed, (name, overrides)
 
 
 def test_overrides_and_yaml_round_trip(tmp_path: Path) -> None:

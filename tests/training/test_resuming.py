@@ -45,7 +45,7 @@ def _enwik8(name: str) -> Callable[[Recipe], None]:
         recipe.model = load_recipe(name, [*sizes, *memory]).model
         recipe.data = replace(recipe.data, length=32, lengths=[16, 24, 32], evaluate_length=48)
         recipe.training.carry_states = 5
-        examples = make_task(recipe).open(progress=False).carried_examples(40, 2, 0, 5)
+        examples = make_task(recipe).open(progress=False).training_examples(40, 2, 0, 5)
         assert {len(examples[2 * step]["input_ids"]) for step in range(40)} == {16, 24, 32}
 
     return change

@@ -150,7 +150,7 @@ def test_two_trainings_of_one_folder(tiny_recipe: Recipe, tmp_path: Path, monkey
 def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "_opened", lambda *_: pytest.fail("the data were read"))
+    monkeypatch.setattr(run_module, "open_data", lambda *_: pytest.fail("the data were read"))
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "a" / "run"):
         with pytest.raises(ValueError, match=r"`out` cannot be '.*': '.*file' is not a folder that can be written to"):

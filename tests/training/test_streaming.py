@@ -131,7 +131,7 @@ def test_what_needs_the_whole_text_is_refused(
 
 
 def test_notes_say_what_is_held_out(streamed: Recipe, corpus: Path) -> None:
-    from lagwise.training.run import check_recipe
+    from lagwise.training import check_recipe
 
     (note, *_) = check_recipe(streamed).open(progress=False).notes()
     assert "held out: the first 1,048,576 characters of each of valid and test" in note

@@ -1,4 +1,4 @@
-"""The benchmark of generation checks streaming before it times it."""
+"""The benchmarks of generation check streams, and that drafts do not change the text, before they time them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 from lagwise.cli.main import app
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.training import Recipe, train
 from lagwise_papers.bench import generate
+from lagwise_papers.bench.drafts import table_rows, time_drafts
 from lagwise_papers.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
-from lagwise_papers.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE, Layer, state_bytes
+from lagwise_papers.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE
 
 
 @pytest.mark.parametrize("peer", [RingBuffer, lambda mixer: NStates(mixer, 400)])
@@ -63,8 +65,38 @@ def test_wrong_streams_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         generate.time_generation("blocks", [40], [1])
 
 
-def test_state_bytes_count_all_storage() -> None:
-    layer = Layer(ToeplitzMixer(4, kernel={"name": "modal", "modes": 8}), 3)
-    memory = 2 * 3 * 8 * 4 * 4  # real and imaginary parts; the poles belong to the mixer
-    assert state_bytes(layer.state) == memory
-    assert state_bytes((layer.state, layer.state)) == memory
+FIELDS = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "block": {"name": "mega"}}
+
+
+def test_a_perfect_draft_needs_few_forwards() -> None:
+    model = LagwiseForCausalLM(LagwiseConfig(**FIELDS)).eval()
+    prompts = list(torch.randint(20, (2, 12)))
+    plain, *drafted = time_drafts(model, model, prompts, sizes=[4], new_tokens=12, repeats=2, progress=False)
+    assert (plain.method, plain.forwards_per_token, plain.equal) == ("none", 1.0, 1.0)
+    assert [row.method for row in drafted] == ["model", "lookup"]
+    assert all(row.equal == 1 for row in drafted)
+    assert len(table_rows([plain, *drafted])) == 3
+
+
+def test_drafts_that_change_the_text_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draft = (LagwiseForCausalLM(LagwiseConfig(**FIELDS)).eval() for _ in range(2))
+    generate = model.generate
+
+    def wrong(*args: object, **options: object) -> torch.Tensor:
+        text = generate(*args, **options).clone()
+        text[:, -1] += (1 if text[0, -1] < 19 else -1) * ("assistant_model" in options)
+        return text
+
+    monkeypatch.setattr(model, "generate", wrong)
+    with pytest.raises(ValueError, match=r"drafts of \('model', 2\) change the text"):
+        time_drafts(model, draft, [torch.tensor([1, 2])], sizes=[2], new_tokens=2, repeats=2, progress=False)
+
+
+def test_the_command_of_drafts(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    out = tmp_path / "drafts.json"
+    arguments = ["bench", "drafts", run, "--draft", run, "--sizes", 2, "--prompts", 1, "--tokens", 4, "--repeats", 2]
+    result = CliRunner().invoke(app, [*map(str, arguments), "--prompt-tokens", "20", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["results"]["rows"]
+    assert [(row["method"], row["draft_tokens"]) for row in rows] == [("none", 0), ("model", 2), ("lookup", 2)]

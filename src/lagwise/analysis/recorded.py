@@ -141,13 +141,8 @@ def facts_table(facts: Mapping[str, Mapping[str, str]]) -> Table:
     return Table("", head, [(key, *(each.get(key, "-") for each in facts.values())) for key in keys])
 
 
-def settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the values of a recipe by the keys that overrides use, such as ``training.steps``."""
-    values = dataclasses.asdict(recipe).items()
-    return _flat({name: value for name, value in values if name != "words"}, "")  # which are of other models
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return values by the keys that overrides use, such as ``training.steps``."""
     found = {}
     for key, value in values.items():
         is_section = isinstance(value, Mapping) and value
@@ -158,7 +153,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def different_settings(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
     """List the settings that are not the same in all recipes: for each a row with its key and its value in every recipe
     as YAML, or ``-`` where there is none."""
-    values = [settings(recipe) for recipe in recipes.values()]
+    values = [_flat({**dataclasses.asdict(recipe), "words": {}}) for recipe in recipes.values()]  # of other models
     keys = dict.fromkeys(key for each in values for key in each)
     rows = [(key, *(_yaml(each[key]) if key in each else "-" for each in values)) for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]

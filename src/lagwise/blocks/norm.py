@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lagwise.ops.fused import fused
+from lagwise.ops.fused import autocast_dtype
 from lagwise.ops.fused.norm import residual_norm
-from lagwise.ops.tokens import loops_serve, rms_norm
+from lagwise.ops.tokens import rms_norm
 from lagwise.tables import build
 
 
@@ -121,12 +121,11 @@ def residual_normed(
     norm: nn.Module, x: Tensor, mask: Tensor | None, branch: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """``x + branch``, or x without one, and the norm of it (`normed`). By a kernel on a GPU or a loop in C in one pass,
-    and the norm is in the dtype of autocast."""
-    plain = isinstance(norm, RMSNorm | LayerNorm) and type(norm) in (RMSNorm, LayerNorm)
-    given = (x,) if branch is None else (x, branch)
-    if plain and (fused(*given) or all(map(loops_serve, given))):
+    and the norm by the root mean square or by the variance is in the dtype of autocast."""
+    if type(norm) in (RMSNorm, LayerNorm):
         bias = norm.bias if isinstance(norm, LayerNorm) else None
-        return residual_norm(x, branch, norm.weight, bias, cast(float, norm.eps), centred=isinstance(norm, LayerNorm))
+        centred = isinstance(norm, LayerNorm)
+        return residual_norm(x, branch, norm.weight, bias, cast(float, norm.eps), centred, autocast_dtype(x))
     x = x if branch is None else x + branch
     return x, normed(norm, x, mask)
 

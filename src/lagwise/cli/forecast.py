@@ -67,7 +67,7 @@ def forecast(
     model: Annotated[
         str | None,
         text_option(
-            "smoothing, seasonal, ridge, toeplitz, rpe, frequency, modal or s4d.",
+            "smoothing, seasonal, ridge or toeplitz.",
             show_default="the best of several on held-out rows",
         ),
     ] = None,
@@ -108,7 +108,7 @@ def forecast(
         from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
         from lagwise.forecasting.choosing import BASELINE
         from lagwise.forecasting.design import MODELS
-        from lagwise.forecasting.seasons import season
+        from lagwise.forecasting.grids import season
         from lagwise.forecasting.times import plain_times
         from lagwise.forecasting.writing import check_names
 

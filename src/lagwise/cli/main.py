@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,29 +138,29 @@ def train(
         raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
     recipe = recipe or DEFAULT_RECIPE
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
-    folder = out or Path("runs") / Path(recipe).stem
+    if source and any(override.startswith("data.source=") for override in overrides or ()):
+        raise typer.BadParameter("give --data or data.source, not both")
+    settings.data.source = source or settings.data.source
+    folder = continued or out or Path("runs") / Path(recipe).stem
     if resume is None and is_first():
         check_unused(folder)
+    done, begun = (resume is not None and (folder / name).is_file() for name in ("config.json", "recipe.yaml"))
     with quick_imports():
         from lagwise.training import train as train_recipe
 
-    if continued is not None:
-        done = (continued / "config.json").is_file()
-        with _resumable(continued):
-            folder = training.resume(continued)
-    else:
-        if source:
-            if any(override.startswith("data.source=") for override in overrides or ()):
-                raise typer.BadParameter("give --data or data.source, not both")
-            settings.data.source = source
-        done = automatic and (folder / "config.json").is_file()
-        begun = automatic and (folder / "recipe.yaml").is_file()
-        if split is not None and is_first() and not begun:
-            check_unused(folder)
-            training.check_recipe(settings).write_split(split)
-            typer.echo(f"The split: {plain(str(split))}")
-        with _resumable(folder):
+    if split is not None and is_first() and not begun:
+        check_unused(folder)
+        training.check_recipe(settings).write_split(split)
+        typer.echo(f"The split: {plain(str(split))}")
+    try:
+        if continued is not None:
+            training.resume(folder)
+        else:
             (training.train_or_resume if automatic else train_recipe)(settings, folder)
+    except KeyboardInterrupt:
+        if is_first() and (folder / "recipe.yaml").is_file():
+            typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(shlex.quote(str(folder)))}", err=True)
+        raise
     if is_first():
         _report_training(folder, done)
 
@@ -335,17 +333,6 @@ def demo(
     from lagwise.cli.demo import run_demo
 
     run_demo(out, overrides or [], write=write)
-
-
-@contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """Print how to resume if the user stops the training."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if is_first() and (folder / "recipe.yaml").is_file():
-            typer.echo(f"\nStopped. To resume: lagwise train --resume {plain(shlex.quote(str(folder)))}", err=True)
-        raise
 
 
 def _version(wanted: bool) -> None:

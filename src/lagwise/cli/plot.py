@@ -32,7 +32,7 @@ def plot(
     """
     require("plot", "a report")
     if len(runs) > 1:
-        from lagwise.analysis.comparison import compare_runs
+        from lagwise.analysis.report import compare_runs
 
         written = compare_runs(runs, out)
     else:

@@ -1,4 +1,4 @@
-"""Forecasting with lag-dependent weights: linear maps in closed form and learned lag kernels. Needs scikit-learn.
+"""Forecasting with lag-dependent weights: linear maps in closed form. Needs scikit-learn.
 
 Lazy: the task that learns to forecast needs only some of it.
 """

@@ -187,10 +187,9 @@ def _filled(values: np.ndarray) -> np.ndarray:
 
 def check_columns(design: Any) -> None:
     """Raise ValueError for a kind of map that cannot have columns."""
-    if design.spec["name"] != "ridge" or design.rank is not None or design.normalize or design.windowless:
+    if design.spec["name"] != "ridge" or design.rank is not None or design.windowless:
         raise ValueError(
-            "columns need the model 'ridge' with a finite penalty, without rank and normalize; got "
-            f"{design.spec['name']!r}"
+            f"columns need the model 'ridge' with a finite penalty, without rank; got {design.spec['name']!r}"
         )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.forecasting.learned import learned_size
 from lagwise.forecasting.moments import LEVELS
 from lagwise.forecasting.smoothing import Smoothing
 from lagwise.forecasting.solving import PENALTIES, parameter_count
@@ -17,16 +16,7 @@ from lagwise.tables import check_integer, known, shown
 
 CLOSED_FORM = ("ridge", "toeplitz")
 SIMPLE = ("seasonal", "smoothing")  # fitted without windows; their option is the period, in rows
-LEARNED = ("rpe", "frequency", "modal", "s4d")
-MODELS = CLOSED_FORM + LEARNED + SIMPLE
-_OPTIONS: dict[str, dict[str, Any]] = {  # learned kernels' options, if only the name is given
-    "rpe": {"inputs": "sincos", "layers": 1, "decay": 1.0},
-    "frequency": {"inputs": "omega", "layers": 3, "grid": 1536},
-    "modal": {"modes": 128},
-    "s4d": {"modes": 128, "start": "lin"},
-    "seasonal": {"period": 1},
-    "smoothing": {"period": 1},
-}
+MODELS = CLOSED_FORM + SIMPLE
 
 
 @dataclass(frozen=True)
@@ -37,11 +27,9 @@ class Design:
     look_backs: tuple[int, ...]
     horizon: int
     level: str
-    normalize: bool
     kernels: int
     rank: int | None
     penalties: tuple[float, ...]
-    seed: int
     folds: int = 1
 
     @property
@@ -66,8 +54,6 @@ class Design:
             return Smoothing(1.0, 0.0, 0.9, 0.0, self.spec["period"]).parameters
         if self.windowless:
             return 0
-        if self.spec["name"] in LEARNED:
-            return len(self.look_backs) * learned_size(self.spec, self.kernels)
         sizes = (parameter_count(n, self.horizon, kernels=self.kernels, rank=self.rank) for n in self.look_backs)
         return sum(sizes)
 
@@ -75,13 +61,12 @@ class Design:
 def make_design(forecaster: Any) -> Design:
     """Validate a forecaster's parameters. ValueError names a parameter that is out of range."""
     model, rank, penalty = forecaster.model, plain(forecaster.rank), forecaster.penalty
-    spec = dict(model) if isinstance(model, Mapping) else {"name": model, **_OPTIONS.get(str(model), {})}
+    spec = dict(model) if isinstance(model, Mapping) else {"name": model}
     name = known(spec.get("name"), MODELS, "model")
+    for key in spec:
+        known(key, ("name", "period") if name in SIMPLE else ("name",), f"option of model {name!r}")
     if name in SIMPLE:
-        spec = {**_OPTIONS[name], **spec}
-        for key in spec:
-            known(key, ("name", "period"), f"option of model {name!r}")
-        check_integer("period", plain(spec["period"]))
+        spec = {"period": check_integer("period", plain(spec.get("period", 1))), **spec}
     horizon, kernels = (check_integer(option, plain(getattr(forecaster, option))) for option in ("horizon", "kernels"))
     look_back = plain(forecaster.look_back)
     look_backs = [look_back] if isinstance(look_back, int | str) else [plain(each) for each in look_back]
@@ -110,11 +95,9 @@ def make_design(forecaster: Any) -> Design:
         look_backs=tuple(check_integer("look_back", each) for each in look_backs),
         horizon=horizon,
         level=known(forecaster.level, LEVELS, "level"),
-        normalize=forecaster.normalize,
         kernels=kernels,
         rank=rank,
         penalties=(PENALTIES if name in CLOSED_FORM else (0.0,)) if penalty is None else (float(penalty),),
-        seed=forecaster.random_state,
         folds=folds,
     )
 

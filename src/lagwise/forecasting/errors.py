@@ -84,11 +84,16 @@ def window_errors(
 ) -> np.ndarray:
     """Compute errors ``(windows, horizon, series)`` on at most 500 windows at even distances (fewer of hundreds of
     series), NaN where not observed; the rest as in `forecast_errors`."""
-    look_back, horizon = maps[0].shape
-    windows = window_count(len(filled), look_back, horizon)
-    chosen = np.unique(np.linspace(0, windows - 1, min(windows, most_windows(horizon, filled.shape[1]))).round())
-    found = forecast_errors(maps, filled, targets, chosen.astype(int), first, effects=effects, columns=columns)
+    horizon = maps[0].shape[1]
+    chosen = some_windows(len(filled), *maps[0].shape, most_windows(horizon, filled.shape[1]))
+    found = forecast_errors(maps, filled, targets, chosen, first, effects=effects, columns=columns)
     return np.stack([errors for _, errors in found], axis=2)
+
+
+def some_windows(rows: int, look_back: int, horizon: int, most: int) -> np.ndarray:
+    """Choose the first rows of at most so many windows, at even distances."""
+    windows = window_count(rows, look_back, horizon)
+    return np.unique(np.linspace(0, windows - 1, min(windows, most)).round()).astype(int)
 
 
 def sorted_sizes(errors: np.ndarray, late: np.ndarray) -> np.ndarray:

@@ -59,8 +59,6 @@ class LagForecaster(BaseEstimator):
     - ``smoothing``: exponential smoothing, with or without a trend, a damped trend and a season, its parameters by an
       information criterion; ``seasonal``: the last period repeated. Both have the option ``period``, in rows:
       ``{"name": "smoothing", "period": 12}``.
-    - ``rpe``, ``frequency``, ``modal``, ``s4d``: the same with k a kernel of `lagwise.kernels`, trained by gradients on
-      the normal equations. A mapping gives its options: ``{"name": "modal", "modes": 32}``.
 
     Parameters:
         horizon: rows to forecast.
@@ -73,15 +71,11 @@ class LagForecaster(BaseEstimator):
         level: removed from a window: its ``mean``, its ``last`` value, or ``none``.
         logs: forecast the logarithms of values, all above 0, and restore them. Scores are those of logarithms.
         nonnegative: replace forecasts, and ends of intervals, below 0 by 0. Scores are those of the map alone.
-        normalize: also divide windows by their deviation (reversible instance normalisation). For a linear map this
-            only changes how much each window counts in the fit.
         shared: one map for all series (True), one for each (False), or one for each that is drawn to the shared map
-            (None): the penalty is on their difference, and is chosen on the held-out rows of the series. Models other
-            than ``ridge`` without a rank and ``toeplitz``, a given penalty and columns instead take whichever of the
-            two has the lower error on held-out rows.
-        penalty: relative to the variance of a standardised series; None for the best on held-out rows (for learned
-            kernels: 0, and the number of steps is chosen on held-out rows). With infinity the map is 0, and the level
-            is forecast: the last value with ``level="last"``.
+            (None): the penalty is on their difference, and is chosen on the held-out rows of the series. With a rank, a
+            given penalty or columns, and of ``smoothing``, whichever of the two has the lower error on held-out rows.
+        penalty: relative to the variance of a standardised series; None for the best on held-out rows. With infinity
+            the map is 0, and the level is forecast: the last value with ``level="last"``.
         validation: rows held out at the end, a share or a number: they choose the penalty, and the sizes of their
             errors give the intervals. At least one horizon; 0 for none.
         folds: how many blocks of as many rows, one before the other, choose the penalty and the weights of look-backs
@@ -90,7 +84,6 @@ class LagForecaster(BaseEstimator):
             last block. For closed forms.
         refit: once the penalty is chosen, fit again with the held-out rows. Their errors remain those of the first fit.
         coverage: of the intervals.
-        random_state: seed of trained kernels.
 
     Attributes:
         maps_: fitted maps (1 or series, look_back, horizon).
@@ -111,9 +104,8 @@ class LagForecaster(BaseEstimator):
 
     Cost: with S series of T rows, look-back L and horizon H, closed forms take O(S T log T + S L (L + H)) for the
     moments of all windows, then O(L^3) for one eigendecomposition for all penalties, and O(L^2 H) for each penalty (S
-    times the latter two where each series has its own map). Windows are only created with ``normalize``, which costs
-    O(S T L (L + H)). M missing targets add O(M (L + H) H) to each penalty, several times. Memory is O(L (L + H) + S T).
-    Forecasts cost O(S L H).
+    times the latter two where each series has its own map). M missing targets add O(M (L + H) H) to each penalty,
+    several times. Memory is O(L (L + H) + S T). Forecasts cost O(S L H).
 
     A ValueError names an option or a value that is out of range; also for data too short for one window of look_back +
     horizon rows.
@@ -139,14 +131,12 @@ class LagForecaster(BaseEstimator):
         level: str = "mean",
         logs: bool = False,
         nonnegative: bool = False,
-        normalize: bool = False,
         shared: bool | None = None,
         penalty: float | None = None,
         validation: float | int = 0.2,
         folds: int = 1,
         refit: bool = True,
         coverage: float = 0.9,
-        random_state: int = 0,
     ):
         self.horizon = horizon
         self.look_back = look_back
@@ -156,14 +146,12 @@ class LagForecaster(BaseEstimator):
         self.level = level
         self.logs = logs
         self.nonnegative = nonnegative
-        self.normalize = normalize
         self.shared = shared
         self.penalty = penalty
         self.validation = validation
         self.folds = folds
         self.refit = refit
         self.coverage = coverage
-        self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()  # type: ignore[missing-attribute]
@@ -178,7 +166,7 @@ class LagForecaster(BaseEstimator):
         Forecasts have the columns of `predict` in the order of the mapping.
 
         columns: what is known beside the series (`lagwise.forecasting.Columns`), aligned with the rows of X; of series
-            of different lengths, ends with ends. For the model ``ridge`` without ``rank`` and ``normalize``.
+            of different lengths, ends with ends. For the model ``ridge`` without ``rank``.
         """
         design = make_design(self)
         values = self._validated(X, reset=True)
@@ -220,7 +208,7 @@ class LagForecaster(BaseEstimator):
             self.errors_ = sorted_sizes(errors, first > cut)
             self.independent_ = independent_errors(errors, held / design.horizon)
         self.weights_ = fits[0].weights
-        self.penalty_ = [tuple(choice.penalty for choice in fit.choices) for fit in fits]
+        self.penalty_ = [fit.penalties for fit in fits]
         if held and self.refit:
             fits = groups.refit(design, rows).fits
         self.maps_ = np.stack([fit.maps for fit in fits])

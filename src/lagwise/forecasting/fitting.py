@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -11,32 +11,18 @@ from typing import NamedTuple
 import numpy as np
 
 from lagwise.forecasting.columns import column_path
-from lagwise.forecasting.design import CLOSED_FORM, Design
+from lagwise.forecasting.design import Design
 from lagwise.forecasting.gaps import stretches
-from lagwise.forecasting.learned import learned_map
-from lagwise.forecasting.moments import (
-    Moments,
-    level_weights,
-    normalized_moments,
-    normalized_weights,
-    window_moments,
-)
+from lagwise.forecasting.moments import level_weights, window_moments
 from lagwise.forecasting.smoothing import fit_smoothing
 from lagwise.forecasting.solving import Refill, ridge_path
-from lagwise.forecasting.unobserved import HeldOut, Stretch, Unobserved, held_out_windows
+from lagwise.forecasting.unobserved import HeldOut, Stretch, Unobserved
 
 _RELATIVE_JITTER = 1e-9  # of the squared errors of maps: nearly equal ones get equal weights
 _MAX_GAP_SHARE = 0.1  # of the look-back: windows with longer runs of missing rows are not used in training
 
 #: A map from raw inputs, and the effects of columns if there are any.
 _Made = tuple[np.ndarray, "np.ndarray | None"]
-
-
-class Choice(NamedTuple):
-    """Choice made on held-out windows: the penalty, and the training steps of a learned kernel."""
-
-    penalty: float
-    steps: int | None = None
 
 
 class Fold(NamedTuple):
@@ -52,14 +38,14 @@ class Fit:
 
     parts: a map ``(look_back, horizon)`` from raw inputs to forecasts, and effects of columns ``(columns, look_back +
     1, horizon)`` (`column_path`), for each look-back. products: sums over held-out windows of products of their errors
-    ``(look_backs, look_backs)``; count: the number of observed targets there. choices: for each look-back; weights:
+    ``(look_backs, look_backs)``; count: the number of observed targets there. penalties: for each look-back; weights:
     those of the average. others: parts that were fitted to the rows of other folds.
     """
 
     parts: tuple[_Made, ...]
     products: np.ndarray
     count: float
-    choices: tuple[Choice, ...]
+    penalties: tuple[float, ...]
     weights: np.ndarray
     others: tuple[tuple[_Made, ...], ...] = ()
 
@@ -171,100 +157,82 @@ def fit_maps(
         design: The kind of map.
         folds: Rows to train on and, if any, held-out ones, whose windows choose one of ``design.penalties``: the one
             with the lowest error on those of all folds together. The maps are those of the first fold.
-        like: A fit whose choices and weights are taken over. By default look-backs have equal weights.
+        like: A fit whose penalties and weights are taken over. By default look-backs have equal weights.
         kinds: Of the columns of stretches.
         near: A fit to other series. The penalty is then on the difference from its maps, and may be infinite.
     """
-    held_out = [held_out_windows(f.valid, design.look_back, design.horizon) if f.valid else None for f in folds]
+    held_out = [HeldOut(fold.valid, design.look_back) if fold.valid else None for fold in folds]
     parts: list[list[_Made]] = [[] for _ in folds]
-    choices = []
+    chosen = []
     for i, look_back in enumerate(design.look_backs):
         paths = [
             _candidates(
                 design,
                 fold.train,
                 look_back,
-                None if windows is None else windows.error,
-                None if like is None else like.choices[i],
+                None if like is None else like.penalties[i],
                 kinds,
                 None if near is None else (near.parts, *near.others)[k][i][0],
             )
-            for k, (fold, windows) in enumerate(zip(folds, held_out, strict=True))
+            for k, fold in enumerate(folds)
         ]
-        best, best_error, choice = None, np.inf, Choice(0.0)
+        best, best_error, penalty = None, np.inf, 0.0
         for candidates in zip(*paths, strict=True):
-            squares = [w.squares(*made) for w, (made, _) in zip(held_out, candidates, strict=True) if w is not None]
-            error = sum(s for s, _ in squares) / sum(n for _, n in squares) if squares else -1.0
+            squares = [w.products([made]) for w, (made, _) in zip(held_out, candidates, strict=True) if w is not None]
+            error = float(sum(s for s, _ in squares)[0, 0]) / sum(n for _, n in squares) if squares else -1.0
             if best is None or error < best_error:
-                best, best_error, choice = [made for made, _ in candidates], error, candidates[0][1]
+                best, best_error, penalty = [made for made, _ in candidates], error, candidates[0][1]
         assert best is not None
         for own_parts, made in zip(parts, best, strict=True):
             own_parts.append(made)
-        choices.append(choice)
-    size = len(choices)
+        chosen.append(penalty)
+    size = len(chosen)
     products, count = np.zeros((size, size)), 0.0
     for windows, own_parts in zip(held_out, parts, strict=True):
         if windows is None:
             continue
-        own_products, own_count = _error_products(windows, own_parts)
+        own_products, own_count = windows.products(own_parts)
         products, count = products + own_products, count + own_count
     weights = np.full(size, 1 / size) if like is None else like.weights
     first, *others = (tuple(own_parts) for own_parts in parts)
-    return Fit(first, products, count, tuple(choices), weights, tuple(others))
-
-
-def _error_products(held_out: HeldOut, parts: Sequence[_Made]) -> tuple[np.ndarray, float]:
-    """Sum the products of the errors of maps over held-out windows, and count the targets.
-
-    An average of maps has the average of their errors: ``sum a b = 2 sum ((a + b) / 2)^2 - (sum a^2 + sum b^2) / 2``.
-    """
-    size, count = len(parts), 0.0
-    found = np.zeros((size, size))
-    for i in range(size):
-        found[i, i], count = held_out.squares(*parts[i])
-    for i in range(size):
-        for j in range(i):
-            pair = Fit((parts[i], parts[j]), found, count, (), np.full(2, 0.5))
-            both = held_out.squares(pair.maps, pair.effects)[0]
-            found[i, j] = found[j, i] = 2 * both - (found[i, i] + found[j, j]) / 2
-    return found, count
+    return Fit(first, products, count, tuple(chosen), weights, tuple(others))
 
 
 def _candidates(
     design: Design,
     train: Sequence[Stretch],
     look_back: int,
-    error: Callable[..., float] | None,
-    choice: Choice | None,
+    chosen: float | None,
     kinds: Sequence[str],
     near: np.ndarray | None,
-) -> Iterator[tuple[_Made, Choice]]:
-    """Maps from raw inputs, and effects of columns, for each penalty: on the difference from the map ``near``, which is
-    that of an infinite one, if it is given."""
+) -> Iterator[tuple[_Made, float]]:
+    """Maps from raw inputs, and effects of columns, for each penalty, or the ``chosen`` one: on the difference from the
+    map ``near``, which is that of an infinite one, if it is given."""
     if design.spec["name"] == "smoothing":
         filled = np.concatenate([each.filled for each in train], axis=1)
         missing = np.concatenate([each.missing for each in train], axis=1)
         found = fit_smoothing(filled, missing, design.spec["period"])
-        yield (found.map(look_back, design.horizon), None), Choice(0.0)
+        yield (found.map(look_back, design.horizon), None), 0.0
         return
     if design.spec["name"] == "seasonal":
-        yield (seasonal_map(look_back, design.horizon, design.spec["period"]), None), Choice(0.0)
+        yield (seasonal_map(look_back, design.horizon, design.spec["period"]), None), 0.0
         return
     level = level_weights(design.level, look_back)
     if design.penalties == (math.inf,):  # the level alone, which needs no rows to train on
-        yield (np.outer(level, np.ones(design.horizon)), None), Choice(math.inf)
+        yield (np.outer(level, np.ones(design.horizon)), None), math.inf
         return
-    penalties = design.penalties if choice is None else (choice.penalty,)
+    penalties = design.penalties if chosen is None else (chosen,)
     if kinds:
         path = column_path(train, kinds, look_back, design.horizon, design.level, penalties)
         for penalty, made in zip(penalties, path, strict=True):
-            yield made, Choice(penalty)
+            yield made, penalty
         return
-    if near is not None and choice in (None, Choice(math.inf)):
-        yield (near, None), Choice(math.inf)
-        if choice is not None:
+    if near is not None and chosen in (None, math.inf):
+        yield (near, None), math.inf
+        if chosen is not None:
             return
-    moments, unobserved = _training_sums(design, train, look_back)
+    moments = window_moments([each.filled for each in train], look_back, design.horizon).without_level(design.level)
+    unobserved = Unobserved(train, look_back, design.horizon)
     if near is not None:  # least squares for what its forecasts leave over
         moments = replace(moments, cross=moments.cross - moments.inputs @ near)
 
@@ -278,23 +246,9 @@ def _candidates(
         return moments.cross + more - level @ more
 
     refill: Refill | None = refilled if unobserved else None
-    if design.spec["name"] in CLOSED_FORM:
-        path = ridge_path(moments, penalties, kernels=design.kernels, rank=design.rank, refill=refill)
-        for penalty, maps in zip(penalties, path, strict=True):
-            yield (raw(maps), None), Choice(penalty)
-        return
-    for penalty in penalties:
-        maps, steps = learned_map(
-            design.spec,
-            moments,
-            None if error is None else lambda maps: error(raw(maps)),
-            kernels=design.kernels,
-            penalty=penalty,
-            steps=None if choice is None else choice.steps,
-            refill=refill,
-            seed=design.seed,
-        )
-        yield (raw(maps), None), Choice(penalty, steps)
+    path = ridge_path(moments, penalties, kernels=design.kernels, rank=design.rank, refill=refill)
+    for penalty, maps in zip(penalties, path, strict=True):
+        yield (raw(maps), None), penalty
 
 
 def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:
@@ -304,14 +258,3 @@ def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:
     maps = np.zeros((look_back, horizon))
     maps[look_back - period + np.arange(horizon) % period, np.arange(horizon)] = 1
     return maps
-
-
-def _training_sums(design: Design, train: Sequence[Stretch], look_back: int) -> tuple[Moments, Unobserved]:
-    """Sum the moments of the training windows without their level, and their missing targets."""
-    parts = [each.filled for each in train]
-    if not design.normalize:
-        moments = window_moments(parts, look_back, design.horizon)
-        return moments.without_level(design.level), Unobserved(train, look_back, design.horizon)
-    moments = normalized_moments(parts, look_back, design.horizon, design.level)
-    weights = [normalized_weights(part, look_back, design.horizon, design.level) for part in parts]
-    return moments, Unobserved(train, look_back, design.horizon, weights)

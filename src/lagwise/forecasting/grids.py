@@ -1,4 +1,4 @@
-"""Find regular grids of times, which have a constant step or follow a calendar."""
+"""Find regular grids of times, which have a constant step or follow a calendar, and the season of series on them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lagwise.forecasting.gaps import carry_forward, scales
+
 _MIN_SHARE = 0.57  # of the times of a grid that have a row; with fewer, the step is wrong
 _MONTHS_BETWEEN_ROWS = (1, 2, 3, 4, 6, 12)
 _BUSINESS_DAYS = ("B", "BMS", "BME", "BQS", "BQE")
+_MIN_DEVIATIONS = 4  # in units of noise's autocorrelation: larger ones, of changes, are a season
+_DAYS_PER_YEAR = 365.2425
 
 #: Makes the times of a calendar from a first one to a last one, or a number of them: ``make(first, last, count)``.
 Make = Callable[[Any, Any, "int | None"], "pd.Index"]
@@ -119,3 +123,38 @@ def _step(index: pd.Index) -> Any:
         f"{step} apart); resample the data to regular times, or name the times with `time` and the column that tells "
         "series apart with `id`"
     )
+
+
+def season(frame: pd.DataFrame) -> int:
+    """Count the rows of the shortest of a day, a week and a year that has several, such as 24 hours, 5 business days or
+    12 months; for series without dates, the lag at which their changes repeat most; 1 for none.
+
+    Args:
+        frame: Series on a regular grid of times.
+    """
+    times: Any = frame.index
+    if not isinstance(times, pd.DatetimeIndex):
+        return rows_a_year(times.to_numpy()) or _repeating(frame.to_numpy(np.float64))
+    days = times.tz_localize(None).normalize()
+    for cycle in (days, days.to_period("W")):
+        counts = pd.Series(1, index=cycle).groupby(level=0).sum()
+        inner = counts.iloc[1:-1] if len(counts) > 2 else counts  # the first and last may be cut
+        if (most := int(inner.median())) > 1:
+            return most
+    rows = round(_DAYS_PER_YEAR * (len(times) - 1) / max(1, (times[-1] - times[0]).days))
+    return max(1, rows)
+
+
+def _repeating(x: np.ndarray) -> int:
+    changes: Any = np.diff(carry_forward(x), axis=0)
+    changes = (changes - changes.mean(0)) / scales(changes)[1]
+    size = len(changes)
+    power = np.abs(np.fft.rfft(changes, 2 * size, axis=0)) ** 2
+    correlation = np.fft.irfft(power, axis=0)[: size // 2 + 1].mean(1) / size
+    peaks = [
+        lag
+        for lag in range(2, min(size // 3, len(correlation) - 1))
+        if correlation[lag] == correlation[lag - 1 : lag + 2].max()
+    ]
+    best = max(peaks, key=lambda lag: correlation[lag], default=1)
+    return best if best > 1 and correlation[best] > _MIN_DEVIATIONS / size**0.5 else 1

@@ -107,7 +107,7 @@ def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: 
             if found:
                 break
             raise
-        if near is None or any(choice.penalty < math.inf for fit in fits for choice in fit.choices):
+        if near is None or any(min(fit.penalties) < math.inf for fit in fits):
             found.append(Groups(option, weighted(fits) if held else fits, near))
     return min(found, key=lambda each: each.error) if len(found) > 1 else found[0]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 LEVELS = ("mean", "last", "none")
-_WINDOWS_PER_CHUNK = 4096
 _SERIES_PER_FFT_BATCH = 256
 _ROWS_PER_BATCH = 256  # of products
 
@@ -20,39 +18,26 @@ class Moments:
     """Second moments of windows of ``look_back`` inputs u and the ``horizon`` targets y that follow them, as sums over
     the windows.
 
-    Shapes: inputs ``sum u u^T`` (look_back, look_back); cross ``sum u y^T`` (look_back, horizon); targets ``sum y^2``
-    (horizon,). count is the (weighted) number of windows. Inputs are in temporal order.
+    Shapes: inputs ``sum u u^T`` (look_back, look_back); cross ``sum u y^T`` (look_back, horizon). count is that of the
+    windows. Inputs are in temporal order.
     """
 
     inputs: np.ndarray
     cross: np.ndarray
-    targets: np.ndarray
     count: float
-
-    def latest(self, look_back: int) -> Moments:
-        """Restrict the moments to a shorter look-back: the last ``look_back`` inputs."""
-        return Moments(self.inputs[-look_back:, -look_back:], self.cross[-look_back:], self.targets, self.count)
 
     def without_level(self, level: str) -> Moments:
         """Compute the moments of windows after subtracting the level ``r^T u`` of their inputs.
 
-        Formula: with ``g = G r``, ``s = r^T G r`` and ones 1: ``G - 1 g^T - g 1^T + s``, ``C - 1 r^T C - g 1^T + s``
-        and ``y^2 - 2 r^T C + s``. Removing a level is linear, so it acts on the moments and needs no windows.
+        Formula: with ``g = G r``, ``s = r^T G r`` and ones 1: ``G - 1 g^T - g 1^T + s`` and ``C - 1 r^T C - g 1^T +
+        s``. Removing a level is linear, so it acts on the moments and needs no windows.
         """
         if level == "none":
             return self
         r = level_weights(level, len(self.inputs))
         g, c = self.inputs @ r, r @ self.cross
         s = r @ g
-        return Moments(
-            self.inputs - g - g[:, None] + s, self.cross - c - g[:, None] + s, self.targets - 2 * c + s, self.count
-        )
-
-    def error(self, maps: np.ndarray) -> np.ndarray:
-        """Compute the mean squared error ``(horizon,)`` of forecasts ``maps^T u``, for maps ``(look_back,
-        horizon)``."""
-        products = ((self.inputs @ maps - 2 * self.cross) * maps).sum(0)
-        return (self.targets + products) / self.count
+        return Moments(self.inputs - g - g[:, None] + s, self.cross - c - g[:, None] + s, self.count)
 
 
 def level_weights(level: str, look_back: int) -> np.ndarray:
@@ -129,51 +114,8 @@ def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon
     """Compute the moments of all windows of some series ``(rows, series)``, or of several such together, by
     `window_products`."""
     parts = [np.ascontiguousarray(part, dtype=np.float64) for part in ([x] if isinstance(x, np.ndarray) else x)]
-    a, targets, count = window_products([part[:, :, None] for part in parts], look_back, horizon)
-    return Moments(a[0, :, 0, :look_back], a[0, :, 0, look_back:], targets[:, 0, 0], count)
-
-
-def normalized_moments(parts: Sequence[np.ndarray], look_back: int, horizon: int, level: str) -> Moments:
-    """Compute the moments of all windows of some series, as `window_moments`, after removing the level and dividing by
-    the deviation of their inputs.
-
-    The deviation is ``sqrt(mean((u - level)^2) + 1e-5)``, as in reversible instance normalisation (Kim et al. 2022). A
-    linear map without a constant commutes with a scale, so dividing by the deviation and multiplying the forecast by it
-    leaves a given map unchanged: normalisation only changes how much each window counts in the fit. Here windows are
-    created, some thousands at a time: O(windows * look_back * (look_back + horizon)).
-    """
-    width = look_back + horizon
-    total = np.zeros((width, width))
-    count = 0.0
-    for chunk in (each for part in parts for each in _levelled(part, look_back, horizon, level)):
-        chunk *= np.sqrt(_precision(chunk, look_back))[:, None]
-        total += chunk.T @ chunk
-        count += len(chunk)
-    inputs, outputs = slice(look_back), slice(look_back, None)
-    return Moments(total[inputs, inputs], total[inputs, outputs], np.diag(total)[outputs], count)
-
-
-def normalized_weights(x: np.ndarray, look_back: int, horizon: int, level: str) -> np.ndarray:
-    """Compute the weight of each window in `normalized_moments`: one over its squared deviation, ``(windows,
-    series)``."""
-    found = [_precision(chunk, look_back) for chunk in _levelled(x, look_back, horizon, level)]
-    return np.concatenate(found).reshape(x.shape[1], -1).T
-
-
-def _levelled(x: np.ndarray, look_back: int, horizon: int, level: str) -> Iterator[np.ndarray]:
-    """Yield windows ``(windows, look_back + horizon)`` without their level, series by series, some thousands at a
-    time."""
-    window_count(len(x), look_back, horizon)
-    weights = level_weights(level, look_back)
-    for series in np.ascontiguousarray(x, dtype=np.float64).T:
-        windows = sliding_window_view(series, look_back + horizon)
-        for start in range(0, len(windows), _WINDOWS_PER_CHUNK):
-            chunk = windows[start : start + _WINDOWS_PER_CHUNK]
-            yield chunk - chunk[:, :look_back] @ weights[:, None]
-
-
-def _precision(windows: np.ndarray, look_back: int) -> np.ndarray:
-    return 1 / ((windows[:, :look_back] ** 2).mean(1) + 1e-5)
+    a, _, count = window_products([part[:, :, None] for part in parts], look_back, horizon)
+    return Moments(a[0, :, 0, :look_back], a[0, :, 0, look_back:], count)
 
 
 def window_count(rows: int, look_back: int, horizon: int) -> int:

@@ -45,7 +45,7 @@ class SktimeLagForecaster(BaseForecaster):
     for each, by ``shared``. Each is forecast from its own end.
 
     X has columns that are known in advance, in `fit` and `predict`; at the times of fh alone is enough. They count for
-    the model ``ridge`` without ``rank`` and ``normalize``, and others ignore them.
+    the model ``ridge`` without ``rank``, and others ignore them.
 
     ``predict_interval`` (and ``predict_quantiles``, ``predict_var``) needs rows held out by ``validation``.
 
@@ -69,8 +69,6 @@ class SktimeLagForecaster(BaseForecaster):
         "capability:pred_int": True,
         "capability:pred_int:insample": False,
         "capability:update": True,
-        "capability:random_state": True,
-        "property:randomness": "derandomized",
         "requires-fh-in-fit": True,
     }
 
@@ -80,8 +78,8 @@ class SktimeLagForecaster(BaseForecaster):
         if parameters:
             raise TypeError(f"unknown parameter: {next(iter(parameters))!r} (known: {', '.join(_PARAMETERS)})")
         super().__init__()
-        model, rank, normalize = (getattr(self, name) for name in ("model", "rank", "normalize"))
-        if (model.get("name") if isinstance(model, Mapping) else model) != "ridge" or rank is not None or normalize:
+        model, rank = self.model, self.rank  # type: ignore[missing-attribute]
+        if (model.get("name") if isinstance(model, Mapping) else model) != "ridge" or rank is not None:
             self.set_tags(**{"capability:exogenous": False})
 
     # sktime reads the names and defaults of parameters from the signature.

@@ -16,10 +16,17 @@ from lagwise.data.reading import check_spreadsheet, inner_suffix, without_pipe
 from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_table
 from lagwise.data.text_tables import read_head, read_text_table
 from lagwise.files import one_line
+from lagwise.forecasting.cells import (
+    find_ids,
+    find_time,
+    only_number,
+    outlier_notes,
+    to_columns,
+    to_numbers,
+    without_row_numbers,
+)
 from lagwise.forecasting.columns import KINDS, Columns
 from lagwise.forecasting.grids import Grid
-from lagwise.forecasting.numbers import outlier_notes, to_columns, to_numbers
-from lagwise.forecasting.roles import find_ids, find_time, only_number, without_row_numbers
 from lagwise.forecasting.times import plain_times, regular_times
 from lagwise.tables import known, shown
 

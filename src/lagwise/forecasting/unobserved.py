@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.forecasting.errors import forecast_errors
-from lagwise.forecasting.moments import Moments, window_count, window_moments
+from lagwise.forecasting.errors import forecast_errors, most_windows, some_windows
+from lagwise.forecasting.moments import window_count
 
 _TARGETS_PER_CHUNK = 4096
-_MAX_WINDOWS = 500  # held out, of each stretch, with columns
-_RELATIVE_ROUNDING = 1e-9  # of a difference of sums of squares: 1e6 times float64's rounding
+_COMPARED_PER_INTERVAL_WINDOW = 4  # windows that maps are compared on, for each that intervals come from
 
 
 class Stretch(NamedTuple):
@@ -33,24 +32,20 @@ class Unobserved:
     of r from every window are one product with the map, its columns shifted: ``f(r, h) = sum_q x(r - Q + q) S(q, h)``,
     ``S(q, h) = B(q - horizon + 1 + h, h)`` with Q rows before r. With M missing targets a product costs O(M (look_back
     + horizon) horizon), and memory is that of the series.
-
-    weights: for each stretch ``(windows, series)``, the weight of each window; 1 by default.
     """
 
-    def __init__(
-        self, stretches: Sequence[Stretch], look_back: int, horizon: int, weights: Sequence[np.ndarray] | None = None
-    ):
+    def __init__(self, stretches: Sequence[Stretch], look_back: int, horizon: int):
         self.horizon, self._width = horizon, look_back + horizon - 1
         places, values, used, beside, count = [], [], [], [], 0
-        for i, (filled, missing, columns) in enumerate(stretches):
+        for filled, missing, columns in stretches:
             windows = window_count(len(filled), look_back, horizon)
             series = np.flatnonzero(missing[look_back:].any(0))
             size = len(filled) + horizon - 1  # the series with zeros before it, for windows that would begin earlier
             rows, own = np.nonzero(missing[look_back:, series])
             places.append(count + own * size + self._width + rows)
             values.append(np.pad(filled[:, series], ((horizon - 1, 0), (0, 0))).T.ravel())
-            own = np.ones((windows, len(series))) if weights is None else weights[i][:, series]
-            # The weight of a window stands beside its first target.
+            # Windows, marked by 1 beside their first target.
+            own = np.ones((windows, len(series)))
             used.append(np.pad(own, ((self._width, horizon - 1), (0, 0))).T.ravel())
             if columns is not None:
                 padded = np.pad(columns[:, series], ((horizon - 1, 0), (0, 0), (0, 0)))
@@ -62,15 +57,6 @@ class Unobserved:
 
     def __bool__(self) -> bool:
         return len(self._places) > 0
-
-    def squares(self, maps: np.ndarray) -> tuple[float, float]:
-        """The sum of the squared errors of the filled targets, and their number (weight), for maps ``(look_back,
-        horizon)`` or the end of such maps."""
-        found = count = 0.0
-        for _, _, weights, errors in self._errors([maps]):
-            found += float((weights * errors**2).sum())
-            count += float(weights.sum())
-        return found, count
 
     def cross(self, maps: np.ndarray) -> np.ndarray:
         """Sum ``u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: added to
@@ -125,52 +111,35 @@ class Unobserved:
 
 
 class HeldOut(NamedTuple):
-    """Held-out windows, on which maps are compared."""
+    """Held-out windows, on which maps are compared: stretches of rows, and the longest look-back of a map."""
 
-    moments: Moments
-    unobserved: Unobserved
     stretches: Sequence[Stretch]
+    look_back: int
 
-    def squares(self, maps: np.ndarray, effects: np.ndarray | None = None) -> tuple[float, float]:
-        """The sum of squared errors on the observed targets, and their number, of maps ``(look_back, horizon)`` or maps
-        with a shorter look-back, and of effects of columns `forecast_errors`; with these on at most 500 windows.
+    def products(self, parts: Sequence[tuple[np.ndarray, np.ndarray | None]]) -> tuple[np.ndarray, float]:
+        """Sum the products of the errors of several maps ``(maps, maps)``, and count the observed targets, on at most
+        2,000 windows of each stretch at even distances (fewer of hundreds of series).
 
-        It is a difference of the moments. Where rounding would exceed a millionth of it, the errors are computed one by
-        one: of series that are forecast nearly exactly, such as those that end with constant values.
+        parts: maps ``(look_back, horizon)``, and effects of columns (`forecast_errors`) or None.
         """
-        horizon = maps.shape[1]
-        if effects is not None:
-            return self._explicit(maps, effects, _MAX_WINDOWS)
-        moments = self.moments.latest(len(maps))
-        found, count = self.unobserved.squares(maps)
-        count = moments.count * horizon - count
-        squares = float(moments.error(maps).sum()) * moments.count - found
-        size = float(moments.targets.sum()) + float(np.trace(moments.inputs)) + found
-        if squares > _RELATIVE_ROUNDING * size:
-            return squares, count
-        return self._explicit(maps, None, None)[0], count
+        found, count = np.zeros((len(parts), len(parts))), 0.0
+        for stretch in self.stretches:
+            every = [self._errors(stretch, *part) for part in parts]
+            for errors in zip(*every, strict=True):
+                found += np.array([[np.nansum(one * other) for _, other in errors] for _, one in errors])
+                count += np.count_nonzero(~np.isnan(errors[0][1]))
+        return found, float(count)
 
-    def _explicit(self, maps: np.ndarray, effects: np.ndarray | None, most: int | None) -> tuple[float, float]:
-        """Compute `squares` from the errors, of at most so many windows of each stretch at even distances."""
-        before = len(self.moments.inputs) - len(maps)
-        squares, count = 0.0, 0
-        for filled, missing, columns in self.stretches:
-            filled, targets = filled[before:], np.where(missing, np.nan, filled)[before:]
-            own = None if columns is None or effects is None else columns[before:]
-            windows = window_count(len(filled), *maps.shape)
-            chosen = np.unique(np.linspace(0, windows - 1, min(windows, most or windows)).round().astype(int))
-            for _, errors in forecast_errors([maps], filled, targets, chosen, effects=[effects], columns=own):
-                squares += float(np.nansum(errors**2))
-                count += np.count_nonzero(~np.isnan(errors))
-        return squares, float(count)
-
-    def error(self, maps: np.ndarray, effects: np.ndarray | None = None) -> float:
-        """The mean squared error on the observed targets."""
-        squares, count = self.squares(maps, effects)
-        return squares / count
-
-
-def held_out_windows(stretches: Sequence[Stretch], look_back: int, horizon: int) -> HeldOut:
-    """Hold out all windows of some stretches."""
-    moments = window_moments([each.filled for each in stretches], look_back, horizon)
-    return HeldOut(moments, Unobserved(stretches, look_back, horizon), stretches)
+    def _errors(
+        self, stretch: Stretch, maps: np.ndarray, effects: np.ndarray | None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        filled, targets, columns = (
+            None if each is None else each[self.look_back - len(maps) :]
+            for each in (stretch.filled, np.where(stretch.missing, np.nan, stretch.filled), stretch.columns)
+        )
+        assert filled is not None
+        assert targets is not None
+        most = _COMPARED_PER_INTERVAL_WINDOW * most_windows(maps.shape[1], filled.shape[1])
+        chosen = some_windows(len(filled), *maps.shape, most)
+        beside = {} if effects is None else {"effects": [effects], "columns": columns}
+        return forecast_errors([maps], filled, targets, chosen, **beside)

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from lagwise.figures import close
+from lagwise.figures import close, pyplot
 from lagwise.files import one_line, saved_whole
 from lagwise.forecasting.estimator import LagForecaster
-from lagwise.forecasting.plotting import forecast_figure
 from lagwise.forecasting.tables import SeriesTable
 from lagwise.forecasting.times import plain_times
+
+if TYPE_CHECKING:
+    from matplotlib.dates import AutoDateLocator
+    from matplotlib.figure import Figure
+
+_MAX_PLOTTED_SERIES = 8
+_PLOTTED_HORIZONS = 3  # of the history
 
 
 def check_names(names: Sequence[str], quantiles: Sequence[float] = ()) -> None:
@@ -81,3 +88,52 @@ def _long(table: SeriesTable, parts: Mapping[str, np.ndarray]) -> pd.DataFrame:
     for end, x in parts.items():
         made[f"{table.target}{end}"] = x.T.ravel()
     return made.set_index(list(table.ids.columns))
+
+
+def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, interval: Any, coverage: float) -> Figure:
+    """Plot the end of each series, its forecast and interval, for at most 8 series: one under the other up to four,
+    then in two columns.
+
+    Shapes: forecast ``(horizon, series)`` at ``times``; interval: lower and upper ends, like forecast.
+    """
+    from matplotlib.dates import ConciseDateFormatter
+
+    count = min(_MAX_PLOTTED_SERIES, history.shape[1])
+    shown = history.iloc[-max(_PLOTTED_HORIZONS * len(times), 20) :]
+    columns = 1 if count <= 4 else 2
+    rows = -(-count // columns)
+    figure, grid = pyplot().subplots(
+        rows, columns, figsize=(8 * columns**0.5, 3.4 if rows == 1 else 2.3 * rows), layout="constrained", squeeze=False
+    )
+    for axes in grid.flat[count:]:
+        axes.axis("off")
+    for i, axes in enumerate(grid.flat[:count]):
+        name = history.columns[i]
+        observed = shown[name].dropna().iloc[-1:]  # joined to the forecast, so that no gap looks like a missing row
+        joined = [*observed.index, *times], [*observed, *forecast[:, i]]
+        axes.grid(alpha=0.3)
+        axes.plot(shown.index, shown[name], color="0.35", linewidth=1, marker=".", markersize=3, label="observed")
+        axes.plot(*joined, color="C0", linewidth=1.5, label="forecast")
+        lower, upper = (bound[:, i] for bound in interval)
+        axes.fill_between(times, lower, upper, color="C0", alpha=0.2, linewidth=0, label=f"{coverage:.0%} interval")
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.tick_params(labelsize=8)
+        axes.margins(x=0.01)
+        if hasattr(times, "strftime"):
+            locator = date_locator(columns)
+            axes.xaxis.set_major_locator(locator)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def date_locator(columns: int) -> AutoDateLocator:
+    """Place dates on the axis of a plot in one of so many columns.
+
+    With matplotlib's default of at least 5 ticks, a span of 4 days would need more ticks than fit, one every 12 hours,
+    and warn. Every span has a unit and an interval within these limits.
+    """
+    from matplotlib.dates import AutoDateLocator
+
+    return AutoDateLocator(minticks=3, maxticks=9) if columns == 1 else AutoDateLocator(minticks=2, maxticks=6)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops.operation import traced
+from lagwise.ops.operation import recorded
 
 _MAX_COMPARED_VALUES, _MAX_CACHED_VALUES = 1 << 18, 1 << 22  # 1 MB to compare, 16 MB to keep, in float32
 
@@ -62,7 +62,7 @@ def cached(
             token of a stream, but PyTorch does not count writes through ``.data``, and settings are not compared.
         parts: Whether the result depends on the module's parts too, not only on its own parameters.
     """
-    if torch.is_grad_enabled() or _traced():
+    if torch.is_grad_enabled() or recorded():
         return make()
     entries = _latest.get(module)
     entry = None if entries is None else entries.get(kind)
@@ -82,10 +82,6 @@ def cached(
         entry = _Entry((key, autocast), _settings(module, parts), sizes, members, copies, result)
         _latest.setdefault(module, {})[kind] = entry
     return result
-
-
-def _traced() -> bool:
-    return traced() or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, and recorders of operations
 
 
 def _parts(module: nn.Module, parts: bool) -> Iterable[nn.Module]:

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.ops import Modes
-from lagwise.ops.recurrence import MIN_RADIUS, modal_poles, modal_taps, modal_taps_of, zoh_inputs, zoh_tokens
+from lagwise.ops.recurrence import modal_poles, modal_taps, modal_taps_of, zoh_inputs, zoh_tokens
 from lagwise.ops.symbolic import symbolic
+
+_MIN_RADIUS = 1e-30  # smallest pole whose logarithm is taken: its powers are negligible
 
 
 def zoh_modes(rate: Tensor, angle: Tensor, weight: Tensor, token_time: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,7 +47,7 @@ class DiagonalKernel(LagKernel):
         """`sides` as `modal_taps_of` takes them, for graphs: ONNX has no complex numbers."""
         sides = []
         for poles, weights, direct in self.sides():
-            rate = (-poles.abs().clamp(min=MIN_RADIUS).log()).log()
+            rate = (-poles.abs().clamp(min=_MIN_RADIUS).log()).log()
             sides.append((rate, poles.angle(), torch.view_as_real(weights), direct))
         return sides
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.kernels.base import LagKernel
+from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.kernels.network import KernelNetwork
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.frequencies import inverse_of_parts
@@ -102,7 +103,7 @@ class FrequencyKernel(LagKernel):
                 return matrix @ even
             parts, odd = matrix.chunk(2), features * (-2 * inside) @ sin * weight
             even, odd = parts[0] @ even, parts[1] @ odd
-            return torch.cat([(even - odd).flip(1)[:, :-1], even + odd], dim=1)
+            return joined_sides(even + odd, F.pad((even - odd)[:, 1:], (1, 0)))
 
     def spectrum(self, points: int) -> Tensor | None:
         """See `LagKernel.spectrum`: a two-sided kernel as the network gives it, without a transform."""

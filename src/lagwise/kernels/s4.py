@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.kernels.base import LagKernel, joined_sides
-from lagwise.kernels.hippo import hippo_legs
+from lagwise.kernels.s4d import hippo_legs
 from lagwise.tables import check_integer
 
 _MIN_STEP, _MAX_STEP = 1e-3, 0.1  # initial time per token

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.kernels.base import LagKernel
+from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.tables import check_integer
 
 
@@ -61,4 +61,4 @@ class SGConvKernel(LagKernel):
                 parts.append(part * decay**scale)
                 done += part.shape[2]
         after, *before = torch.cat(parts, dim=2)[..., :n]
-        return torch.cat([before[0][:, : n - 1].flip(1), after], dim=1) if before else after
+        return joined_sides(after, F.pad(before[0], (1, -1))) if before else after

@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.kernels.base import LagKernel
+from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.tables import check_integer
 
 _MAX_SPAN = 8192
@@ -65,7 +66,7 @@ class SpectralKernel(LagKernel):
             filters = torch.cat([filters, filters * signs])
         with torch.autocast(filters.device.type, enabled=False):
             after, *before = self.weight.to(dtype).flatten(2) @ filters
-        return torch.cat([before[0][:, : n - 1].flip(1), after], dim=1) if before else after
+        return joined_sides(after, F.pad(before[0], (1, -1))) if before else after
 
 
 @functools.lru_cache(maxsize=8)

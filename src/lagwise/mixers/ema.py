@@ -12,10 +12,9 @@ from lagwise.kernels import EMAKernel
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
 from lagwise.ops import EXACT_ENGINES, Layout, ema_scan, toeplitz_product
-from lagwise.ops.fused import fused
 from lagwise.ops.fused.average import moving_average
 from lagwise.ops.product import saved_engine
-from lagwise.ops.recurrence import ema_graph_prefill, ema_last, ema_prefill, ema_taps, zoh_sums, zoh_tokens
+from lagwise.ops.recurrence import DiagonalSSM, ema_blocks, ema_taps, zoh_sums, zoh_tokens
 from lagwise.ops.shards import Shard, documents
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.window import Window, displaced, extended
@@ -25,23 +24,12 @@ EMA_ENGINES = ("scan", *EXACT_ENGINES)
 
 
 class EMAState(NamedTuple):
-    """Averages so far, ``(batch, dimension, channels)``. If truncated, also the averages of tokens that have left the
-    window, the tokens in it, and their number so far, ``(batch,)``."""
+    """Averages so far, ``(batch, dimension, channels)``. If truncated, also the tokens in the window, and their number
+    so far, ``(batch,)``."""
 
     average: Tensor
-    left: Tensor | None = None
     ring: Window | Tensor | None = None
     seen: Tensor | None = None
-
-
-class Exponentials(NamedTuple):
-    """Weights and decays of a causal average, ``(dimension, channels)``: ``sum_n w_n q_n**l``. late: the weights of
-    tokens that leave the window, None if there is none."""
-
-    weight: Tensor
-    decay: Tensor
-    log_decay: Tensor
-    late: Tensor | None
 
 
 class EMAMixer(Derived, Mixer):
@@ -98,7 +86,7 @@ class EMAMixer(Derived, Mixer):
             weight, log_decay = self.kernel.exponentials()
             backward = None if self.causal else (weight[1], log_decay[1])
             truncation = self.kernel.truncation
-            if backward is None and truncation is None and fused(x, weight, self.omega):
+            if backward is None and truncation is None:
                 return moving_average(x, weight[0], log_decay[0], self.omega)
             y = ema_scan(x, weight[0], log_decay[0], backward=backward, truncation=truncation)
         else:
@@ -137,56 +125,63 @@ class EMAMixer(Derived, Mixer):
     def derive(self, form: str = "eager") -> Any:
         if not self.causal:
             return ()
-        weight, log_decay = (part[0].t().contiguous() for part in self.kernel.exponentials())
-        if self.kernel.truncation is None:
-            return Exponentials(weight, log_decay.exp(), log_decay, None)
-        weight, log_decay = weight.double(), log_decay.double()  # two averages nearly cancel
-        return Exponentials(weight, log_decay.exp(), log_decay, weight * (log_decay * self.kernel.truncation).exp())
+        weight, log_decay = (part[0] for part in self.kernel.exponentials())
+        if self.kernel.truncation is not None:  # tokens that leave the window nearly cancel those that came
+            weight, log_decay = weight.double(), log_decay.double()
+        return DiagonalSSM.averages(weight, log_decay)
 
     def init_state(self, batch_size: int) -> EMAState:
         self.require_causal()
-        weight = self.derived(checked=True).weight
-        average = weight.new_zeros(batch_size, *weight.shape)
+        (average,) = self.derived(checked=True).start(batch_size)
         if self.kernel.truncation is None:
             return EMAState(average)
-        recent = Window.empty(batch_size, self.channels, self.kernel.truncation, like=weight)
-        return EMAState(average, average.clone(), recent, average.new_zeros(batch_size, dtype=torch.long))
+        recent = Window.empty(batch_size, self.channels, self.kernel.truncation, like=average)
+        return EMAState(average, recent, average.new_zeros(batch_size, dtype=torch.long))
 
     def _mix_chunk(self, x: Tensor, state: EMAState, mask: Tensor | None) -> tuple[Tensor, EMAState]:
-        weight, _, log_decay, late = self.derived()
-        signal = x.to(weight.dtype)
-        prefill = ema_graph_prefill if self._frozen is not None or symbolic(x.shape[1]) else ema_prefill
-
-        def averaged(tokens: Tensor, weight: Tensor, average: Tensor) -> tuple[Tensor, Tensor]:
-            y, average = prefill(tokens, weight.t(), log_decay.t(), average.transpose(1, 2))
-            return y, average.transpose(1, 2)
-
-        y, average = averaged(signal, weight, state.average)
+        ssm = self.derived()
+        signal = x.to(ssm.weights.dtype)
+        y, average = self._averaged(ssm, signal, state.average)
         after = EMAState(average)
-        if late is not None and state.ring is not None and state.left is not None and state.seen is not None:
-            leaving = displaced(state.ring, x.shape[1], signal, state.seen)
-            ended, left = averaged(leaving, late, state.left)
+        if state.ring is not None and state.seen is not None:
+            late, leaving = self._late(ssm), displaced(state.ring, x.shape[1], signal, state.seen)
+            ended, left = self._averaged(
+                ssm._replace(weights=ssm.weights * late), leaving, torch.zeros_like(state.average)
+            )
             seen = state.seen + (x.shape[1] if mask is None else mask.sum(1))
-            y, after = y - ended, EMAState(average, left, extended(state.ring, signal, state.seen), seen)
+            y, after = y - ended, EMAState(average - late * left, extended(state.ring, signal, state.seen), seen)
         return F.silu(y + self.omega * signal).to(x.dtype), after
 
     def mix_token(self, x: Tensor, state: EMAState) -> tuple[Tensor, EMAState]:
-        weight, decay, _, late = self.derived()
-        token = x.to(weight.dtype)
-        average = decay * state.average + token[:, None]
-        y, after = (weight * average).sum(1), EMAState(average)
-        if late is not None and state.ring is not None and state.left is not None and state.seen is not None:
-            left = decay * state.left + displaced(state.ring, 1, token[:, None], state.seen)
+        ssm = self.derived()
+        token = x.to(ssm.weights.dtype)
+        y, (average,) = ssm.step(token, state[:1])
+        after = EMAState(average)
+        if state.ring is not None and state.seen is not None:
+            left = self._late(ssm) * displaced(state.ring, 1, token[:, None], state.seen)
             ring = extended(state.ring, token[:, None], state.seen)
-            y, after = y - (late * left).sum(1), EMAState(average, left, ring, state.seen + 1)
+            y, after = y - (ssm.weights[0] * left).sum(1), EMAState(average - left, ring, state.seen + 1)
         return F.silu(y + self.omega * token).to(x.dtype), after
+
+    def _late(self, ssm: DiagonalSSM) -> Tensor:
+        """What is left of a token that leaves the window, ``(dimension, channels)``."""
+        return (ssm.exponents[0] * (self.kernel.truncation or 0)).exp()
+
+    def _averaged(self, ssm: DiagonalSSM, x: Tensor, average: Tensor) -> tuple[Tensor, Tensor]:
+        """The averages of the next tokens, and the state after them."""
+        if self._frozen is not None or symbolic(x.shape[1]):
+            y, (average,) = ssm.in_graph(x, [average])
+            return y, average
+        y, average = ema_blocks(x, ssm.weights[0].t(), ssm.exponents[0].t()).scan(x, average.transpose(1, 2))
+        return y, average.transpose(1, 2)
 
 
 def _carried_average(shard: Shard, x: Tensor, weight: Tensor, log_decay: Tensor, *, backward: bool) -> Tensor:
     """Contribution of other shards' tokens to the averages of this one, in one direction."""
     last, first = shard.open_end(backward=backward), shard.open_end(backward=not backward)
     ending = masked(x, last)
-    state = ema_last(ending.flip(1) if backward else ending, log_decay).to(weight.dtype)
+    ending = ending.flip(1) if backward else ending
+    _, state = ema_blocks(ending, weight, log_decay).scan(ending, weight.new_zeros(len(x), *weight.shape))
     before = shard.state_before(state, log_decay, backward=backward)
     weights = (weight * log_decay.exp() * before).flatten(0, 1)
     taps = ema_taps(weights, log_decay.repeat(len(x), 1), x.shape[1]).unflatten(0, x.shape[::2]).transpose(1, 2)

@@ -120,9 +120,7 @@ class TCNMixer(Derived, Mixer):
         simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, identity)
         if simple and not self.circular and layout.mask is None and fused(x, self.taps):
             origin, activate = centre_tap(self.taps.shape[2], self.causal), self.activation is F.silu
-            return residual_convolutions(
-                x, self.taps, origin, self.dilations, residual=self.residual, activate=activate
-            )
+            return residual_convolutions(x, self.taps, origin, tuple(self.dilations), self.residual, activate)
 
         def convolve(index: int, h: Tensor) -> Tensor:
             if self.circular:

@@ -20,15 +20,7 @@ from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import reachable_taps, saved_engine
-from lagwise.ops.recurrence import (
-    MIN_RADIUS,
-    ModalBlocks,
-    SplitModes,
-    modal_block,
-    modal_graph_prefill,
-    modal_prefill,
-    zoh_sums,
-)
+from lagwise.ops.recurrence import Blocks, DiagonalSSM, Modes, modal_block, modal_prefill, zoh_sums
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -55,22 +47,6 @@ class LongTaps(NamedTuple):
 
     taps: Tensor | None
     near: Tensor
-
-
-class Poles(NamedTuple):
-    """A diagonal state space in real numbers: real and imaginary parts of poles and weights, ``(2, modes, channels)``,
-    and the direct part ``(channels,)``.
-
-    Attributes:
-        lost: what the poles lose in this precision, like poles; None for nothing.
-        exponents: logarithms of radii above angles, like poles, in float64.
-    """
-
-    poles: Tensor
-    lost: Tensor | None
-    weights: Tensor
-    direct: Tensor
-    exponents: Tensor
 
 
 class Exact:
@@ -122,19 +98,22 @@ class StateSpace(Exact):
         return False
 
     def mix(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout) -> tuple[Tensor, Any]:
-        graph = mixer.frozen
         if state is None:
-            if not graph:
+            if not mixer.frozen:
                 return super().mix(mixer, x, None, layout)
             state = self.init_state(mixer, x.shape[0])
-        if graph or symbolic(x.shape[1]):
-            modes = mixer.derived()
-            y, real, imaginary = modal_graph_prefill(x, modes.exponents, modes.weights, modes.direct, *state)
-            return y, ModalState(real, imaginary)
-        modes, blocks = self._blocks(mixer, modal_block(x.shape[1]))
-        memory = torch.complex(*state).transpose(1, 2)
-        y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory, blocks)
-        return y.to(x.dtype), ModalState(*torch.view_as_real(memory.transpose(1, 2)).unbind(-1))
+        ssm = mixer.derived()
+        if mixer.frozen or symbolic(x.shape[1]):
+            y, parts = ssm.in_graph(x, state)
+        elif x.shape[1] == 1:  # by poles whose digits lost in this precision are multiplied separately
+            y, parts = ssm.step(x[:, 0], state)
+            y = y[:, None]
+        else:
+            modes, blocks = self._blocks(mixer, modal_block(x.shape[1]))
+            memory = torch.cat(state, 1).transpose(1, 2)
+            y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory, blocks)
+            parts = memory.transpose(1, 2).chunk(2, 1)
+        return y.to(x.dtype), ModalState(*parts)
 
     def mix_timed(
         self, mixer: ToeplitzMixer, x: Tensor, state: ModalState | None, layout: Layout
@@ -154,39 +133,23 @@ class StateSpace(Exact):
         return y, ModalState(end.real, end.imag)
 
     def mix_token(self, mixer: ToeplitzMixer, x: Tensor, state: ModalState) -> tuple[Tensor, Any]:
-        poles, lost, weights, direct, _ = mixer.derived()
-        token = x.to(direct.dtype)
-        (a, b), (u, v), (r, i) = poles.unbind(), weights.unbind(), state
-        real = torch.addcmul(token[:, None], a, r).addcmul_(b, i, value=-1)
-        imaginary = (a * i).addcmul_(b, r)
-        if lost is not None:
-            c, d = lost.unbind()
-            real.addcmul_(c, r).addcmul_(d, i, value=-1)
-            imaginary.addcmul_(c, i).addcmul_(d, r)
-        y = (u * real).addcmul_(v, imaginary, value=-1).sum(1).addcmul_(direct, token)
-        return y.to(x.dtype), ModalState(real, imaginary)
+        y, parts = mixer.derived().step(x, state)
+        return y.to(x.dtype), ModalState(*parts)
 
     def init_state(self, mixer: ToeplitzMixer, batch_size: int) -> ModalState:
-        poles = mixer.derived(checked=True).poles
-        zeros = poles.new_zeros(batch_size, *poles.shape[1:])
-        return ModalState(zeros, zeros.clone())
+        return ModalState(*mixer.derived(checked=True).start(batch_size))
 
-    def derive(self, kernel: LagKernel, form: str) -> Poles:
-        modes = kernel.recurrence()
-        poles, weights, direct, lost = modes.split(modes.direct.dtype)
-        exact = modes.poles.to(torch.complex128)
-        exponents = torch.stack([exact.abs().clamp(min=MIN_RADIUS).log(), exact.angle()]).transpose(1, 2)
-        return Poles(_pair(poles), None if lost is None else _pair(lost), _pair(weights), direct, exponents)
+    def derive(self, kernel: LagKernel, form: str) -> DiagonalSSM:
+        return DiagonalSSM.of(kernel.recurrence())
 
-    def _blocks(self, mixer: ToeplitzMixer, size: int) -> tuple[SplitModes, ModalBlocks]:
+    def _blocks(self, mixer: ToeplitzMixer, size: int) -> tuple[Modes, Blocks]:
         """The kernel as a state space, and its blocks of so many tokens."""
         # the cached result belongs to the present weights, as the number of these tensors does
         present = None if torch.is_grad_enabled() else mixer.derived()
 
         def make() -> Any:
             modes = mixer.kernel.recurrence()
-            split = modes.split(modes.direct.dtype)
-            return split, ModalBlocks.of(split, size), present
+            return modes, modes.blocks(size), present
 
         return cached(mixer, "blocks", (size, id(present)), make, by_value=False)[:2]
 
@@ -308,7 +271,7 @@ class ToeplitzMixer(Derived, Mixer):
     def gates(self, layout: Layout) -> bool:
         """Whether `gated` may serve rows of this layout."""
         parts = (layout.mask, layout.seq_idx, layout.shard, layout.token_time)
-        return all(part is None for part in parts) and self.ski is None and self._frozen is not Poles
+        return all(part is None for part in parts) and self.ski is None and self._frozen is not DiagonalSSM
 
     def gated(self, gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor | None:
         """``silu(gate) * forward(silu(value))`` of whole rows where kernels on a GPU or loops in C compute it in fewer
@@ -343,8 +306,3 @@ class ToeplitzMixer(Derived, Mixer):
         if symbolic(length) or self.engine not in ("auto", "fft"):
             return None
         return self.kernel.spectrum(fast_length(2 * length - 1))
-
-
-def _pair(z: Tensor) -> Tensor:
-    """Real and imaginary parts ``(2, modes, channels)`` of ``(channels, modes)``."""
-    return torch.view_as_real(z).permute(2, 1, 0).contiguous()

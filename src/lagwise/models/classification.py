@@ -92,8 +92,8 @@ class LagwiseForSequenceClassification(WideHead):
             out = self.read(*inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens, position_ids=position_ids, **kwargs)
             pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask, seq_idx=out.seq_idx)
         packed = out.seq_idx is not None and not self.reads_pairs
-        given = None if packed else input_ids if input_values is None else input_values
-        logits = self.answer(pooled, self.beside(given, pooled, attention_mask, token_type_ids))
+        inputs_beside = None if packed else input_ids if input_values is None else input_values
+        logits = self.answer(pooled, self.beside(inputs_beside, pooled, attention_mask, token_type_ids))
         if self.config.problem_type == "regression":
             wide = torch.promote_types(logits.dtype, torch.float32)  # numbers far from 0 have few digits in bfloat16
             logits = logits.to(wide) * self.config.label_std + self.config.label_mean

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
 from transformers import AutoConfig, PreTrainedConfig
 
 from lagwise.models.cache_name import NAMES
 from lagwise.models.classes import CLASSES, ModelClass
 from lagwise.models.remote_code import SavedWithCode, auto_map
-from lagwise.tables import LARGEST_OPTION, check_integer, known, shown, typed
+from lagwise.tables import LARGEST_OPTION, Count, Number, Share, Weight, Whole, check_integer, known, shown, typed
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MAX_LAYERS = 10_000
@@ -22,6 +23,9 @@ PAIRS = ("pair", "signed_pair")
 WIDE = {"tokens": "ngrams", "values": "convolutions", "patches": "patches"}  # features of `Wide`, by inputs
 SINGLE = ("mean", "first", "last", "ends")  # poolings of single texts
 POOLINGS = (*SINGLE, *PAIRS)
+_Size = Annotated[Whole, Field(ge=1, le=LARGEST_OPTION)]
+_SizeOrNone = Annotated[Whole, Field(ge=0, le=LARGEST_OPTION)]  # 0 for none
+_Positive = Annotated[Number, Field(gt=0)]
 
 
 class LagwiseConfig(SavedWithCode, PreTrainedConfig):
@@ -95,37 +99,37 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     auto_map: ClassVar[dict[str, str]] = auto_map(CLASSES)
     auto_classes: ClassVar[dict[str, ModelClass]] = CLASSES
 
-    vocab_size: int = 258
-    hidden_size: int = 256
-    num_hidden_layers: int = 6
+    vocab_size: _Size = 258
+    hidden_size: _Size = 256
+    num_hidden_layers: Annotated[Whole, Field(ge=1, le=MAX_LAYERS)] = 6
     block: dict[str, Any] | None = None
     causal: bool = True
     inputs: str | dict[str, Any] = "tokens"
     norm: str | dict[str, Any] = "rms"
     position_embedding: str = "none"
-    max_position_embeddings: int | None = dataclasses.field(default_factory=lambda: None)
+    max_position_embeddings: Count | None = dataclasses.field(default_factory=lambda: None)
     scale_embeddings: bool = False
-    embedding_dropout: float = 0.0
-    stochastic_depth: float = 0.0
-    type_vocab_size: int = 0
+    embedding_dropout: Share = 0.0
+    stochastic_depth: Share = 0.0
+    type_vocab_size: _SizeOrNone = 0
     ngram_sizes: list[int] = dataclasses.field(default_factory=list)
-    ngram_buckets: int = 16_384
+    ngram_buckets: _Size = 16_384
     match_sizes: list[int] = dataclasses.field(default_factory=list)
     pooling: str = "mean"
     wide: dict[str, Any] | None = None
-    classifier_hidden_size: int = 0
+    classifier_hidden_size: _SizeOrNone = 0
     classifier_activation: str = "relu"
-    classifier_dropout: float = 0.0
+    classifier_dropout: Share = 0.0
     head_transform: str | None = None
     head_bias: bool | None = None
     sparse_prediction: bool = False
     prediction_length: int = 96
-    rate: float = 1.0
+    rate: _Positive = 1.0
     outputs: dict[str, Any] | None = None
     label_mean: float = 0.0
-    label_std: float = 1.0
+    label_std: _Positive = 1.0
     threshold: float | None = None
-    initializer_range: float = 0.02
+    initializer_range: Weight = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True
     bos_token_id: int | None = None
@@ -137,30 +141,14 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
             check_integer("num_labels", typed(int, kwargs["num_labels"], "num_labels", max=LARGEST_OPTION))
         super().__post_init__(**kwargs)
         for name, kind in field_types().items():
-            sizes = name in ("vocab_size", "hidden_size", "type_vocab_size", "classifier_hidden_size", "ngram_buckets")
-            largest = MAX_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
-            setattr(self, name, typed(kind, getattr(self, name), name, max=largest))
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "ngram_buckets"):
-            check_integer(name, getattr(self, name))
+            setattr(self, name, typed(kind, getattr(self, name), name))
         if self.max_position_embeddings is None:
             del self.max_position_embeddings
-        else:
-            check_integer("max_position_embeddings", self.max_position_embeddings)
-        for name in ("label_std", "rate"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")
-        if self.initializer_range < 0:
-            raise ValueError(f"initializer_range must be at least 0, got {self.initializer_range}")
         self.block = {"name": "prenorm"} if self.block is None else self.block
         for name in ("block", "inputs", "norm"):
             value = getattr(self, name)
             if isinstance(value, dict) and not isinstance(value.get("name"), str):
                 raise ValueError(f"{name} must be a mapping with a 'name', got {shown(value)}")
-        for name in ("embedding_dropout", "stochastic_depth", "classifier_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")
-        for name in ("type_vocab_size", "classifier_hidden_size"):
-            check_integer(name, getattr(self, name), min=0)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if (token := getattr(self, name)) is not None and not 0 <= token < self.vocab_size:
                 raise ValueError(f"{name} must be in [0, vocab_size = {self.vocab_size}), got {token}")
@@ -169,8 +157,8 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         known(self.head_transform or "none", HEAD_TRANSFORMS, "head transform")
         known(self.classifier_activation, CLASSIFIER_ACTIVATIONS, "classifier_activation")
         if self.wide is not None and self.wide.get("name") != WIDE[self.input_name]:
-            wanted = f"{WIDE[self.input_name]!r} for inputs {self.input_name!r}"
-            raise ValueError(f"wide must be the features {wanted}, got {shown(self.wide.get('name'))}")
+            expected = f"{WIDE[self.input_name]!r} for inputs {self.input_name!r}"
+            raise ValueError(f"wide must be the features {expected}, got {shown(self.wide.get('name'))}")
         if self.wide is not None and isinstance(self.inputs, dict) and self.inputs.get("time"):
             raise ValueError("samples with times of their own (inputs.time) go with no wide part, which counts samples")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
@@ -215,7 +203,7 @@ def field_types() -> dict[str, Any]:
     """The fields that `LagwiseConfig` adds to those of every model, and their types."""
     fields = {field.name for field in dataclasses.fields(LagwiseConfig)}  # class variables are not fields
     own = {name: kind for name, kind in LagwiseConfig.__annotations__.items() if name in fields}
-    return typing.get_type_hints(types.SimpleNamespace(__annotations__=own), globals())
+    return typing.get_type_hints(types.SimpleNamespace(__annotations__=own), globals(), include_extras=True)
 
 
 def _since_0_2(block: Any) -> Any:

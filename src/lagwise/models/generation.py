@@ -215,11 +215,11 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     """
     special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
     names = re.compile("|".join(re.escape(name) for name in sorted(special, key=len, reverse=True)) or "(?!)")
-    mark, found = uuid.uuid4().hex, []
+    mark, special_names = uuid.uuid4().hex, []
 
     def marked(name: re.Match[str]) -> str:
-        found.append(name[0])
-        return f"{mark}:{len(found) - 1}:"
+        special_names.append(name[0])
+        return f"{mark}:{len(special_names) - 1}:"
 
     safe: Any = [{**message, "content": names.sub(marked, message["content"])} for message in messages]
     template: Any = tokenizer.chat_template or PLAIN_TEMPLATE
@@ -232,7 +232,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     ids: list[Tensor] = []
     for number, part in enumerate(re.split(f"{mark}:([0-9]+):", str(text))):
         if number % 2:
-            ids += encode_prompt(tokenizer, found[int(part)])
+            ids += encode_prompt(tokenizer, special_names[int(part)])
         elif part:
             ids += encode_prompt(tokenizer, part, special=True)
     return ids or encode_prompt(tokenizer, "")
@@ -268,7 +268,7 @@ class TextWriter:
         self.prompt, self.echo = prompt, echo
         self.old: list[int] = []  # the last tokens whose text is complete
         self.new: list[int] = []  # the tokens after them
-        self.held, self.stopped, self.count = "", False, 0
+        self.pending, self.stopped, self.count = "", False, 0
         self.began = self.first = self.last = time.monotonic()
 
     def take(self, token: int) -> bool:
@@ -293,7 +293,7 @@ class TextWriter:
         """Write the text that was held back, and report."""
         self._take(self._new_text())
         if not self.stopped:
-            self._hand_on(self.held)
+            self._hand_on(self.pending)
         if report is None:
             return
         prompt = f"prompt: {sum(map(len, self.prompt)):,} tokens"
@@ -318,13 +318,13 @@ class TextWriter:
         self.old, self.new = (self.old + self.new)[-max(_CONTEXT, len(self.new)) :], []
         if self.stopped:
             return
-        text = self.held + text
+        text = self.pending + text
         ends = [index for index in map(text.find, self.stop) if index >= 0]
         self.stopped = bool(ends)
         # Hold back text that may be the beginning of a stop text.
         begins = (i for i in range(len(text)) if any(stop.startswith(text[i:]) for stop in self.stop))
         sure = min(ends) if ends else next(begins, len(text))
-        self.held = text[sure:]
+        self.pending = text[sure:]
         self._hand_on(text[:sure])
 
     def _decoded(self, ids: list[int]) -> str:

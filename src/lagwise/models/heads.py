@@ -99,13 +99,13 @@ class VocabularyHead(Head):
         loss = self.loss_without_logits(hidden, targets, counted) if skip_logits else None
         if loss is not None:
             return loss, None
-        logits, given = self.to_logits(hidden), {} if shift_labels is None else {"shift_labels": shift_labels}
+        logits, shifted = self.to_logits(hidden), {} if shift_labels is None else {"shift_labels": shift_labels}
         return self.loss_function(
             logits=logits,
             labels=labels.contiguous(),
             vocab_size=self.config.vocab_size,
             num_items_in_batch=counted,
-            **given,
+            **shifted,
         ), logits
 
     def loss_without_logits(self, hidden: Tensor, labels: Tensor, counted: Any) -> Tensor | None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from lagwise.blocks import BLOCKS, Block
+from lagwise.blocks import BLOCKS
 from lagwise.blocks.chain import ChainBlock
-from lagwise.mixers import Mixer
+from lagwise.mixers.base import StreamModule
 from lagwise.models.cache import StateLayer
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.offload import OffloadProbe, offloaded_weights
@@ -44,7 +44,7 @@ class LagwiseLayer(GradientCheckpointingLayer):
 
 
 def run_streamed(
-    part: Block | Mixer, x: Tensor, layout: Layout, cached: StateLayer | None, offloaded: OffloadProbe
+    part: StreamModule, x: Tensor, layout: Layout, cached: StateLayer | None, offloaded: OffloadProbe
 ) -> Tensor:
     """The output of a block or mixer for whole sequences, or for the next tokens of those in the cache."""
     if not torch.compiler.is_compiling() and offloaded:
@@ -53,16 +53,11 @@ def run_streamed(
     return _run(part, x, layout, cached)
 
 
-def _run(part: Block | Mixer, x: Tensor, layout: Layout, cached: StateLayer | None) -> Tensor:
+def _run(part: StreamModule, x: Tensor, layout: Layout, cached: StateLayer | None) -> Tensor:
     if cached is None:
         return part(x, layout=layout)
-    mask = layout.mask
     state = part.init_state(x.shape[0]) if cached.state is None else cached.state
-    if x.shape[1] == 1 and mask is None and layout.token_time is None:
-        y, state = part.step(x[:, 0], state)
-        y = y[:, None]
-    else:
-        y, state = part.prefill(x, state, layout=layout)
+    y, state = part.prefill(x, state, layout=layout)
     cached.advance(state, x.shape[1])
     return y
 

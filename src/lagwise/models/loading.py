@@ -222,26 +222,26 @@ def check_weights(folder: Path, model: nn.Module | None = None) -> None:
     path = folder / _WEIGHTS
     if not path.is_file():
         pickles = [f.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt") for f in folder.glob(pattern)]
-        found = f"; {pickles[0]} is a pickle, which lagwise never opens: convert it to safetensors" if pickles else ""
-        raise FileNotFoundError(f"no {_WEIGHTS} in {str(folder)!r}{found}")
+        advice = f"; {pickles[0]} is a pickle, which lagwise never opens: convert it to safetensors" if pickles else ""
+        raise FileNotFoundError(f"no {_WEIGHTS} in {str(folder)!r}{advice}")
     with open(path, "rb"):  # a PermissionError, where safetensors says that there is no such file
         pass
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            found = {name: (list(s.get_shape()), s.get_dtype() in _FLOATING) for name, s in slices.items()}
+            saved = {name: (list(s.get_shape()), s.get_dtype() in _FLOATING) for name, s in slices.items()}
     except SafetensorError as error:
         raise ValueError(f"{str(path)!r} is truncated or damaged ({error}); use another checkpoint") from error
     if model is None:
         return
     own = {name: (list(value.shape), value.is_floating_point()) for name, value in model.state_dict().items()}
     names = dict(model.named_parameters(remove_duplicate=False))
-    present = {id(names[name]) for name in found.keys() & names.keys()}  # tied weights are saved once
+    present = {id(names[name]) for name in saved.keys() & names.keys()}  # tied weights are saved once
     wrong = {
-        "missing": {name for name in own.keys() - found.keys() if id(names.get(name)) not in present},
-        "unexpected": found.keys() - own.keys(),
-        "of another shape": {name for name in own.keys() & found.keys() if own[name][0] != found[name][0]},
-        "of another kind of number": {name for name in own.keys() & found.keys() if own[name][1] != found[name][1]},
+        "missing": {name for name in own.keys() - saved.keys() if id(names.get(name)) not in present},
+        "unexpected": saved.keys() - own.keys(),
+        "of another shape": {name for name in own.keys() & saved.keys() if own[name][0] != saved[name][0]},
+        "of another kind of number": {name for name in own.keys() & saved.keys() if own[name][1] != saved[name][1]},
     }
     if any(wrong.values()):
         what = "; ".join(f"{kind}: {', '.join(sorted(names)[:3])}" for kind, names in wrong.items() if names)

@@ -272,8 +272,8 @@ class LagwiseModel(LagwisePreTrainedModel):
         if group is not None:
             check_shard(cache, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
             use_cache = False
-        given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
-        h, grid = self._embed(inputs_embeds, attention_mask, given)
+        inputs = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
+        h, grid = self._embed(inputs_embeds, attention_mask, inputs)
         check_precision(self, h.device)
         batch, length, _ = h.shape
         if token_time is not None and token_time.shape[1:] == (1,) and length > 1:
@@ -319,11 +319,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         return LagwiseModelOutput(states[-1], **named)
 
     def _cache(
-        self, given: StreamingCache | None, use_cache: bool | None, seq_idx: Tensor | None
+        self, cache: StreamingCache | None, use_cache: bool | None, seq_idx: Tensor | None
     ) -> StreamingCache | None:
         """The cache to continue from, or a new one if it is wanted."""
-        if given is not None:
-            return given
+        if cache is not None:
+            return cache
         if self.gradient_checkpointing and self.training:  # recomputing a block would advance its state twice
             return None
         if use_cache is None:  # packed rows are complete texts: nothing follows them
@@ -363,11 +363,11 @@ class LagwiseModel(LagwisePreTrainedModel):
         return [h.unflatten(0, (batch, length)) for h in apart]
 
     def _embed(
-        self, embeds: Tensor | None, mask: Tensor | None, given: dict[str, Tensor | None]
+        self, embeds: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor | None]
     ) -> tuple[Tensor, tuple[int, int] | None]:
         """One vector for each token ``(batch, length, hidden_size)``, and the grid for images."""
         expected = self.input_type.argument
-        names = [name for name, value in given.items() if value is not None]
+        names = [name for name, value in inputs.items() if value is not None]
         if (names or ["inputs_embeds"]) != ([expected] if embeds is None else ["inputs_embeds"]):
             got = [*names, *(["inputs_embeds"] if embeds is not None else [])]
             raise ValueError(f"give exactly one of {expected} and inputs_embeds, got {' and '.join(got) or 'none'}")
@@ -382,7 +382,7 @@ class LagwiseModel(LagwisePreTrainedModel):
                 )
             check_finite("inputs_embeds", embeds)
             return embeds, None
-        x = given[expected]
+        x = inputs[expected]
         assert x is not None
         # Adapters may replace the embedding of tokens by a module that has only its weight.
         self.input_type.check(x, self.config.vocab_size if expected == "input_ids" else self.embed_tokens)

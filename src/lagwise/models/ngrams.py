@@ -179,9 +179,9 @@ def embed_context(
     """The sum of several embeddings, with the columns of their ``earlier`` side by side."""
     sizes = [each.state_size for each in embeddings]
     parts = [None] * len(sizes) if earlier is None else earlier.split(sizes, 1)
-    found = [each(ids, layout, part) for each, part in zip(embeddings, parts, strict=True)]
-    later = None if earlier is None else torch.cat([after for _, after in found], 1)
-    return reduce(torch.add, (y for y, _ in found)), later
+    results = [each(ids, layout, part) for each, part in zip(embeddings, parts, strict=True)]
+    later = None if earlier is None else torch.cat([after for _, after in results], 1)
+    return reduce(torch.add, (y for y, _ in results)), later
 
 
 def _rows(
@@ -235,12 +235,12 @@ def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list
     reach = sizes[-1] - 1
     length = tokens.shape[1] - reach
     number = tokens[:, reach:]
-    found = [number] if 1 in sizes else []
+    hashes = [number] if 1 in sizes else []
     for lag in range(1, reach + 1):
         token = tokens[:, reach - lag : reach - lag + length]
         if positions is not None:
             token = token * (positions >= lag)
         number = (number * _MULTIPLIER + token) % _PRIME
         if lag + 1 in sizes:
-            found.append(number)
-    return found
+            hashes.append(number)
+    return hashes

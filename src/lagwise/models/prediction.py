@@ -91,15 +91,19 @@ class LagwiseForPrediction(Head):
         steps = nn.functional.pad(steps, (-steps.shape[2] % self.patch, 0))
         tokens = steps.unflatten(2, (-1, self.patch)).permute(1, 2, 0, 3).flatten(2)
         out = self.read(input_values=tokens.to(self.head.weight.dtype), output_hidden_states=output_hidden_states)
-        made = self.head(self.dropout(pool(out.last_hidden_state, self.config.pooling)))
-        made = made.to(kind).unflatten(0, (past_values.shape[0], -1)).transpose(1, 2) * scale + rest
+        forecast = self.head(self.dropout(pool(out.last_hidden_state, self.config.pooling)))
+        forecast = forecast.to(kind).unflatten(0, (past_values.shape[0], -1)).transpose(1, 2) * scale + rest
         loss = None
         if future_values is not None:
             known = ~future_values.isnan()
-            errors = (made - (future_values - rough)).masked_fill(~known, 0).square()
+            errors = (forecast - (future_values - rough)).masked_fill(~known, 0).square()
             loss = errors.sum() / (known.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
         return LagwisePredictionOutput(
-            loss=loss, prediction_outputs=made + rough, loc=rough + rest, scale=scale, hidden_states=out.hidden_states
+            loss=loss,
+            prediction_outputs=forecast + rough,
+            loc=rough + rest,
+            scale=scale,
+            hidden_states=out.hidden_states,
         )
 
     def _check(self, past: Tensor, mask: Tensor | None, future: Tensor | None) -> None:

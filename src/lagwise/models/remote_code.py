@@ -76,11 +76,11 @@ class SavedWithCode:
         if others and (advice := newer(config_dict)):
             raise ValueError(f"unknown option {next(iter(others))!r}{advice}")
         config_dict = {k: v for k, v in config_dict.items() if k not in others and k not in _OF_FILES}
-        found = super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
-        config = found[0] if isinstance(found, tuple) else found
+        loaded = super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
         for name, value in others.items():
             setattr(config, name, value)
-        return found
+        return loaded
 
     def to_diff_dict(self) -> dict[str, Any]:
         written = super().to_diff_dict()  # type: ignore[misc]

@@ -110,9 +110,9 @@ def joined(model: M, first: LinearModel, share: float) -> M:
     """
     config = copy.deepcopy(model.config)
     config.wide = dict(first.config.features)
-    made = type(model)(config).to(device=model.device, dtype=model.dtype)
-    made.load_state_dict(model.state_dict(), strict=False)  # the source has no map
-    wide: Any = made.wide
+    both = type(model)(config).to(device=model.device, dtype=model.dtype)
+    both.load_state_dict(model.state_dict(), strict=False)  # the source has no map
+    wide: Any = both.wide
     own = dict(wide.features.named_buffers())
     for name, values in first.features.named_buffers():
         # token ids beyond those of the first answer keep zeros
@@ -123,6 +123,6 @@ def joined(model: M, first: LinearModel, share: float) -> M:
         bias = (bias - config.label_mean) * ((1 - share) / config.label_std)
     wide.linear.weight.copy_(weight)
     wide.linear.bias.copy_(bias)
-    made.classifier.weight.mul_(share)
-    made.classifier.bias.mul_(share)
-    return made.train(model.training)
+    both.classifier.weight.mul_(share)
+    both.classifier.bias.mul_(share)
+    return both.train(model.training)

@@ -52,6 +52,12 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()
 
 
+def recorded() -> bool:
+    """Whether tensors may have no values that could be read: `traced`, or a mode is active whose tensors are fake, or
+    that records operations."""
+    return traced() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def differentiable() -> bool:
     """Whether the results of this backward pass are differentiated again (``create_graph=True``) or transformed."""
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or transformed())
@@ -90,12 +96,15 @@ def fake_mode() -> Any:
 
 
 class Engine:
-    """A faster form of an operation, for the arguments that it `serves`. All methods are static.
+    """A faster form of an operation, for the arguments that it `serves`. It has no instances.
 
     Arguments are those of the definition. `forward` and `backward` compute with ordinary tensors: nothing records or
     transforms what they do, except that `torch.compile` traces them into its graph. What they call in C or in Triton is
     an operator (`loop_operator`), which a graph takes as it is.
     """
+
+    #: positions of arguments that `backward` does not need, so that they are not kept in memory
+    unsaved: tuple[int, ...] = ()
 
     @staticmethod
     def serves(*args: Any) -> bool:
@@ -108,11 +117,21 @@ class Engine:
         """The results, and what `backward` needs beside the arguments."""
         raise NotImplementedError
 
+    @classmethod
+    def evaluate(cls, *args: Any) -> Any:
+        """The results, where nothing needs a gradient."""
+        return cls.forward(*args)[0]
+
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         """A gradient of each argument that needs one, from those of the results. A result that nothing has used has the
         gradient None."""
         raise NotImplementedError
+
+    @staticmethod
+    def restored(args: Values, saved: Values) -> Values:
+        """Arguments for which the definition has the same gradients, where some are `unsaved`."""
+        return args
 
 
 class Operation:
@@ -225,7 +244,7 @@ class Operation:
             return self.plain(*args)
         if torch.is_grad_enabled():
             return _Call.apply(self.plain, engine, *args)
-        return engine.forward(*args)[0]
+        return engine.evaluate(*args)
 
     def _from_graph(self, *args: Any) -> Any:
         results = cast("Callable[..., Any]", self._operator)(*args)
@@ -277,7 +296,10 @@ class _Call(torch.autograd.Function):
     def forward(ctx: Any, plain: Callable[..., Any], engine: type[Engine], *args: Any) -> Any:
         ctx.set_materialize_grads(False)
         results, saved = engine.forward(*args)
-        ctx.save_for_backward(*[each if isinstance(each, Tensor) else None for each in args], *saved)
+        kept = [each if isinstance(each, Tensor) else None for each in args]
+        for position in engine.unsaved:
+            kept[position] = None
+        ctx.save_for_backward(*kept, *saved)
         ctx.plain, ctx.engine = plain, engine
         ctx.others = [None if isinstance(each, Tensor) else each for each in args]
         return results
@@ -290,6 +312,7 @@ class _Call(torch.autograd.Function):
         saved = ctx.saved_tensors
         args = [other if own is None else own for own, other in zip(saved[:count], ctx.others, strict=True)]
         if differentiable():
+            args = ctx.engine.restored(args, saved[count:])
             return None, None, *differentiable_gradients(ctx.plain, args, needs_grad, grads)
         return None, None, *ctx.engine.backward(args, saved[count:], grads, needs_grad)
 

@@ -15,19 +15,9 @@ from lagwise.ops.fused import fused
 from lagwise.ops.fused import gate as gate_kernels
 from lagwise.ops.fused.linear import joint_linear
 from lagwise.ops.fused.norm import norm, norm_gradients
-from lagwise.ops.operation import (
-    Engine,
-    Values,
-    definitions_only,
-    intercepted,
-    loop_operator,
-    operation,
-    worthwhile,
-)
+from lagwise.ops.operation import Engine, Values, intercepted, loop_operator, operation
 
-_DTYPES = (torch.float32, torch.bfloat16)
 _FORWARD = nn.Linear.forward
-_MIN_ELEMENTS = 1 << 16  # numbers for which a call into C is worthwhile
 
 
 def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
@@ -37,14 +27,11 @@ def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
     Returns the layers' outputs and None; or, where these are used and every layer is a plain `torch.nn.Linear` with a
     bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
     """
-    if not _plain_linears(x, layers):
+    at_once = fused(x)
+    if not (at_once or _loops_serve(x)) or not _plain_linears(x, layers):
         return linears(x, *layers), None
-    if fused(x):
-        outputs = joint_linear(x, [layer.weight for layer in layers], [None] * len(layers))
-    elif loops_serve(x):
-        outputs = [F.linear(x, layer.weight) for layer in layers]
-    else:
-        return linears(x, *layers), None
+    weights = [layer.weight for layer in layers]
+    outputs = joint_linear(x, weights, []) if at_once else [F.linear(x, weight) for weight in weights]
     return outputs, torch.stack([layer.bias for layer in layers])
 
 
@@ -83,7 +70,7 @@ class _SiluProduct(Engine):
     @staticmethod
     def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:
         same = gate.shape == value.shape and gate.dtype == value.dtype and fitting(biases, gate)
-        return same and value.device.type == "cpu" and _loops_serve(gate)
+        return same and native.serves(gate, value, min_elements=native.MIN_ELEMENTS)
 
     @staticmethod
     def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
@@ -126,7 +113,7 @@ class _RMSNorm(Engine):
 
     @staticmethod
     def forward(x: Tensor, epsilon: float) -> tuple[Tensor, Values]:
-        return norm(x, None, None, epsilon, False, x.dtype), ()
+        return norm(x, None, None, None, epsilon, False, x.dtype)[1], ()
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
@@ -156,14 +143,8 @@ def _plain_linear(layer: Any, device: torch.device, biased: bool) -> bool:
     return True
 
 
-def loops_serve(x: Tensor) -> bool:
-    """Whether loops in C serve x, and no export, trace or transform records the definition instead."""
-    return not definitions_only() and _loops_serve(x)
-
-
 def _loops_serve(x: Tensor) -> bool:
-    served = x.device.type == "cpu" and x.dtype in _DTYPES
-    return served and worthwhile(x, _MIN_ELEMENTS) and native.available()
+    return native.serves(x, min_elements=native.MIN_ELEMENTS)
 
 
 @loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))

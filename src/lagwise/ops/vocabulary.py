@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from lagwise.ops.operation import graph_operator, in_graph
+from lagwise.ops.operation import Engine, Values, operation
 
 
 def chunked_cross_entropy(
@@ -30,36 +29,20 @@ def chunked_cross_entropy(
 
     Returns:
         A number in float32. Gradients are computed in the forward pass, so that logits are computed once; the weight's
-        is added up in float32. A second derivative raises RuntimeError.
+        is added up in float32. Second derivatives and transforms take the logits of all rows at once.
 
     `torch.nn.functional.linear_cross_entropy` does the same in float32, but rounds the sum itself in half precision.
     """
-    if in_graph():
-        bias_or_empty = weight.new_empty(0) if bias is None else bias
-        return _operator(x, weight, bias_or_empty, labels, rows, dtype)[0]
-    return _ChunkedCrossEntropy.apply(x, weight, bias, labels, dtype, rows)
+    return _cross_entropy(x, weight, bias, labels, rows, dtype)
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, dtype: torch.dtype, rows: int):
-        total, dx, dw, db = _with_gradients(x, weight, bias, labels, rows, dtype, ctx.needs_input_grad)
-        ctx.save_for_backward(dx, dw, db)
-        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        dx, dw, db = ctx.saved_tensors
-        return (
-            None if dx is None else dx * grad.to(dx.dtype),
-            None if dw is None else (dw * grad).to(ctx.dtypes[0]),
-            None if db is None else (db * grad).to(ctx.dtypes[1]),
-            None,
-            None,
-            None,
-        )
+@operation
+def _cross_entropy(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, rows: int, dtype: torch.dtype
+) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 
 def _with_gradients(
@@ -70,7 +53,7 @@ def _with_gradients(
     rows: int,
     dtype: torch.dtype,
     needs_grad: Sequence[bool],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The sum, and its gradients with respect to x, weight and bias, where they need them."""
     total = x.new_zeros((), dtype=torch.float32)
     w, b = weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -94,31 +77,52 @@ def _with_gradients(
                 dw += share.t() @ part
             if db is not None:
                 db += share.sum(0, dtype=torch.float32)
-    return total, dx, dw, db
+    return total, (dx, dw, db)
 
 
-def _of_graph(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, rows: int, dtype: torch.dtype) -> Any:
-    bias_or_none = bias if len(bias) else None
-    total, dx, dw, db = _with_gradients(x, weight, bias_or_none, labels, rows, dtype, (True, True, True))
-    return total, dx, dw, bias.new_empty(0, dtype=torch.float32) if db is None else db
+@_cross_entropy.engine("chunks")
+class _Chunks(Engine):
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Values]:
+        return _with_gradients(*args, [t is not None and t.requires_grad for t in args[:3]])
+
+    @classmethod
+    def evaluate(cls, *args: Any) -> Tensor:
+        return _with_gradients(*args, [False] * 3)[0]
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        _, weight, bias, *_ = args
+        (dx, dw, db), grad = saved, grads[0]
+        return (
+            dx if dx is None else dx * grad.to(dx.dtype),
+            dw if dw is None else (dw * grad).to(weight.dtype),
+            db if db is None else (db * grad).to(bias.dtype),
+            None,
+            None,
+            None,
+        )
 
 
-# The number of chunks would be compiled anew for every number of rows. A head without a bias has one without numbers.
-_operator = graph_operator(
+class _AllGradients(_Chunks):
+    """A graph does not tell which gradients are needed. A head without a bias has one without numbers."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Values]:
+        total, (dx, dw, db) = _with_gradients(*args, [True] * 3)
+        return total, (dx, dw, args[1].new_empty(0, dtype=torch.float32) if db is None else db)
+
+
+# The number of chunks would be compiled anew for every number of rows.
+_cross_entropy.in_graphs(
     "chunked_cross_entropy",
-    _of_graph,
-    lambda grad, x, weight, bias, labels, dx, dw, db, *_: [
-        dx * grad.to(dx.dtype),
-        (dw * grad).to(weight.dtype),
-        (db * grad).to(bias.dtype),
-    ],
     lambda x, weight, bias, *_: (
         x.new_empty((), dtype=torch.float32),
         x.new_empty(x.shape),
-        *(each.new_empty(each.shape, dtype=torch.float32) for each in (weight, bias)),
+        weight.new_empty(weight.shape, dtype=torch.float32),
+        weight.new_empty(0 if bias is None else bias.shape, dtype=torch.float32),
     ),
-    tensors="x weight bias",
+    engine=_AllGradients,
     constants="labels",
-    numbers="SymInt rows, ScalarType dtype",
-    kept="dx dw db",
+    saved="dx dw db",
 )

@@ -59,18 +59,17 @@ def evaluate_run(
         known(name, field_types(), "key in model that an evaluation can change")
     run = Path(run)
     recipe, task = open_run(run, overrides, plain=not overrides)
-    if source is None and not (run / RECIPE_FILE).is_file():
+    is_run = (run / RECIPE_FILE).is_file()
+    trained_at = recipe.data.length if is_run else None
+    if source is None and not is_run:
         raise ValueError(f"{str(run)!r} is a model folder, which has no data of its own; give other data with `source`")
     model, _ = load_model(run, device=default_device(), **(own_fields(recipe) if overrides else {}))
-    result: dict[str, Any] = {"data": source or task.data.source or task.key(), "trained_at": _trained_at(run, recipe)}
+    result: dict[str, Any] = {"data": source or task.data.source or task.key(), "trained_at": trained_at}
     if source is not None:
         result["given"] = True
     if source is None or baseline:
         require_unchanged(run, recipe)
-    simple: list[tuple[str, Any]] = []
-    if baseline:
-        own = task.open(run=run, progress=progress)
-        simple += simple_answers(run, own, recipe.training.seed)
+    simple = list(simple_answers(run, task.open(run=run, progress=progress), recipe.training.seed)) if baseline else []
     data = task.open(run=run, source=source, progress=progress)
     result |= data.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
     limit = model.length_limit if task.inputs == "tokens" else None
@@ -114,11 +113,6 @@ def with_earlier(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str
 def _counted(score: Mapping[str, Any]) -> int:
     """Return the number of tokens or sequences that a score was computed on, 0 if it is unknown."""
     return next((score[name] for name in ("tokens", "masked", "sequences") if name in score), 0)
-
-
-def _trained_at(run: Path, recipe: Recipe) -> int | None:
-    """Return the length of training, None where it is not known."""
-    return recipe.data.length if (run / RECIPE_FILE).is_file() else None
 
 
 def open_run(run: Path, overrides: Sequence[str] = (), *, plain: bool = False) -> tuple[Recipe, Task]:

@@ -342,7 +342,7 @@ class SeriesWithClasses(TaskData):
             scores, details = classification_scores(predicted, true, self.label_names)
             return {split: {**scores, "rows": len(true)}, **details}
         scores, details = event_scores(predicted, true, self.label_names)
-        at_known, of_known = event_scores(*known, self.label_names)
+        at_known, of_known = event_scores(known[0], known[1], self.label_names)
         positions = {**at_known, "rows": len(known[1]), **of_known}
         return {split: {**scores, "rows": int((true > 0).sum())}, **details, "known_positions": positions}
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
-    from lagwise.training.run import check_recipe, resume, train, train_or_resume
+    from lagwise.training.run import resume, train, train_or_resume
+    from lagwise.training.setup import check_recipe
 
 __all__, __getattr__, __dir__ = lazy_package(__name__)

@@ -1,26 +1,27 @@
-"""The checkpoints of a run: which exist, and which can be resumed exactly."""
+"""The checkpoints of a run: which exist, which can be resumed exactly, and the best model so far."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
-from transformers import TrainerState
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from lagwise.files import one_line
-from lagwise.models.loading import check_weights
-from lagwise.training.averaging import AveragedWeights
-from lagwise.training.carrying import CarriedStates
+from lagwise.files import one_line, saved_whole
+from lagwise.models.loading import check_weights, quiet
+from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.training.sharding import SHARDS, check_saved_shards
-from lagwise.training.streaming import SavedStream
 
+BEST = "best"  # folder of the best model of a training
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, RecursionError)
 _DAMAGE += (IndexError, SafetensorError, pickle.UnpicklingError)  # raised by readers of damaged files
 
@@ -36,21 +37,16 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
 
-def newest_whole_checkpoint(
-    run: Path,
-    model: nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    average: AveragedWeights | None = None,
-    carried: CarriedStates | None = None,
-    stream: SavedStream | None = None,
-) -> Path | None:
+def newest_whole_checkpoint(run: Path, trainer: Any = None) -> Path | None:
     """Find the newest checkpoint that can be resumed; None if the run has none yet.
 
-    All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. The
-    weights must have the keys and shapes of ``model``, and the optimiser state those of ``optimizer``, where these are
-    given; ``average`` loads its averages, ``carried`` its states, and ``stream`` its place. If there are checkpoints,
-    but none can be resumed, a ValueError says what is wrong with each.
+    All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. With a
+    ``trainer``, the weights must have the keys and shapes of its model, and the optimiser state those of its optimizer;
+    its averages, carried states and place in a stream are loaded. If there are checkpoints, but none can be resumed, a
+    ValueError says what is wrong with each.
     """
+    model, optimizer = (None, None) if trainer is None else (trainer.model, trainer.optimizer)
+    loaded = [] if trainer is None else [trainer.average, trainer.carried, trainer.streamed]
     complaints = []
     for folder in reversed(checkpoints(run)):
         try:
@@ -67,12 +63,9 @@ def newest_whole_checkpoint(
             if any(group["lr"] != rate for group, rate in rates):
                 raise ValueError("optimizer.pt is of another step than scheduler.pt")
             _check_random_states(folder)
-            if average is not None:
-                average.load(folder)
-            if carried is not None:
-                carried.load(folder)
-            if stream is not None:
-                stream.load(folder)
+            for part in loaded:
+                if part is not None:
+                    part.load(folder)
             return folder
         except _DAMAGE as error:
             complaints.append(f"{folder.name}: {one_line(error)}")
@@ -153,3 +146,55 @@ def _check_random_states(folder: Path) -> None:
             torch.Generator().set_state(states["cpu"])
         except _DAMAGE as error:
             raise ValueError(f"{file.name} is damaged ({one_line(error)})") from error
+
+
+class BestModel(TrainerCallback):
+    """Callback that keeps the weights of the best evaluation in ``RUN/best``, and stops the training after ``patience``
+    evaluations without a better one (0: never). The best evaluation is determined from the log alone, so that a resumed
+    run decides the same."""
+
+    def __init__(self, run: Path, metric: str, greater_is_better: bool, patience: int, keep: bool):
+        self.folder, self.metric = run / BEST, f"eval_{metric}"
+        self.sign = 1 if greater_is_better else -1
+        self.patience, self.keep = patience, keep
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps and args.eval_strategy != "no":  # the last model is evaluated too
+            control.should_evaluate = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        values = [self.sign * line[self.metric] for line in state.log_history if self.metric in line]
+        if not values:  # a model without a loss
+            return
+        since = evaluations_since_best(values)
+        if self.keep and since == 0:
+            model = getattr(model, "module", model)
+            weights = whole_state(model) if is_sharded(model) else None
+            if state.is_world_process_zero:
+                with quiet(), saved_whole(self.folder, "the best model so far", last="config.json") as partial:
+                    model.save_pretrained(partial, state_dict=weights)
+        if self.patience and since >= self.patience:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def has_stopped(self, checkpoint: Path) -> bool:
+        """Whether the training that wrote a checkpoint had stopped there because the metric no longer improved."""
+        history = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+        values = [self.sign * line[self.metric] for line in history if self.metric in line]
+        return bool(self.patience and values) and evaluations_since_best(values) >= self.patience
+
+    def take(self, partial: Path) -> bool:
+        """Copy the best weights into a folder that is being saved. Returns whether there are any."""
+        if not (self.keep and (self.folder / "config.json").is_file()):
+            return False
+        shutil.copyfile(self.folder / "model.safetensors", partial / "model.safetensors")
+        return True
+
+    def remove(self) -> None:
+        """Remove the copy, once it is the run's final model."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def evaluations_since_best(values: Sequence[float]) -> int:
+    """Return the number of values after the first maximum."""
+    return len(values) - 1 - max(range(len(values)), key=lambda i: (values[i], -i))

@@ -35,8 +35,8 @@ _FILE = "classifier.json"
 _FEATURES = {"series": "convolutions", "texts": "ngrams"}
 _READS = {"series": "series (n, channels, length)", "texts": "texts"}
 _TABLE = (
-    "X is a table of numbers or categories, neither texts nor series (n, channels, length); fit "
-    "sklearn.ensemble.HistGradientBoostingClassifier().fit(X, y) to it"
+    "X is a table of numbers or categories, neither texts nor series (n, channels, length); use "
+    "sklearn.ensemble.HistGradientBoostingClassifier().fit(X, y)"
 )
 _ENOUGH = 2500  # rows of which some are held out to choose by; of fewer, each is left out in turn, or in folds
 _VALUES_A_BATCH = 1 << 18
@@ -113,6 +113,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         self.tokenizer_ = load_tokenizer("bytes") if self.kind_ == "texts" else None
         if self.kind_ == "series":
             self.n_features_in_ = rows[0].shape[1]
+        elif hasattr(self, "n_features_in_"):  # left by an earlier fit
+            del self.n_features_in_
         held = random_rows(ids, random) if len(ids) > _ENOUGH else np.zeros(len(ids), dtype=bool)
         train, valid = [], []
         for part, places in ((train, np.flatnonzero(~held)), (valid, np.flatnonzero(held))):
@@ -200,7 +202,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         if kind == "series" and rows[0].shape[1] != self.n_features_in_:
             raise ValueError(f"X has series of {rows[0].shape[1]} channels, but fit had {self.n_features_in_}")
         found = np.empty((len(rows), len(self.classes_)))
-        for batch, places in self._batches(rows, np.arange(len(rows))):
+        stride = self.model_.config.inputs.get("stride", 1) if kind == "series" else 1
+        for batch, places in self._batches(rows, np.arange(len(rows)), stride):
             found[places] = self.model_(**batch).logits.numpy()
         return found
 
@@ -219,13 +222,13 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
             inputs["gaps"] = True
         return {**fields, "inputs": inputs}
 
-    def _batches(self, rows: Any, places: np.ndarray) -> Iterator[tuple[dict[str, torch.Tensor], np.ndarray]]:
+    def _batches(
+        self, rows: Any, places: np.ndarray, stride: int = 1
+    ) -> Iterator[tuple[dict[str, torch.Tensor], np.ndarray]]:
         """Yield batches of rows of similar lengths, as the model reads them, and the index of each row."""
-        name, arrays, pad, stride = "input_values", rows, None, 1
+        name, arrays, pad = "input_values", rows, None
         if self.tokenizer_ is not None:
             name, arrays, pad = "input_ids", self._encoded(rows), self.tokenizer_.pad_token_id
-        elif hasattr(self, "model_"):
-            stride = self.model_.config.inputs.get("stride", 1)
         sizes = np.array([each.size for each in arrays], dtype=np.int64)
         ordered, collate = places[np.argsort(sizes[places], kind="stable")], PaddingCollator(pad, stride=stride)
         for part in like_lengths(sizes[ordered].tolist(), _VALUES_A_BATCH):

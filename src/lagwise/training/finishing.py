@@ -15,7 +15,7 @@ from lagwise.models.loading import load_model_weights, quiet
 from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.tasks import Task, TaskData
 from lagwise.tasks.classification_results import constant_note
-from lagwise.training.best import BEST
+from lagwise.training.checkpoints import BEST
 from lagwise.training.first_answer import FILE, joined_answer, kept_first_answer, read_first_answer
 from lagwise.training.folder import final_model, read_metrics
 from lagwise.training.kept_answer import kept_model, take_first

@@ -1,14 +1,29 @@
-"""The recipe, task and log in a run's folder, which are read without the packages that training needs."""
+"""The folder of a run: its recipe, task, identity and log."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, one_line, read_json
-from lagwise.tables import build, typed
+from lagwise.data.tokenizers import tokenizer_folder
+from lagwise.data.tokens import copy_tokenizer
+from lagwise.files import (
+    RECIPE_FILE,
+    RUN_FILE,
+    TOKENIZER,
+    is_unused,
+    one_line,
+    read_json,
+    saved_whole,
+    write_json,
+    write_whole,
+)
+from lagwise.models.conversion import CONVERSION_FILE
+from lagwise.tables import build, shown, typed
 from lagwise.tasks import TASKS, Metric, Task
 from lagwise.tasks.scores import headline_of
 from lagwise.training.recipe import Recipe, load_recipe
@@ -24,6 +39,45 @@ def load_run(run: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     if (run / TOKENIZER).is_dir():
         recipe = replace(recipe, data=replace(recipe.data, tokenizer=str(run / TOKENIZER)))
     return recipe
+
+
+def check_resumable(out: Path) -> None:
+    """FileNotFoundError or ValueError for a folder that holds no run that can be resumed."""
+    if not (out / RECIPE_FILE).is_file():
+        began = out.is_dir() and is_unused(out, RUN_FILE, TOKENIZER)
+        why = ", and nothing else: its training was stopped before it saved anything, so start it anew" if began else ""
+        raise FileNotFoundError(f"{str(out)!r} is not a run to resume: it has no {RECIPE_FILE}{why}")
+    if not (out / RUN_FILE).is_file():
+        raise FileNotFoundError(f"{str(out)!r} cannot be resumed: it has no {RUN_FILE}, which identifies its data")
+    if (out / CONVERSION_FILE).is_file():
+        raise ValueError(f"{str(out)!r} is a conversion, not a run to resume; resume the run that it was made of")
+
+
+def begin_run(recipe: Recipe, out: Path, identity: dict[str, Any]) -> None:
+    """Write the recipe and the identity of a run, which make ``out`` a run that can be resumed."""
+    shutil.rmtree(out / TOKENIZER, ignore_errors=True)
+    with saved_whole(out, "the recipe", last=RECIPE_FILE) as partial:
+        write_json(partial / RUN_FILE, identity)
+        if folder := tokenizer_folder(recipe.data.tokenizer):  # it may no longer exist when the run is used
+            copy_tokenizer(folder, partial / TOKENIZER)
+        (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
+
+
+def check_asked(out: Path, begun: Any, asked: Any, key: str = "") -> None:
+    """ValueError that names the first setting that differs from those with which a run was begun."""
+    if isinstance(begun, dict) and isinstance(asked, dict):
+        for name in {**begun, **asked}:
+            check_asked(out, begun.get(name), asked.get(name), f"{key}.{name}" if key else name)
+    elif begun != asked and key != "description":
+        raise ValueError(
+            f"the run in {str(out)!r} was begun with {key} {shown(begun)}, not {shown(asked)}: start it again with the "
+            "settings of its first start, or choose another `out`"
+        )
+
+
+def as_json(recipe: Recipe) -> dict[str, Any]:
+    """Convert a recipe to JSON values, without the fields of other models."""
+    return {name: value for name, value in json.loads(json.dumps(asdict(recipe))).items() if name != "words"}
 
 
 def make_task(recipe: Recipe) -> Task:
@@ -78,3 +132,12 @@ def logged_lines(path: Path) -> list[dict[str, float]]:
             if number < len(lines):
                 raise ValueError(f"{str(path)!r}, line {number}, is damaged ({one_line(error)})") from error
     return result
+
+
+def rewind_metrics(out: Path, step: int) -> None:
+    """Drop the summary and the lines logged after a checkpoint's step: training writes them again."""
+    path = out / METRICS_FILE
+    if not path.is_file():  # stopped before the first line
+        return
+    kept = [line for line in logged_lines(path) if line["step"] <= step and "train_loss" not in line]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from importlib import resources
@@ -16,11 +17,10 @@ from pydantic import Field
 
 from lagwise.data.options import DataOptions, upgraded
 from lagwise.data.tokenizers import tokenizer_folder
-from lagwise.files import expanded
+from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.outside import Parts
 from lagwise.tables import Count, Number, Share, Switch, Whole, checked, known, option_names, options, shown
-from lagwise.training.yaml_values import parsed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
@@ -35,6 +35,7 @@ MAX_STEPS = 10**8  # the lengths of all steps are drawn in advance
 MAX_WORKERS = 128  # each is a process with hundreds of megabytes
 _FINAL_RATE = 1e-7  # learning rate at the end of the polynomial schedule, as in transformers
 _MAX_BYTES = 2**20  # of a recipe file
+_MAX_NODES, _MAX_DEPTH = 10_000, 50  # values with aliases expanded, and levels of nesting
 _PACKAGES = Parts("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
 
 
@@ -205,14 +206,11 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
         _mapping(_mapping(fields, f"words.{word}").get("block"), f"words.{word}.block")
     values = upgraded(values)
     _check_overrides(overrides)
-    whole = [each for each in overrides if each.startswith(("model=", "model.init_from="))]
-    rest = [each for each in overrides if each not in whole]
-    for override in whole:
-        _apply(values, override)
-    for override in rest:
-        _drop_options(values, override)
-    for override in rest:
-        _apply(values, override)
+    for key, text in sorted((_split(each) for each in overrides), key=_rank):
+        if key == "model":
+            _use_preset(values, text)
+        else:
+            _set(values, key, text)
     recipe = checked(Recipe, values, "a recipe")
     _check(recipe)
     return recipe
@@ -231,39 +229,49 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             raise ValueError(f"give either {one} or {other}: {why}")
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def _split(override: str) -> tuple[str, str]:
+    """Split an override into its key and the text of its value. ValueError for a key that is not ``section.key``."""
     key, separator, text = override.partition("=")
-    if key == "model" and separator:
-        _use_preset(values, text)
-        return
-    if key == "model.init_from" and separator:
+    section, _, rest = key.partition(".")
+    if separator and key == "model":
+        return key, text
+    if separator and rest:
+        sections = [each.name for each in dataclasses.fields(Recipe) if each.name != "words"]
+        known(section, sections, "section of a recipe")
+        return key, text
+    near = setting(key)
+    hint = f"; did you mean {near}=...?" if near else f" (see 'lagwise recipes {DEFAULT_RECIPE}' for the keys)"
+    raise ValueError(f"an override is written section.key=value, got {shown(override)}{hint}")
+
+
+def _rank(override: tuple[str, str]) -> int:
+    """The order of overrides: what replaces the model, then the names of its parts, then all others."""
+    return 0 if override[0] in ("model", f"model.{START}") else 1 if override[0].endswith(".name") else 2
+
+
+def _set(values: dict[str, Any], key: str, text: str) -> None:
+    """Set a key of a recipe, and remove what the new value excludes."""
+    if key == f"model.{START}":
         values["model"] = _task_settings(values)
         values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
-    if key in _LENGTHS and isinstance(values.get("training"), dict):
-        for other in ("epochs", "minutes", *(["least_steps"] if key == "training.epochs" else [])):
-            values["training"].pop(other, None)
-    sections = [f.name for f in dataclasses.fields(Recipe) if f.name != "words"]
-    parts = key.split(".")
-    if separator and len(parts) > 1:
-        known(parts[0], sections, "section of a recipe")
-    else:
-        near = setting(key)
-        hint = f"; did you mean {near}=...?" if near else f" (see 'lagwise recipes {DEFAULT_RECIPE}' for the keys)"
-        raise ValueError(f"an override is written section.key=value, got {shown(override)}{hint}")
-    _refuse_part_of_a_chain(values, parts)
-    *path, last = parts
-    if not isinstance(values, dict):
-        raise ValueError(f"a recipe must be a mapping, got {shown(values)}")
+    excluded = ("epochs", "minutes", "least_steps" if key == "training.epochs" else "") if key in _LENGTHS else ()
+    *path, last = key.split(".")
+    _refuse_part_of_a_chain(values, [*path, last])
+    override, place = f"{key}={text}", values
     for part in path:
-        if values.get(part) is None:  # a section without content
-            values[part] = {}
-        values = values[part]
-        if not isinstance(values, dict):
+        if place.get(part) is None:  # a section without content
+            place[part] = {}
+        place = place[part]
+        if not isinstance(place, dict):
             raise ValueError(f"in override {shown(override)}, {part!r} is a value, not a section")
     value = parsed(text, f"in override {shown(override)}, the value")
     if value is None and text.strip().lower() not in ("null", "~"):
         raise ValueError(f"override {shown(override)} has no value; write {key}=null for none")
-    values[last] = value
+    for other in excluded:
+        place.pop(other, None)
+    place[last] = value
+    if last == "name" and path[0] == "model":
+        _drop_options(place, path[-1], value)
 
 
 def setting(name: str) -> str | None:
@@ -330,25 +338,18 @@ def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def _drop_options(values: Any, override: str) -> None:
-    """If an override names another part of the model, drop the options that the new part does not have."""
-    key, _, name = override.partition("=")
-    *path, last = key.split(".")
-    if last != "name" or path[:1] != ["model"]:
-        return
+def _drop_options(part: dict[str, Any], kind: str, name: Any) -> None:
+    """Drop the options of a part of the model that a part of another name does not have."""
     from lagwise.blocks import BLOCKS
     from lagwise.blocks.channel import CHANNEL_MIXERS
     from lagwise.kernels import KERNELS
     from lagwise.mixers import MIXERS
 
     mixers = dict.fromkeys(("token_mixer", "memory"), MIXERS)
-    parts = {"block": BLOCKS, "channel_mixer": CHANNEL_MIXERS, "kernel": KERNELS, **mixers}
-    new = parts.get(path[-1], {}).get(name)
-    for step in path:
-        values = values.get(step) if isinstance(values, dict) else None
-    if new is not None and isinstance(values, dict):
-        for option in values.keys() - {"name", *option_names(new)}:
-            del values[option]
+    new = {"block": BLOCKS, "channel_mixer": CHANNEL_MIXERS, "kernel": KERNELS, **mixers}.get(kind, {}).get(name)
+    if new is not None:
+        for option in part.keys() - {"name", *option_names(new)}:
+            del part[option]
 
 
 def _depth(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -429,3 +430,54 @@ def _rooted_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _whole_path(name: Any) -> Any:
     """Make the path of an existing file or folder absolute. Other names, such as those of hubs, are unchanged."""
     return str(expanded(name).resolve()) if isinstance(name, str) and expanded(name).exists() else name
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML loader without octal numbers such as 010 (8) and sexagesimal numbers such as 1:30 (90)."""
+
+
+_INTEGER = "tag:yaml.org,2002:int"
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] != _INTEGER]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_INTEGER, re.compile(r"[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+
+
+def parsed(text: bytes | str, what: str) -> Any:
+    """Parse YAML as plain values. ValueError unless it is valid and of moderate size after expanding aliases."""
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if not _is_moderate(root):
+            raise ValueError(f"it has over {_MAX_NODES} values, aliases written out, or is over {_MAX_DEPTH} deep")
+        return None if root is None else loader.construct_document(root)
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{what} is not valid YAML: {one_line(error)}") from error
+
+
+def _is_moderate(root: yaml.Node | None) -> bool:
+    """Whether a document is neither large nor deep. An alias counts as the node it refers to, because a few lines of
+    aliases can expand to any size, or contain themselves."""
+    waiting, count = [(root, 1)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        count += 1
+        if count > _MAX_NODES or depth > _MAX_DEPTH:
+            return False
+        if isinstance(node, yaml.MappingNode):
+            _require_distinct(node)
+            waiting += ((part, depth + 1) for pair in node.value for part in pair)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += ((part, depth + 1) for part in node.value)
+    return True
+
+
+def _require_distinct(node: yaml.MappingNode) -> None:
+    """ValueError for a key that occurs twice: YAML's readers would drop one of the values."""
+    keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+    seen: set[str] = set()
+    for key in keys:
+        if key.value in seen:
+            raise ValueError(f"{key.value!r} occurs twice, again in line {key.start_mark.line + 1}")
+        seen.add(key.value)

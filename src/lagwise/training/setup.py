@@ -1,9 +1,11 @@
-"""The Trainer of a recipe, with its arguments, model, examples, callbacks and the programs that follow it."""
+"""What a training needs before its first step: checks of the recipe, its data, and the Trainer."""
 
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,86 @@ from lagwise.models.loading import default_device
 from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
 from lagwise.tables import shown
-from lagwise.tasks import TaskData
+from lagwise.tasks import Task, TaskData
 from lagwise.training.averaging import AveragedWeights
-from lagwise.training.best import BestModel
-from lagwise.training.carrying import CarriedStates
-from lagwise.training.compilation import compile_model, could_be_graphs
-from lagwise.training.hardware import bfloat16_is_fast
-from lagwise.training.model import build_model, config_for_data
+from lagwise.training.carrying import CarriedStates, check_carried
+from lagwise.training.checkpoints import BestModel
+from lagwise.training.compilation import check_compiled, compile_model, could_be_graphs
+from lagwise.training.first_answer import needs_first_answer, require_linear
+from lagwise.training.folder import make_task
+from lagwise.training.hardware import bfloat16_is_fast, check_precision
+from lagwise.training.model import build_model, check_model, config_for_data
 from lagwise.training.optimizer import make_optimizer
-from lagwise.training.processes import SharedRows, Sharing, micro_batch_size, of_first_process, processes
-from lagwise.training.recipe import Recipe
-from lagwise.training.sharding import shard
-from lagwise.training.streaming import streamed_text
+from lagwise.training.processes import (
+    SharedRows,
+    Sharing,
+    check_restarts,
+    check_shared,
+    check_sharing,
+    micro_batch_size,
+    of_first_process,
+    processes,
+)
+from lagwise.training.recipe import MAX_STEPS, Recipe
+from lagwise.training.sharding import check_shards, shard
+from lagwise.training.streaming import check_streaming, streamed_text
 from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
+
+
+def check_recipe(recipe: Recipe) -> Task:
+    """Check everything that needs no data, and return the recipe's task. A ValueError says what is wrong.
+
+    >>> from lagwise.training import load_recipe
+    >>> type(check_recipe(load_recipe("tnn-lm"))).__name__
+    'LanguageModelling'
+    """
+    micro_batch_size(recipe)
+    check_shards(recipe.training)
+    check_compiled(recipe.training)
+    check_reports(recipe.training.report_to)
+    check_precision(recipe.training)
+    check_sharing()
+    check_restarts()
+    task, kind = make_task(recipe), recipe.training.first_answer
+    check_streaming(recipe.data, recipe.training)
+    check_carried(task, recipe.training)
+    if needs_first_answer(recipe, task):
+        require_linear(task)
+    if kind != "only":
+        check_shared(task, recipe.training.sequence_parallel)
+        check_model(recipe, task)
+    return task
+
+
+def open_data(task: Task, progress: bool) -> TaskData:
+    """Read the data, the first process before the others, and print notes about them."""
+    state = processes()
+    with state.main_process_first():
+        data = task.open(progress=progress and state.is_main_process)
+    if progress and state.is_main_process:
+        for note in data.notes():
+            print(note, file=sys.stderr)
+    return data
+
+
+def completed(recipe: Recipe, data: TaskData) -> tuple[Recipe, TaskData]:
+    """Fill in the values of a recipe that task and data determine, its source, its task's options and the number of
+    steps; and return the data of the completed task."""
+    options = recipe.training
+    if options.epochs is not None:
+        epoch = data.sizes(options.batch_size).steps_per_epoch
+        if epoch is None:
+            raise ValueError("`epochs` does not apply to data that are generated without end; give `steps`")
+        steps = max(1, round(options.epochs * epoch), options.least_steps)
+        if steps > MAX_STEPS:
+            raise ValueError(f"`epochs` {options.epochs:g} are {steps:.1e} steps, of at most {MAX_STEPS:,}")
+        evaluate_every = min(options.evaluate_every, -(-steps // 6))  # to have some to choose the best from
+        options = replace(options, steps=steps, evaluate_every=evaluate_every)
+    if options.minutes is None:  # or the steps are not known yet
+        options = replace(options, warmup_steps=min(options.warmup_steps, options.steps // 10))
+    task = {**recipe.task, **data.resolved()}
+    found = replace(recipe, task=task, data=data.task.data, training=options)
+    return found, data if task == recipe.task else open_data(make_task(found), progress=False)
 
 
 def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:

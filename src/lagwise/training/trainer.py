@@ -26,9 +26,8 @@ from lagwise.process import denormals_as_zero, group_size
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
 from lagwise.training.averaging import AveragedWeights
-from lagwise.training.best import BestModel
 from lagwise.training.carrying import CarriedStates
-from lagwise.training.checkpoints import checkpoints
+from lagwise.training.checkpoints import BestModel, checkpoints
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.optimizer import clip_gradients, sparse_tables
 from lagwise.training.processes import Sharing

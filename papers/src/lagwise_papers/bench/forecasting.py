@@ -93,8 +93,6 @@ def models(benchmark: Benchmark, horizon: int) -> dict[str, dict[str, Any]]:
         "ridge of low rank": {**small, "rank": 10_000 // (benchmark.look_back + horizon)},
         f"{kernels} Toeplitz kernels": {**small, "model": "toeplitz", "kernels": kernels},
         "Toeplitz kernel": {**small, "model": "toeplitz"},
-        "rpe kernel": {**small, "model": "rpe"},
-        "modal kernel": {**small, "model": "modal"},
     }
 
 

@@ -66,7 +66,7 @@ class NStates(Mixer):
         self.modes = n_state_modes(mixer.kernel.taps(n))
 
     def init_state(self, batch_size: int) -> Any:
-        return self.modes.poles.new_zeros(batch_size, *self.modes.poles.shape)
+        return self.modes.direct.new_zeros(batch_size, len(self.modes.poles), 2 * self.modes.poles.shape[1])
 
     def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         if state is None:

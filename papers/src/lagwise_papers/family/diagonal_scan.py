@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.operation import traced
-from lagwise.ops.recurrence.ema import ema_prefill
+from lagwise.ops.recurrence import ema_blocks
 from lagwise.ops.symbolic import symbolic_product
 
 
@@ -53,7 +53,7 @@ def _states(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor) -> Tenso
     turned = torch.cat([x.real * cos + x.imag * sin, x.imag * cos - x.real * sin], 2)
     start = torch.cat([state.real, state.imag], 1)[:, :, None]
     decays = torch.cat([log_decay, log_decay])[:, None]
-    sums, _ = ema_prefill(turned, torch.ones_like(decays), decays, start.to(decays.dtype))
+    sums, _ = ema_blocks(turned, torch.ones_like(decays), decays).scan(turned, start.to(decays.dtype))
     real, imag = sums.chunk(2, 2)
     return torch.complex(real * cos - imag * sin, imag * cos + real * sin)
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from lagwise.kernels.hippo import hippo_legs
+from lagwise.kernels.s4d import hippo_legs
 from lagwise.ops.recurrence import mean_exponential
 from lagwise.tables import check_integer
 from lagwise_papers.family.recurrence import Recurrence, RecurrentMixer

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops.host import on_host
-from lagwise.ops.operation import Engine, Values, in_graph, kept_apart, operation, transformed
+from lagwise.ops.operation import Engine, Values, in_graph, kept_apart, operation, recorded
 from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.tables import known
 
@@ -79,7 +79,7 @@ def _attention(
     shift = None
     if mask is not None:
         # Inspect padding only outside of graphs and `torch.vmap`, which cannot branch on values.
-        eager = not (torch.compiler.is_compiling() or transformed())
+        eager = not recorded()
         mask = mask.bool()
         here = on_host(mask)[0] if eager else None
         shift_here = None if here is None else first_real(here)
@@ -92,10 +92,7 @@ def _attention(
                 here = here.gather(1, _rolled(shift_here, here.shape[1]))
         if here is not None and not ((here[:, 1:] > here[:, :-1]).any() if causal else (~here).any()):
             mask = None  # a causal query never sees padding on the right
-    if sliding:
-        y = _in_sliding_chunks(query, key, value, chunk, function, bias, mask)
-    else:
-        y = _in_chunks(query, key, value, chunk, causal, function, bias, mask)
+    y = _in_chunks(query, key, value, bias, mask, chunk, causal, function, sliding)
     return y if shift is None else _take(y, _rolled(-shift, y.shape[2]))
 
 
@@ -248,39 +245,58 @@ def _in_chunks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    bias: Tensor | None,
+    real: Tensor | None,
     chunk: int,
     causal: bool,
     function: str,
-    bias: Tensor | None,
-    real: Tensor | None,
+    sliding: bool,
 ) -> Tensor:
-    """Attention in chunks counted from the first token, all at once, as rows of a batch. What is left after whole
-    chunks is computed alone, or in a graph, which would be compiled anew for every rest, filled up to a chunk."""
+    """Attention in chunks counted from the first token, all whole ones at once, as rows of a batch. The first of
+    sliding chunks, and what is left after whole chunks, are computed alone; or in a graph, which would be compiled anew
+    for every rest, filled up to a chunk."""
     batch, heads, length, _ = query.shape
-    graph = symbolic(length) or in_graph()
-    if not graph and (rest := length % chunk):
-        end, own = length - rest, None if bias is None else _corner(bias, rest)
-        kept = None if real is None else real[:, None, None, end:]
-        last = _attend(query[:, :, end:], key[:, :, end:], value[:, :, end:], causal, function, own, kept)
-        if not end:
-            return last
-        query, key, value = (x[:, :, :end] for x in (query, key, value))
-        real = None if real is None else real[:, :end]
-        return torch.cat([_in_chunks(query, key, value, chunk, causal, function, bias, real), last], 2)
-    whole = _number_of_chunks(length, chunk)
+    graph, late = symbolic(length) or in_graph(), chunk if sliding else 0
+    rest = 0 if graph else length % chunk
+    end = length - rest
+    count = _number_of_chunks(length, chunk) if graph else (end - late) // chunk
     one = heads == 1 and not graph  # the chunks take the axis of heads, which is a view at any length
+    if graph:
+        if real is None and (sliding or not causal):
+            real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
+        query, key, value = (_filled(x, chunk, count) for x in (query, key, value))
+    seen = None if real is None else real[:, None, :, None]
+    if graph and seen is not None:
+        seen = _filled(seen, chunk, count)
+
+    def window(start: int, stop: int) -> Tensor:
+        keys = slice(max(0, start - late), stop)
+        added = None if bias is None else _corner(bias, stop - keys.start)
+        kept = None if real is None else real[:, None, None, keys]
+        return _attend(query[:, :, start:stop], key[:, :, keys], value[:, :, keys], causal, function, added, kept)
 
     def fold(x: Tensor) -> Tensor:
-        x = (_filled(x, chunk, whole) if graph else x).unflatten(2, (whole, chunk))
+        x = x.unflatten(2, (count, chunk))
         return x[:, 0] if one else x.transpose(1, 2).flatten(0, 1)
 
-    if real is None and graph and not causal:
-        real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
-    kept = None if real is None else fold(real[:, None, :, None]).transpose(2, 3)
-    own = None if bias is None else _corner(bias, chunk)
-    y = _attend(fold(query), fold(key), fold(value), causal, function, own, kept)
-    y = y[:, None] if one else y.unflatten(0, (batch, whole)).transpose(1, 2)
-    y = y.flatten(2, 3)
+    def keys_of_chunks(x: Tensor) -> Tensor:
+        own = x if graph else x[:, :, late:end]
+        if not sliding:
+            return fold(own)
+        before = F.pad(own, (0, 0, chunk, -chunk)) if graph else x[:, :, : end - chunk]
+        return torch.cat([fold(before), fold(own)], 2)
+
+    parts = [window(0, min(chunk, length))] if sliding and not graph else []
+    if graph or count > 0:
+        added = None if bias is None else _corner(bias, chunk + late)
+        kept = None if seen is None else keys_of_chunks(seen).transpose(2, 3)
+        rows = fold(query if graph else query[:, :, late:end])
+        y = _attend(rows, keys_of_chunks(key), keys_of_chunks(value), causal, function, added, kept)
+        y = y[:, None] if one else y.unflatten(0, (batch, count)).transpose(1, 2)
+        parts.append(y.flatten(2, 3))
+    if rest and (end or not sliding):
+        parts.append(window(end, length))
+    y = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     if not in_graph():
         return y[:, :, :length]
     # Whether a part is contiguous depends on the length, on which graphs must not: parts put together always are.
@@ -301,42 +317,6 @@ def _filled(x: Tensor, chunk: int, whole: int) -> Tensor:
     if symbolic(x.shape[2]):
         return F.pad(x, (0, 0, 0, whole * chunk - x.shape[2]))
     return torch.cat([x, x.new_zeros(*x.shape[:2], 2 * chunk, x.shape[3])], 2)[:, :, : whole * chunk]
-
-
-def _in_sliding_chunks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    chunk: int,
-    function: str,
-    bias: Tensor | None,
-    real: Tensor | None,
-) -> Tensor:
-    """Causal attention of each chunk over itself and the one before, all chunks at once, as rows of a batch."""
-    batch, _, length, _ = query.shape
-    graph = symbolic(length) or in_graph()
-    if not graph and length <= chunk:
-        return _in_chunks(query, key, value, chunk, True, function, bias, real)
-    whole = _number_of_chunks(length, chunk)
-    rest, first, kept = whole * chunk - length, None, None
-
-    def fold(x: Tensor, late: int = 0) -> Tensor:  # (batch, chunks, heads, chunk, size)
-        return F.pad(x, (0, 0, late, rest - late)).unflatten(2, (whole, chunk)).transpose(1, 2)
-
-    rows = [fold(query), *(torch.cat([fold(x, chunk), fold(x)], 3) for x in (key, value))]
-    if graph or real is not None:
-        real = torch.ones(batch, length, dtype=torch.bool, device=query.device) if real is None else real
-        seen = real[:, None, :, None]
-        kept = torch.cat([fold(seen, chunk), fold(seen)], 3).flatten(0, 1).transpose(2, 3)
-    else:  # the first chunk has none before it
-        own = [x[:, :, :chunk] for x in (query, key, value)]
-        first = _in_chunks(own[0], own[1], own[2], chunk, True, function, bias, None)
-        rows = [x[:, 1:] for x in rows]
-    bias = None if bias is None else _corner(bias, 2 * chunk)
-    query, key, value = (x.flatten(0, 1) for x in rows)
-    y = _attend(query, key, value, True, function, bias, kept)
-    y = y.unflatten(0, (batch, whole if first is None else whole - 1)).transpose(1, 2).flatten(2, 3)
-    return (y if first is None else torch.cat([first, y], 2))[:, :, :length]
 
 
 def _attend(

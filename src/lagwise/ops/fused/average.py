@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import contiguous_rows, kernel
-from lagwise.ops.operation import differentiable, differentiable_gradients
+from lagwise.ops.fused import contiguous_rows, fused, kernel
+from lagwise.ops.operation import Engine, Values, operation
 
 _CHUNK, _CHANNELS, _WARPS = 64, 32, 2  # the fastest of those tried on an H100 (docs/log.md)
 
 
+@operation
 def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:
     """``silu(sum_n w_n s_n + direct x)`` with ``s_n <- exp(log_decay_n) s_n + x``, as `lagwise.ops.ema_scan`.
 
@@ -21,35 +22,29 @@ def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor)
     result like x. Two passes over x: averages at the end of each chunk from zero, which are then carried from chunk to
     chunk, and the outputs. The decay's gradient comes from the averages' derivatives, which run forwards beside them.
     """
-    return _Average.apply(x, weight, log_decay, direct)
-
-
-def _plain(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:
-    from lagwise.ops.recurrence.ema import ema_scan  # not above: it imports this package
+    from lagwise.ops.recurrence.diagonal import ema_scan  # not above: it imports this package
 
     return F.silu(ema_scan(x, weight, log_decay) + direct * x).to(x.dtype)
 
 
-class _Average(torch.autograd.Function):
+@moving_average.engine("triton")
+class _Average(Engine):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> Tensor:
-        ends, slopes = average_ends(x, log_decay, _CHUNK)
-        starts, slopes = average_starts(ends, slopes, log_decay, _CHUNK)
-        ctx.save_for_backward(x, weight, log_decay, direct, starts, slopes)
-        ctx.chunk = _CHUNK
-        return average_outputs(x, weight, log_decay, direct, starts, _CHUNK)
+    def serves(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> bool:
+        return fused(x, weight, direct)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        x, weight, log_decay, direct, starts, slopes = ctx.saved_tensors
-        inputs = (x, weight, log_decay, direct)
-        if differentiable():
-            return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, [grad]))
-        inner, dparameters, ddirect, backward = average_gradients(
-            grad, x, weight, log_decay, direct, starts, slopes, ctx.chunk
-        )
-        after, _ = average_starts(backward, None, log_decay, ctx.chunk)
-        dx = average_adjoint(inner, weight, log_decay, direct, after, ctx.chunk)
+    def forward(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> tuple[Tensor, Values]:
+        ends, slopes = average_ends(x, log_decay, _CHUNK)
+        starts, slopes = average_starts(ends, slopes, log_decay, _CHUNK)
+        return average_outputs(x, weight, log_decay, direct, starts, _CHUNK), (starts, slopes)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        _, weight, log_decay, direct = args
+        inner, dparameters, ddirect, backward = average_gradients(grads[0], *args, *saved, _CHUNK)
+        after, _ = average_starts(backward, None, log_decay, _CHUNK)
+        dx = average_adjoint(inner, weight, log_decay, direct, after, _CHUNK)
         dweight, ddecay = dparameters.sum((0, 1)).transpose(1, 2)
         return dx, dweight, ddecay, ddirect.sum((0, 1)).to(direct.dtype)
 

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import contiguous_rows, kernel
-from lagwise.ops.operation import differentiable, differentiable_gradients
+from lagwise.ops.fused import contiguous_rows, fused, kernel
+from lagwise.ops.operation import Engine, Values, operation
 
 _TOKENS, _CHANNELS = 64, 64
 
 
+@operation
 def residual_convolutions(
-    x: Tensor, taps: Tensor, origin: int, dilations: Sequence[int], *, residual: bool, activate: bool
+    x: Tensor, taps: Tensor, origin: int, dilations: tuple[int, ...], residual: bool, activate: bool
 ) -> Tensor:
     """``x <- x + silu(taps_d * x)`` for each of the taps, or without the residual or the activation.
 
     Shapes: x ``(batch, length, channels)``; taps ``(depth, channels, n_taps)``, lag 0 at index origin, lags
     ``dilations[d]`` tokens apart; result like x.
     """
-    return _Residual.apply(x, taps, origin, tuple(dilations), residual, activate)
+    for own, dilation in zip(taps, dilations, strict=True):
+        y = _lags(x, own, origin, dilation)
+        y = F.silu(y) if activate else y
+        x = (x + y if residual else y).to(x.dtype)
+    return x
 
 
+@operation
 def gated_convolution(x: Tensor, taps: Tensor, origin: int) -> Tensor:
     """``after * (taps * (before * value))`` for x ``(batch, length, 3 channels)``: before, after and value, side by
     side. Otherwise as one of `residual_convolutions`."""
-    return _Gated.apply(x, taps, origin)
+    before, after, value = x.chunk(3, dim=2)
+    return (after * _lags(before * value, taps, origin, 1)).to(x.dtype)
 
 
 def _lags(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
@@ -41,60 +47,46 @@ def _lags(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def _plain_residual(x, taps, origin: int, dilations: tuple[int, ...], residual: bool, activate: bool) -> Tensor:
-    for own, dilation in zip(taps, dilations, strict=True):
-        y = _lags(x, own, origin, dilation)
-        y = F.silu(y) if activate else y
-        x = (x + y if residual else y).to(x.dtype)
-    return x
+@residual_convolutions.engine("triton")
+class _Residual(Engine):
+    @staticmethod
+    def serves(x: Tensor, taps: Tensor, *_: object) -> bool:
+        return fused(x, taps)
 
-
-def _plain_gated(x: Tensor, taps: Tensor, origin: int) -> Tensor:
-    before, after, value = x.chunk(3, dim=2)
-    return (after * _lags(before * value, taps, origin, 1)).to(x.dtype)
-
-
-class _Residual(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, taps: Tensor, origin: int, dilations: tuple[int, ...], residual: bool, activate: bool
-    ):
-        signals = [x]
+        x: Tensor, taps: Tensor, origin: int, dilations: tuple[int, ...], residual: bool, activate: bool
+    ) -> tuple[Tensor, Values]:
+        signals = []
         for own, dilation in zip(taps, dilations, strict=True):
             x = convolve(x, own, x if residual else None, origin, dilation, activate)
             signals.append(x)
-        ctx.save_for_backward(taps, *signals[:-1])
-        ctx.settings = (origin, dilations, residual, activate)
-        return x
+        return x, signals[:-1]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        taps, *signals = ctx.saved_tensors
-        origin, dilations, residual, activate = ctx.settings
-        if differentiable():
-            inputs = (signals[0], taps, *ctx.settings)
-            return tuple(differentiable_gradients(_plain_residual, inputs, ctx.needs_input_grad, [grad]))
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, taps, origin, dilations, residual, activate), grad = args, grads[0]
         parts = tap_gradient_parts(grad, taps)
-        for own, dilation, signal, into in reversed(list(zip(taps, dilations, signals, parts, strict=True))):
+        for own, dilation, signal, into in reversed(list(zip(taps, dilations, (x, *saved), parts, strict=True))):
             inner = convolution_gradients(grad, signal, own, into, origin, dilation, activate)
             grad = convolve(inner if activate else grad, own, grad if residual else None, origin, -dilation, False)
         return grad, summed_parts(parts).to(taps.dtype), None, None, None, None
 
 
-class _Gated(torch.autograd.Function):
+@gated_convolution.engine("triton")
+class _Gated(Engine):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, taps: Tensor, origin: int) -> Tensor:
-        ctx.save_for_backward(x, taps)
-        ctx.origin = origin
-        return convolve_gated(x, taps, origin)
+    def serves(x: Tensor, taps: Tensor, origin: int) -> bool:
+        return fused(x, taps)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        x, taps = ctx.saved_tensors
-        if differentiable():
-            inputs = (x, taps, ctx.origin)
-            return tuple(differentiable_gradients(_plain_gated, inputs, ctx.needs_input_grad, [grad]))
-        dx, parts = gated_convolution_gradients(grad, x, taps, ctx.origin)
+    def forward(x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Values]:
+        return convolve_gated(x, taps, origin), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, taps, origin = args
+        dx, parts = gated_convolution_gradients(grads[0], x, taps, origin)
         return dx, summed_parts(parts).to(taps.dtype), None
 
 

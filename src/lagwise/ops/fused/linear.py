@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import autocast_dtype, joined, kernel
-from lagwise.ops.operation import differentiable, differentiable_gradients
+from lagwise.ops.fused import autocast_dtype, fused, joined, kernel
+from lagwise.ops.operation import Engine, Values, operation
 
 _CAST, _NUMBERS = 4, 1024  # tensors of a launch, numbers of a program
 
 
 def joint_linear(
-    x: Tensor, weights: list[Tensor], biases: list[Tensor | None], sizes: Sequence[int] | None = None
+    x: Tensor, weights: list[Tensor], biases: Sequence[Tensor | None], sizes: Sequence[int] | None = None
 ) -> list[Tensor]:
     """``x W' + b`` of each layer, in the dtype of autocast.
 
@@ -26,10 +26,11 @@ def joint_linear(
     """
     present = [b for b in biases if b is not None]
     cut = [len(weight) for weight in weights] if sizes is None else list(sizes)
-    return list(_JointLinear.apply(x, autocast_dtype(x), len(weights), cut, *weights, *present))
+    return list(_joint_linear(x, autocast_dtype(x), len(weights), cut, *weights, *present))
 
 
-def _plain(x: Tensor, dtype: torch.dtype, count: int, sizes: list[int], *parameters: Tensor) -> Sequence[Tensor]:
+@operation
+def _joint_linear(x: Tensor, dtype: torch.dtype, count: int, sizes: list[int], *parameters: Tensor) -> Sequence[Tensor]:
     x, parameters = x.to(dtype), tuple(p.to(dtype) for p in parameters)
     biases = parameters[count:] or [None] * count
     with torch.autocast(x.device.type, enabled=False):
@@ -37,32 +38,33 @@ def _plain(x: Tensor, dtype: torch.dtype, count: int, sizes: list[int], *paramet
     return torch.cat(parts, dim=-1).split(sizes, dim=-1)
 
 
-class _JointLinear(torch.autograd.Function):
+@_joint_linear.engine("triton")
+class _Joint(Engine):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, count: int, cut: list[int], *parameters: Tensor):
-        ctx.set_materialize_grads(False)
+    def serves(x: Tensor, *_: Any) -> bool:
+        return fused(x)
+
+    @staticmethod
+    def forward(
+        x: Tensor, dtype: torch.dtype, count: int, sizes: list[int], *parameters: Tensor
+    ) -> tuple[tuple[Tensor, ...], Values]:
         rows = (x if x.dtype == dtype else x.to(dtype)).flatten(0, -2)
         weight, bias = cast_joint(parameters[:count], parameters[count:], dtype)
         y = multiplied(rows, weight, bias).view(*x.shape[:-1], -1)
-        ctx.save_for_backward(x, rows if x.dtype != dtype else None, weight, *parameters)
-        ctx.settings = (dtype, count, cut)
-        return y.split_with_sizes(cut, dim=-1) if len(cut) > 1 else (y,)
+        saved = (rows if x.dtype != dtype else None, weight)
+        return y.split_with_sizes(sizes, dim=-1) if len(sizes) > 1 else (y,), saved
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None):
-        x, rows, weight, *parameters = ctx.saved_tensors
-        dtype, count, cut = ctx.settings
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, dtype, count, sizes, *parameters), (rows, weight) = args, saved
         full = [
             x.new_zeros((*x.shape[:-1], size), dtype=dtype) if grad is None else grad
-            for size, grad in zip(cut, grads, strict=True)
+            for size, grad in zip(sizes, grads, strict=True)
         ]
-        if differentiable():
-            inputs = (x, dtype, count, cut, *parameters)
-            return tuple(differentiable_gradients(_plain, inputs, ctx.needs_input_grad, full))
         grad = joined(full).flatten(0, -2)
-        dx = (grad @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        dx = (grad @ weight).view(x.shape) if needs_grad[0] else None
         rows = x.flatten(0, -2) if rows is None else rows
-        gradients = joint_gradients(grad, rows, parameters[:count], parameters[count:], ctx.needs_input_grad[4:])
+        gradients = joint_gradients(grad, rows, parameters[:count], parameters[count:], needs_grad[4:])
         return dx if dx is None or dx.dtype == x.dtype else dx.to(x.dtype), None, None, None, *gradients
 
 

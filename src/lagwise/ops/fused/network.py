@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.fused import fused, kernel
-from lagwise.ops.operation import differentiable, differentiable_gradients, graph_operator, in_graph
+from lagwise.ops.operation import Engine, Values, in_graph, operation
 
 _WIDEST = 64  # features of a layer whose weight fits into the memory of a program
 _ROWS, _PROGRAMS = 16, 256  # rows of a program at a time; programs of a gradient, each of which has one of all weights
@@ -32,11 +32,12 @@ def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Te
     """
     if in_graph():
         flat = torch.cat([each.flatten() for each in (*weights, *biases)])
-        return _operator(x, flat, len(weights), biases[0].shape[0], epsilon)[0]
-    return _Layers.apply(x, epsilon, *weights, *biases)
+        return _of_graph(x, flat, len(weights), biases[0].shape[0], epsilon)
+    return _layers(x, epsilon, *weights, *biases)
 
 
-def _plain(x: Tensor, epsilon: float, *parameters: Tensor) -> Tensor:
+@operation
+def _layers(x: Tensor, epsilon: float, *parameters: Tensor) -> Tensor:
     count = len(parameters) // 2
     return _layer_by_layer(x, parameters[:count], parameters[count:], epsilon)[0]
 
@@ -52,25 +53,25 @@ def _layer_by_layer(
     return x, sums
 
 
-class _Layers(torch.autograd.Function):
+@_layers.engine("triton")
+class _Layers(Engine):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, epsilon: float, *parameters: Tensor) -> Tensor:
-        flat, count = torch.cat([each.flatten() for each in parameters]), len(parameters) // 2
-        y, sums = network_layers(x, flat, count, len(parameters[-1]), epsilon)
-        ctx.save_for_backward(x, flat, sums, *parameters)
-        ctx.epsilon = epsilon
-        return y
+    def serves(x: Tensor, epsilon: float, *parameters: Tensor) -> bool:
+        return narrow(x, len(parameters[-1]))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        x, flat, sums, *parameters = ctx.saved_tensors
-        needs_grad = ctx.needs_input_grad
-        if differentiable():
-            return tuple(differentiable_gradients(_plain, (x, ctx.epsilon, *parameters), needs_grad, [grad]))
-        dx, parts = network_gradients(grad, x, flat, sums, ctx.epsilon, needs_grad[0])
+    def forward(x: Tensor, epsilon: float, *parameters: Tensor) -> tuple[Tensor, Values]:
+        flat, count = torch.cat([each.flatten() for each in parameters]), len(parameters) // 2
+        y, sums = network_layers(x, flat, count, len(parameters[-1]), epsilon)
+        return y, (flat, sums)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, epsilon, *parameters), (flat, sums) = args, saved
+        dx, parts = network_gradients(grads[0], x, flat, sums, epsilon, needs_grad[0])
         gradients = parts.sum(0).split_with_sizes([each.numel() for each in parameters])
-        grads = (part.view(each.shape) for part, each in zip(gradients, parameters, strict=True))
-        return dx if needs_grad[0] else None, None, *grads
+        of_parameters = (part.view(each.shape) for part, each in zip(gradients, parameters, strict=True))
+        return dx if needs_grad[0] else None, None, *of_parameters
 
 
 def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
@@ -132,41 +133,42 @@ def _normed(z: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return z * factor, factor
 
 
-def _compute(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Tensor]:
-    if narrow(x, hidden):
-        return network_layers(x, flat, count, hidden, epsilon)
-    y, sums = _layer_by_layer(x, *_parts(flat, x.shape[1], hidden, count), epsilon)
-    return y, torch.stack(sums)
+@operation
+def _of_graph(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> Tensor:
+    return _layer_by_layer(x, *_parts(flat, x.shape[1], hidden, count), epsilon)[0]
 
 
-def _gradients(
-    grad: Tensor, x: Tensor, flat: Tensor, sums: Tensor, count: int, hidden: int, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    if narrow(x, hidden):
-        dx, parts = network_gradients(grad, x, flat, sums, epsilon, True)
-        return dx, parts.sum(0)
-    weights, _ = _parts(flat, x.shape[1], hidden, count)
-    by_weight, by_bias = [], []
-    for i in reversed(range(count)):
-        v, factor = _normed(sums[i], epsilon)
-        grad = grad.masked_fill(v <= 0, 0)
-        grad = (grad - v * (grad * v).mean(-1, keepdim=True)) * factor
-        before = _normed(sums[i - 1], epsilon)[0].relu() if i else x
-        by_weight.append((grad.t() @ before).flatten())
-        by_bias.append(grad.sum(0))
-        grad = grad @ weights[i]
-    return grad, torch.cat([*reversed(by_weight), *reversed(by_bias)])
+class _Whole(Engine):
+    @staticmethod
+    def forward(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> tuple[Tensor, Values]:
+        if narrow(x, hidden):
+            y, sums = network_layers(x, flat, count, hidden, epsilon)
+            return y, (sums,)
+        y, of_layers = _layer_by_layer(x, *_parts(flat, x.shape[1], hidden, count), epsilon)
+        return y, (torch.stack(of_layers),)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        (x, flat, count, hidden, epsilon), (sums,), (grad,) = args, saved, grads
+        if narrow(x, hidden):
+            dx, parts = network_gradients(grad, x, flat, sums, epsilon, True)
+            return dx, parts.sum(0)
+        weights, _ = _parts(flat, x.shape[1], hidden, count)
+        by_weight, by_bias = [], []
+        for i in reversed(range(count)):
+            v, factor = _normed(sums[i], epsilon)
+            grad = grad.masked_fill(v <= 0, 0)
+            grad = (grad - v * (grad * v).mean(-1, keepdim=True)) * factor
+            before = _normed(sums[i - 1], epsilon)[0].relu() if i else x
+            by_weight.append((grad.t() @ before).flatten())
+            by_bias.append(grad.sum(0))
+            grad = grad @ weights[i]
+        return grad, torch.cat([*reversed(by_weight), *reversed(by_bias)])
 
 
-_operator = graph_operator(
+_of_graph.in_graphs(
     "normed_relu_layers",
-    _compute,
-    _gradients,
-    lambda x, flat, count, hidden, epsilon: (
-        x.new_empty(x.shape[0], hidden),
-        x.new_empty(count, x.shape[0], hidden),
-    ),
-    tensors="x flat",
-    numbers="SymInt count, SymInt hidden, float epsilon",
-    kept="sums",
+    lambda x, flat, count, hidden, epsilon: (x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden)),
+    engine=_Whole,
+    saved="sums",
 )

@@ -2,39 +2,108 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.fused import autocast_dtype, fused, kernel
-from lagwise.ops.operation import differentiable, differentiable_gradients
+from lagwise.ops.fused import fused, kernel
+from lagwise.ops.operation import Engine, Values, operation
 
 _PROGRAMS, _CPU_PROGRAMS = 1024, 16  # at most; each sums the parameters' gradients over some rows
 
 
+@operation
 def residual_norm(
     x: Tensor,
     branch: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     epsilon: float,
-    *,
     centred: bool,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """``s = x + branch``, and ``(s - mean(s)) / sqrt(variance + epsilon) * weight + bias`` over the last axis.
 
     Shapes: x and branch ``(..., channels)``; weight and bias ``(channels,)``. Without a branch s is x; if not centred,
-    the norm is by the root mean square. The norm has this dtype, by default that of autocast, for the products that
-    follow. Gradients through s and through the norm are added in the same pass.
+    the norm is by the root mean square. The norm has this dtype. Gradients through s and through the norm are added in
+    the same pass.
     """
-    return _ResidualNorm.apply(x, branch, weight, bias, epsilon, centred, dtype or autocast_dtype(x))
+    total = x if branch is None else x + branch
+    if centred:
+        return total, F.layer_norm(total, total.shape[-1:], weight, bias, epsilon).to(dtype)
+    return total, F.rms_norm(total, total.shape[-1:], weight, epsilon).to(dtype)
 
 
-def _plain(
+class _OnePass(Engine):
+    unsaved = (0, 1)  # the sum is enough
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        branch: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        centred: bool,
+        dtype: torch.dtype,
+    ) -> tuple[tuple[Tensor, Tensor], Values]:
+        total, y = norm(x, branch, weight, bias, epsilon, centred, dtype)
+        if branch is None:
+            return (x, y), (x, None)
+        return (total, y), (total, branch.new_empty(0))
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        _, _, weight, bias, epsilon, centred, _ = args
+        (total, branch), (grad_total, grad) = saved, grads
+        kind = total.dtype if branch is None else branch.dtype
+        if grad is None:
+            return grad_total, None if branch is None else _to(grad_total, kind), *[None] * 5
+        arguments = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
+        dx, dbranch, parts = norm_gradients(*arguments, total.dtype, kind)
+        if not dbranch.numel():  # both have one dtype, so the gradients are one tensor
+            dbranch = dx
+        sums = iter(parts.sum(0)) if parts.numel() else iter(())
+        dweight, dbias = (None if p is None else next(sums).to(p.dtype) for p in (weight, bias))
+        return dx, None if branch is None else dbranch, dweight, dbias, None, None, None
+
+    @staticmethod
+    def restored(args: Values, saved: Values) -> Values:
+        total, branch = saved
+        zeros = None if branch is None else branch.new_zeros(()).expand(total.shape).requires_grad_()
+        return [total, zeros, *args[2:]]
+
+
+@residual_norm.engine("triton")
+class _Kernel(_OnePass):
+    @staticmethod
+    def serves(x: Tensor, branch: Tensor | None, *_: object) -> bool:
+        return fused(x, x if branch is None else branch)
+
+
+@residual_norm.engine("loop")
+class _Loop(_OnePass):
+    @staticmethod
+    def serves(x: Tensor, branch: Tensor | None, *_: object) -> bool:
+        return native.serves(x, x if branch is None else branch, min_elements=native.MIN_ELEMENTS)
+
+
+def _to(grad: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if grad is None else grad.to(dtype)
+
+
+def _like(x, branch, weight, bias, epsilon, centred, dtype) -> tuple[Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=dtype)
+    if branch is None:
+        return x.new_empty(0), y
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype)), y
+
+
+@kernel(_like)
+def norm(
     x: Tensor,
     branch: Tensor | None,
     weight: Tensor | None,
@@ -43,94 +112,21 @@ def _plain(
     centred: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    total = x if branch is None else x + branch
-    if centred:
-        return total, F.layer_norm(total, total.shape[-1:], weight, bias, epsilon).to(dtype)
-    return total, F.rms_norm(total, total.shape[-1:], weight, epsilon).to(dtype)
-
-
-class _ResidualNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x, branch, weight, bias, epsilon: float, centred: bool, dtype: torch.dtype):
-        ctx.set_materialize_grads(False)
-        if branch is None:
-            total, y = x, norm(x, weight, bias, epsilon, centred, dtype)
-        else:
-            total, y = sum_and_norm(x, branch, weight, bias, epsilon, centred, dtype)
-        ctx.save_for_backward(total, weight, bias)
-        ctx.settings, ctx.branch = (epsilon, centred, dtype), None if branch is None else branch.dtype
-        return total, y
-
-    @staticmethod
-    def backward(ctx: Any, grad_total: Tensor | None, grad: Tensor | None):
-        total, weight, bias = ctx.saved_tensors
-        epsilon, centred, _ = ctx.settings
-        if grad is None:
-            return grad_total, None if ctx.branch is None else _to(grad_total, ctx.branch), *[None] * 5
-        if differentiable():  # the gradient of the sum is that of x and of the branch
-            grads = [torch.zeros_like(total) if grad_total is None else grad_total, grad]
-            inputs = (total, None, weight, bias, *ctx.settings)
-            needs_grad = (True, False, *ctx.needs_input_grad[2:4], False, False, False)
-            dx, _, dweight, dbias, *_ = differentiable_gradients(_plain, inputs, needs_grad, grads)
-            return dx, None if ctx.branch is None else _to(dx, ctx.branch), dweight, dbias, None, None, None
-        dtype = total.dtype
-        arguments = (grad, grad_total, total, weight, bias is not None, epsilon, centred)
-        dx, dbranch, parts = norm_gradients(*arguments, dtype, ctx.branch or dtype)
-        if ctx.branch is None:
-            dbranch = None
-        elif not dbranch.numel():  # both have one dtype, so the gradients are one tensor
-            dbranch = dx
-        sums = iter(parts.sum(0)) if parts.numel() else iter(())
-        dweight, dbias = (None if p is None else next(sums).to(p.dtype) for p in (weight, bias))
-        return dx, dbranch, dweight, dbias, None, None, None
-
-
-def _to(grad: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if grad is None else grad.to(dtype)
-
-
-@kernel(lambda x, weight, bias, epsilon, centred, dtype: x.new_empty(x.shape, dtype=dtype))
-def norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centred: bool, dtype: torch.dtype
-) -> Tensor:
-    y = x.new_empty(x.shape, dtype=dtype)
-    _launch(x.contiguous(), None, weight, bias, None, y, epsilon, centred)
-    return y
-
-
-@kernel(
-    lambda x, branch, weight, bias, epsilon, centred, dtype: (
-        x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype)),
-        x.new_empty(x.shape, dtype=dtype),
-    )
-)
-def sum_and_norm(
-    x: Tensor,
-    branch: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    epsilon: float,
-    centred: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    y = x.new_empty(x.shape, dtype=dtype)
-    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, branch.dtype))
-    _launch(x.contiguous(), branch.contiguous(), weight, bias, total, y, epsilon, centred)
-    return total, y
-
-
-def _launch(x, branch, weight, bias, total, y, epsilon: float, centred: bool) -> None:
+    """The sum, empty without a branch, and its norm."""
+    total, y = results = _like(x, branch, weight, bias, epsilon, centred, dtype)
+    x, branch = x.contiguous(), None if branch is None else branch.contiguous()
     if not fused(x):
-        native.residual_norm(x, branch, weight, bias, epsilon, centred, x if total is None else total, y)
-        return
+        native.residual_norm(x, branch, weight, bias, epsilon, centred, x if branch is None else total, y)
+        return results
     from lagwise.ops.fused import norm_kernels as kernels
 
     channels = x.shape[-1]
     kernels.norm[(x.numel() // channels,)](
-        *(x if t is None else t for t in (x, branch, weight, bias, total)), y, channels, epsilon,
-        CENTRED=centred, BRANCH=branch is not None, WEIGHT=weight is not None, BIAS=bias is not None,
+        *(x if t is None else t for t in (x, branch, weight, bias)), x if branch is None else total, y, channels,
+        epsilon, CENTRED=centred, BRANCH=branch is not None, WEIGHT=weight is not None, BIAS=bias is not None,
         BLOCK=_block(channels),
     )  # fmt: skip
+    return results
 
 
 def _block(channels: int) -> int:

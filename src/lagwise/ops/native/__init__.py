@@ -6,12 +6,19 @@ cache for later processes (`load_compiled`). Without a compiler, on systems othe
 """
 
 from lagwise.ops.native.convolution import convolve, convolve_gradients
-from lagwise.ops.native.grids import gated_grid, gated_grid_gradients
-from lagwise.ops.native.lags import lag_products
-from lagwise.ops.native.library import available, lanes, serves
-from lagwise.ops.native.tokens import residual_norm, residual_norm_gradients, silu_product, silu_product_gradients
+from lagwise.ops.native.library import MIN_ELEMENTS, available, lanes, serves
+from lagwise.ops.native.loops import (
+    gated_grid,
+    gated_grid_gradients,
+    lag_products,
+    residual_norm,
+    residual_norm_gradients,
+    silu_product,
+    silu_product_gradients,
+)
 
 __all__ = [
+    "MIN_ELEMENTS",
     "available",
     "convolve",
     "convolve_gradients",

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler, load_compiled
-from lagwise.ops.operation import exporting, transformed
+from lagwise.ops.operation import definitions_only, worthwhile
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [_FOLDER / name for name in ("vector.h", "transform.h", "convolution.c", "lags.c", "grids.c", "tokens.c")]
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _DTYPES = (torch.float32, torch.bfloat16)
+MIN_ELEMENTS = 1 << 16  # numbers for which a call of a loop over tokens is worthwhile
 _FUNCTIONS = (
     "layout",
     "lag_products",
@@ -62,13 +63,12 @@ def available() -> bool:
     return _loops() is not None
 
 
-def serves(*tensors: Tensor) -> bool:
-    """Whether loops in C serve these tensors, also when `torch.compile` calls them from its graph."""
-    if not all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors):
+def serves(*tensors: Tensor, min_elements: int = 0) -> bool:
+    """Whether loops in C serve these tensors, of which the first has at least so many numbers, also when
+    `torch.compile` calls them from its graph."""
+    if not all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors) or definitions_only():
         return False
-    if exporting() or torch.jit.is_tracing() or transformed():
-        return False
-    return 0 not in [t.numel() for t in tensors] and available()
+    return 0 not in [t.numel() for t in tensors] and worthwhile(tensors[0], min_elements) and available()
 
 
 def loops() -> Loops:

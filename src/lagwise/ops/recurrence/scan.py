@@ -1,7 +1,8 @@
-"""Diagonal linear recurrences over blocks of tokens: exactly causal, linear in the length, by matrix products."""
+"""Diagonal linear recurrences: states of every token, and outputs in blocks of tokens."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -11,29 +12,98 @@ from torch import Tensor
 
 from lagwise.ops.operation import differentiable, differentiable_gradients, graph_operator, in_graph, transformed
 
+_FEW = 8  # positions that are scanned one after the other
+
+
+def varying_scan(x: Tensor, poles: Tensor, state: Tensor | None = None) -> Tensor:
+    """Compute all states of a diagonal recurrence with poles that vary from token to token.
+
+    Formula: ``h_t = p_t h_{t-1} + x_t``, from ``h_{-1} = state``. Groups of √n tokens run from zero, all at once; then
+    the state goes from group to group, and the start of each group is added to its states.
+
+    Shapes: x and poles ``(batch, length >= 1, ...)``, each real or complex; state ``(batch, ...)``, zero by default.
+    Returns a tensor like x, complex if one of them is. Linear in the length, in time and memory, with 2 √n passes.
+    Differentiable, also twice.
+
+    >>> varying_scan(torch.ones(1, 3), torch.tensor([[1.0, 0.5, 0.25]])).tolist()
+    [[1.0, 1.5, 1.375]]
+    """
+    if state is None:
+        state = torch.zeros_like(x[:, 0])
+    dtype = functools.reduce(torch.promote_types, (x.dtype, poles.dtype, state.dtype))
+    x, poles, state = x.to(dtype), poles.to(dtype), state.to(dtype)  # real gradients of real ones, beside complex ones
+    return _states(x, poles, state, 1) if transformed() else _Scan.apply(x, poles, state)
+
+
+class _Scan(torch.autograd.Function):
+    """`varying_scan`, with a scan from the end as its gradient."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, poles: Tensor, state: Tensor) -> Tensor:
+        y = _states(x, poles, state, 1)
+        ctx.save_for_backward(poles, state, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        poles, state, y = ctx.saved_tensors
+        after = torch.cat([poles[:, 1:], torch.zeros_like(poles[:, :1])], 1).conj()
+        dx = varying_scan(grad.flip(1), after.flip(1)).flip(1)
+        before = torch.cat([state[:, None], y[:, :-1]], 1)
+        return dx, dx * before.conj(), poles[:, 0].conj() * dx[:, 0]
+
+
+def _states(x: Tensor, poles: Tensor, start: Tensor, dim: int, *, before: bool = False) -> Tensor:
+    """``h_t = p_t h_{t-1} + x_t`` along an axis; the states before each position instead of those after it, if
+    ``before``. Poles of length 1 there are the same for all positions."""
+    length = x.shape[dim]
+    size = length if length <= _FEW else math.isqrt(length)
+    rows = _groups(x, size, dim)
+    poles_of = [poles] * size if poles.shape[dim] == 1 else _groups(poles, size, dim)
+    state, factor, within, factors = torch.zeros_like(rows[0]), torch.ones_like(poles_of[0]), [], []
+    for row, pole in zip(rows, poles_of, strict=True):
+        after = torch.addcmul(row, pole, state), pole * factor
+        within.append(state if before else after[0])
+        factors.append(factor if before else after[1])
+        state, factor = after
+    starts = [start]
+    for total, over in zip(state.unbind(dim)[:-1], factor.expand(state.shape).unbind(dim), strict=False):
+        starts.append(torch.addcmul(total, over, starts[-1]))
+    from_starts = torch.stack(starts, dim).unsqueeze(dim + 1)
+    y = torch.addcmul(torch.stack(within, dim + 1), torch.stack(factors, dim + 1), from_starts)
+    return y.flatten(dim, dim + 1).narrow(dim, 0, length)
+
+
+def _groups(x: Tensor, size: int, dim: int) -> tuple[Tensor, ...]:
+    """The first positions of all groups of a size, the second ones, and so on; zero beyond the last of x."""
+    if more := -x.shape[dim] % size:
+        x = torch.cat([x, torch.zeros_like(x.narrow(dim, 0, more))], dim)
+    return x.unflatten(dim, (-1, size)).unbind(dim + 1)
+
 
 def block_scan(
     x: Tensor,
     near: Tensor,
     inward: Tensor,
     outward: Tensor,
-    log_carry: Tensor,
+    carry: Tensor,
     state: Tensor | None = None,
     *,
     reverse: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """A linear recurrence with diagonal states, computed in blocks.
 
-    Formula: with ``x_k`` block k of a channel, ``y_k = near x_k + outwardᵀ h_k`` and ``h_{k+1} = exp(log_carry) h_k +
-    inward x_k``, from ``h_0 = state``. The last ``reverse`` states run from the end instead: ``h_k = exp(log_carry)
-    h_{k+1} + inward x_{k+1}``, from zero.
+    Formula: with ``x_k`` block k of a channel, ``y_k = near x_k + outwardᵀ h_k`` and ``h_{k+1} = carry h_k + inward
+    x_k``, from ``h_0 = state``. The last ``reverse`` states run from the end instead: ``h_k = carry h_{k+1} + inward
+    x_{k+1}``, from zero. If carry is complex, so are the states, all of which run forwards: real parts come first, then
+    imaginary ones.
 
     Args:
         x: ``(batch, length, channels)``. The last block may be partial: it is padded with zeros.
         near: ``(channels, size, size)``.
         inward: ``(channels, states, size)``.
         outward: Like inward.
-        log_carry: ``(channels, states)``, in nats per block, at most 0.
+        carry: ``(channels, states)``, or half as many complex ones; at most 1 in size.
         state: ``(batch, channels, states - reverse)``; zero by default.
         reverse: How many states run from the end.
 
@@ -50,25 +120,27 @@ def block_scan(
     if x.dim() != 3 or x.shape[1] == 0:
         raise ValueError(f"x must be (batch, length >= 1, channels), got {tuple(x.shape)}")
     if state is None:
-        state = near.new_zeros(x.shape[0], x.shape[2], log_carry.shape[1] - reverse)
-    inputs = (x, near, inward, outward, log_carry, state, reverse)
+        state = near.new_zeros(x.shape[0], x.shape[2], inward.shape[1] - reverse)
+    inputs = (x, near, inward, outward, carry, state, reverse)
     if transformed():
         return _plain_scan(*inputs)
     if in_graph():
         return _scan_operator(*inputs)[:2]
+    if not torch.is_grad_enabled():
+        return _scanned(*inputs)[:2]
     return _BlockScan.apply(*inputs)
 
 
 def _plain_scan(
-    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, log_carry: Tensor, state: Tensor, reverse: int
+    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, carry: Tensor, state: Tensor, reverse: int
 ) -> tuple[Tensor, Tensor]:
     """`_BlockScan` in operations that autograd and `torch.func` can handle."""
-    (batch, length, _), size, forward = x.shape, near.shape[1], log_carry.shape[1] - reverse
+    (batch, length, _), size, forward = x.shape, near.shape[1], inward.shape[1] - reverse
     blocks = -(-length // size)
     with torch.autocast(x.device.type, enabled=False):
         padded = F.pad(x.to(near.dtype), (0, 0, 0, blocks * size - length)).unflatten(1, (blocks, size))
         rows = padded.permute(3, 0, 1, 2).flatten(1, 2)
-        states = _carried(rows @ inward.transpose(1, 2), log_carry, batch, blocks, forward, start=state)
+        states = _carried(rows @ inward.transpose(1, 2), carry, batch, blocks, forward, start=state)
         y = rows @ near.transpose(1, 2) + states @ outward
     y = y.unflatten(1, (batch, blocks)).permute(1, 2, 3, 0).flatten(1, 2)
     return y[:, :length], states.unflatten(1, (batch, blocks))[:, :, -1, :forward].transpose(0, 1)
@@ -78,31 +150,30 @@ class _BlockScan(torch.autograd.Function):
     """`block_scan` with its gradient, which is a scan in the other direction. Only the states are kept in between."""
 
     @staticmethod
-    def forward(ctx, x, near, inward, outward, log_carry, state, reverse: int):
-        y, last, states = _scanned(x, near, inward, outward, log_carry, state, reverse)
-        ctx.save_for_backward(x, near, inward, outward, log_carry, state, states)
-        ctx.reverse = reverse
+    def forward(ctx, *inputs: Any):
+        y, last, states = _scanned(*inputs)
+        *tensors, ctx.reverse = inputs
+        ctx.save_for_backward(*tensors, states)
         return y, last
 
     @staticmethod
     def backward(ctx, grad: Tensor, grad_last: Tensor) -> Any:
-        x, near, inward, outward, log_carry, state, states = ctx.saved_tensors
+        *tensors, states = ctx.saved_tensors
         if differentiable():
-            inputs = (x, near, inward, outward, log_carry, state, ctx.reverse)
+            inputs = (*tensors, ctx.reverse)
             return tuple(differentiable_gradients(_plain_scan, inputs, ctx.needs_input_grad, [grad, grad_last]))
-        arguments = (x, near, inward, outward, log_carry, state, states, ctx.reverse)
-        return *_scan_gradients(grad, grad_last, *arguments), None
+        return *_scan_gradients(grad, grad_last, *tensors, states, ctx.reverse), None
 
 
 def _scanned(
-    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, log_carry: Tensor, state: Tensor, reverse: int
+    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, carry: Tensor, state: Tensor, reverse: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The results of `block_scan`, and the states at the start of every block."""
-    size, forward = near.shape[1], log_carry.shape[1] - reverse
+    size, forward = near.shape[1], inward.shape[1] - reverse
     batch, blocks = x.shape[0], -(-x.shape[1] // size)
     with torch.autocast(x.device.type, enabled=False):
         rows = _rows(x, size, near.dtype)
-        states = _carried(rows @ inward.transpose(1, 2), log_carry, batch, blocks, forward, start=state)
+        states = _carried(rows @ inward.transpose(1, 2), carry, batch, blocks, forward, start=state)
         y = torch.bmm(rows, near.transpose(1, 2)).baddbmm_(states, outward)
     last = states[:, blocks - 1 : batch * blocks : blocks, :forward].transpose(0, 1)
     return _signal(y, x.shape).contiguous(), last.contiguous(), states
@@ -115,37 +186,37 @@ def _scan_gradients(
     near: Tensor,
     inward: Tensor,
     outward: Tensor,
-    log_carry: Tensor,
+    carry: Tensor,
     state: Tensor,
     states: Tensor,
     reverse: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, near, inward, outward, log_carry and state."""
-    size, forward = near.shape[1], log_carry.shape[1] - reverse
+) -> tuple[Tensor, ...]:
+    """Gradients of x, near, inward, outward, carry and state."""
+    size, forward = near.shape[1], inward.shape[1] - reverse
     batch, blocks = x.shape[0], -(-x.shape[1] // size)
     with torch.autocast(x.device.type, enabled=False):
         grads = _rows(grad, size, near.dtype)
         to_states = grads @ outward.transpose(1, 2)
         to_states[:, blocks - 1 : batch * blocks : blocks, :forward] += grad_last.transpose(0, 1)
         # A state's gradient comes from the states after it: forward states are scanned from the end.
-        adjoint = _carried(to_states, log_carry, batch, blocks, forward, flip=True)
+        adjoint = _carried(to_states, carry.conj(), batch, blocks, forward, flip=True)
         rows = _rows(x, size, near.dtype)
         dx = _signal(torch.bmm(grads, near).baddbmm_(adjoint, inward), x.shape).to(x.dtype)
         dnear = grads.transpose(1, 2) @ rows
         dinward = adjoint.transpose(1, 2) @ rows
         doutward = states.transpose(1, 2) @ grads
-        carry = log_carry.exp()
-        dlog_carry = carry * (states * adjoint).sum(1)
         first = slice(0, batch * blocks, blocks)
-        dstate = (to_states[:, first] + carry[:, None] * adjoint[:, first])[:, :, :forward].transpose(0, 1)
-    return dx, dnear, dinward, doutward, dlog_carry, dstate
+        h, later = (_complex(t, carry) for t in (states, adjoint))
+        dcarry = (h.conj() * later).sum(1)
+        dstate = to_states[:, first] + _real(carry.conj()[:, None] * later[:, first])
+    return dx, dnear, dinward, doutward, dcarry, dstate[:, :, :forward].transpose(0, 1)
 
 
 def _like(
-    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, log_carry: Tensor, state: Tensor, reverse: int
+    x: Tensor, near: Tensor, inward: Tensor, outward: Tensor, carry: Tensor, state: Tensor, reverse: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, length, channels = x.shape
-    rows = near.new_empty(channels, (batch * -(-length // near.shape[1])) | 1, log_carry.shape[1])
+    rows = near.new_empty(channels, (batch * -(-length // near.shape[1])) | 1, inward.shape[1])
     return near.new_empty(x.shape), near.new_empty(state.shape), rows
 
 
@@ -155,7 +226,7 @@ _scan_operator = graph_operator(
     _scanned,
     _scan_gradients,
     _like,
-    tensors="x near inward outward log_carry state",
+    tensors="x near inward outward carry state",
     numbers="SymInt reverse",
     results="y last",
     kept="states",
@@ -192,44 +263,31 @@ def _signal(rows: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _carried(
-    sums: Tensor, log_carry: Tensor, batch: int, blocks: int, forward: int, *, start: Tensor | None = None, flip=False
+    sums: Tensor, carry: Tensor, batch: int, blocks: int, forward: int, *, start: Tensor | None = None, flip=False
 ) -> Tensor:
     """States at the start of each block from the blocks' contributions ``(channels, batch * blocks or one more,
     states)``: the first ``forward`` states run forwards from ``start``, the others backwards; with flip the other
     way round."""
-    blockwise, parts = sums[:, : batch * blocks].unflatten(1, (batch, blocks)), []
+    blockwise, parts = _complex(sums[:, : batch * blocks], carry).unflatten(1, (batch, blocks)), []
     for part, backwards in ((slice(0, forward), flip), (slice(forward, sums.shape[2]), not flip)):
         if part.start == part.stop:
             continue
         piece = blockwise[..., part].flip(2) if backwards else blockwise[..., part]
-        scanned = _scan(piece, log_carry[:, part], None if start is None or backwards else start.transpose(0, 1))
+        from_zero = start is None or backwards
+        state = (
+            torch.zeros_like(piece[:, :, 0]) if from_zero else _complex(start, carry).transpose(0, 1).to(piece.dtype)
+        )
+        scanned = _states(piece, carry[:, None, None, part], state, 2, before=True)
         parts.append(scanned.flip(2) if backwards else scanned)
-    states = (torch.cat(parts, dim=3) if len(parts) > 1 else parts[0]).flatten(1, 2)
+    states = _real((torch.cat(parts, dim=3) if len(parts) > 1 else parts[0]).flatten(1, 2))
     return F.pad(states, (0, 0, 0, sums.shape[1] - states.shape[1])) if sums.shape[1] > states.shape[1] else states
 
 
-def _scan(sums: Tensor, log_carry: Tensor, start: Tensor | None) -> Tensor:
-    """``h_0 = start, h_{k+1} = exp(log_carry) h_k + sums_k`` along axis 2 of ``(channels, batch, blocks, states)``.
+def _complex(states: Tensor, carry: Tensor) -> Tensor:
+    """The states as complex numbers, if the carry is complex."""
+    return torch.complex(*states.chunk(2, -1)) if carry.is_complex() else states
 
-    First within groups of √blocks, each from zero and all at once; then from group to group; then the start of each
-    group is added to its states.
-    """
-    channels, batch, blocks, n = sums.shape
-    size = max(1, math.isqrt(blocks))
-    groups = -(-blocks // size)
-    if groups * size != blocks:
-        sums = F.pad(sums, (0, 0, 0, groups * size - blocks))
-    sums = sums.reshape(channels, batch, groups, size, n)
-    carry, states = log_carry.exp()[:, None], []
-    state = sums.new_zeros(channels, batch, groups, n)
-    for k in range(size):
-        states.append(state)
-        state = torch.addcmul(sums[:, :, :, k], carry[:, None], state)
-    total, over, starts = state, (log_carry * size).exp()[:, None], []
-    state = sums.new_zeros(channels, batch, n) if start is None else start.to(sums.dtype)
-    for g in range(groups):
-        starts.append(state)
-        state = torch.addcmul(total[:, :, g], over, state)
-    powers = (log_carry[:, None] * torch.arange(size, device=sums.device)[:, None]).exp()  # (channels, size, n)
-    scanned = torch.stack(states, dim=3).addcmul(powers[:, None, None], torch.stack(starts, dim=2)[:, :, :, None])
-    return scanned.flatten(2, 3)[:, :, :blocks]
+
+def _real(states: Tensor) -> Tensor:
+    """The inverse of `_complex`."""
+    return torch.cat([states.real, states.imag], -1) if states.is_complex() else states

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.recurrence.modal import Modes, modal_poles
+from lagwise.ops.recurrence.diagonal import Modes, modal_poles
 from lagwise.ops.recurrence.transfer import frequencies, largest_difference
 from lagwise.ops.toeplitz.spectral import fast_length
 

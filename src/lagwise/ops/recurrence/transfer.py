@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.recurrence.modal import Modes, modal_taps
+from lagwise.ops.recurrence.diagonal import Modes, modal_taps
 from lagwise.ops.toeplitz.spectral import fast_length
 
 _FREQUENCIES = 8  # per tap

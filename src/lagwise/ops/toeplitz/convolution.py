@@ -120,7 +120,7 @@ class _Planned(Engine):
     """An engine that follows a `Plan`."""
 
     faster: ClassVar[Callable[[Tensor, Tensor], bool]] = staticmethod(lambda x, kernel: True)
-    values: ClassVar[Callable[..., Tensor]]
+    product: ClassVar[Callable[..., Tensor]]
     gradients: ClassVar[Callable[..., tuple[Tensor | None, ...]]]
 
     @classmethod
@@ -129,7 +129,7 @@ class _Planned(Engine):
 
     @classmethod
     def forward(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> tuple[Tensor, Values]:
-        return cls.values(x, kernel, spectral.plan_of(x, kernel, origin, engine)), ()
+        return cls.product(x, kernel, spectral.plan_of(x, kernel, origin, engine)), ()
 
     @classmethod
     def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
@@ -141,18 +141,18 @@ class _Planned(Engine):
 @convolution.engine("triton")
 class _Frames(_Planned):
     faster = staticmethod(fused)
-    values, gradients = staticmethod(spectral.frame_values), staticmethod(spectral.frame_gradients)
+    product, gradients = staticmethod(spectral.frame_values), staticmethod(spectral.frame_gradients)
 
 
 @convolution.engine("loop")
 class _Loops(_Planned):
     faster = staticmethod(spectral.by_loops)
-    values, gradients = staticmethod(spectral.loop_values), staticmethod(spectral.loop_gradients)
+    product, gradients = staticmethod(spectral.loop_values), staticmethod(spectral.loop_gradients)
 
 
 @convolution.engine("fft")
 class _FFT(_Planned):
-    values, gradients = staticmethod(spectral.fft_values), staticmethod(spectral.fft_gradients)
+    product, gradients = staticmethod(spectral.fft_values), staticmethod(spectral.fft_gradients)
 
 
 class Chosen(Engine):

@@ -102,9 +102,9 @@ class _Loops(Engine):
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         gate, value, kernel, biases, origin, engine = args
-        plan, wanted = spectral.plan_of(value, kernel, origin, engine), (True, needs_grad[2])
-        found = spectral.loop_gradients(grads[0], value, kernel, plan, wanted, gate, biases)
-        dvalue, dkernel, dgate, dbiases = found
+        plan, needed = spectral.plan_of(value, kernel, origin, engine), (True, needs_grad[2])
+        gradients = spectral.loop_gradients(grads[0], value, kernel, plan, needed, gate, biases)
+        dvalue, dkernel, dgate, dbiases = gradients
         return dgate, dvalue, dkernel, dbiases if needs_grad[3] else None, None, None
 
 

@@ -207,9 +207,9 @@ def loop_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `loop_values` with respect to the signal and the kernel, where needed, and to gate and biases."""
     taps, by_lag = _circular_taps(kernel, x.shape[1], plan)
-    wanted = (needs_grad[0] or bool(gate), needs_grad[1])
-    dx, dtaps, *others = native.convolve_gradients(grad, x, taps, by_lag.for_loops, *(gate or (None, None)), *wanted)
-    return dx if wanted[0] else None, _circular_gradient(dtaps, kernel, plan) if wanted[1] else None, *others
+    needed = (needs_grad[0] or bool(gate), needs_grad[1])
+    dx, dtaps, *others = native.convolve_gradients(grad, x, taps, by_lag.for_loops, *(gate or (None, None)), *needed)
+    return dx if needed[0] else None, _circular_gradient(dtaps, kernel, plan) if needed[1] else None, *others
 
 
 def _circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:

@@ -1,0 +1,383 @@
+"""Every operation with each of its engines, in every mode of PyTorch, against its definition in float64."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from graph_code import recording
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lagwise.ops import native
+from lagwise.ops.attention import chunked
+from lagwise.ops.frequencies import inverse_of_parts
+from lagwise.ops.fused import linear, network
+from lagwise.ops.fused.average import moving_average
+from lagwise.ops.fused.convolution import gated_convolution, residual_convolutions
+from lagwise.ops.fused.gate import gated_update
+from lagwise.ops.fused.norm import residual_norm
+from lagwise.ops.grid import _gated_grid
+from lagwise.ops.operation import PLAIN, Operation, engine_first
+from lagwise.ops.tokens import rms_norm, silu_product
+from lagwise.ops.vocabulary import _cross_entropy
+
+pytestmark = pytest.mark.cpu
+N = 23  # the open length: no other size
+SINGLE, HALF = torch.float32, torch.bfloat16
+
+
+class Case(NamedTuple):
+    """An operation, its arguments at a length, the positions of those that have no gradient, and the tests whose modes
+    it, or an operation of PyTorch in it, does not have."""
+
+    operation: Operation
+    arguments: Callable[[int], tuple[Any, ...]]
+    constants: tuple[int, ...] = ()
+    without: str = ""
+
+    def needs(self, ability: str) -> None:
+        if ability in self.without:
+            pytest.skip(f"this operation has no {ability}")
+
+
+def _rotation(n: int) -> tuple[Any, ...]:
+    return (torch.randn(2, 3, n, 8), *chunked.rotary_factors(torch.arange(n), 8, dtype=SINGLE))
+
+
+def _grid(n: int, biases: Tensor | None) -> tuple[Any, ...]:
+    return (randn(2, n * 4, 20), randn(2, n * 4, 20), randn(20, 7), randn(20, 5), biases, 4)
+
+
+def _heads(n: int) -> tuple[Tensor, ...]:
+    """Query, key and value, as projections make them: heads within tokens."""
+    return tuple(torch.randn(2, n, 2, 8).transpose(1, 2) for _ in range(3))
+
+
+randn = torch.randn
+CASES = {
+    "silu product": Case(silu_product, lambda n: (randn(2, n, 20), randn(2, n, 20), None)),
+    "silu product with biases": Case(silu_product, lambda n: (randn(2, n, 20), randn(2, n, 20), randn(2, 20))),
+    "rms norm": Case(rms_norm, lambda n: (randn(2, n, 20), 1e-6)),
+    "residual norm": Case(
+        residual_norm,
+        lambda n: (randn(2, n, 20), randn(2, n, 20), randn(20), randn(20), 1e-5, True, SINGLE),
+    ),
+    "norm": Case(residual_norm, lambda n: (randn(2, n, 20), None, randn(20), None, 1e-5, False, SINGLE)),
+    "gated update": Case(gated_update, lambda n: tuple(randn(4, 2, n, 20))),
+    "grid": Case(_gated_grid, lambda n: _grid(n, None), without="batched gradients, empty, export"),
+    "grid with biases": Case(
+        _gated_grid, lambda n: _grid(n, randn(2, 20)), without="batched gradients, empty, export"
+    ),
+    "average": Case(
+        moving_average,
+        lambda n: (randn(2, n, 20), randn(20, 3), -randn(20, 3).exp(), randn(20)),
+        without="batched gradients, empty, export",  # open lengths have taps instead
+    ),
+    "convolutions": Case(
+        residual_convolutions, lambda n: (randn(2, n, 20), randn(2, 20, 3), 0, (1, 3), True, True)
+    ),
+    "gated convolution": Case(gated_convolution, lambda n: (randn(2, n, 60), randn(20, 3), 0)),
+    "layers": Case(linear._joint_linear, lambda n: (randn(2, n, 20), SINGLE, 2, [5, 7], randn(5, 20), randn(7, 20))),
+    "network": Case(network._layers, lambda n: (randn(n, 3), 1e-6, randn(8, 3), randn(8, 8), *randn(2, 8))),
+    "network in graphs": Case(network._of_graph, lambda n: (randn(n, 3), randn(8 * 3 + 8 * 8 + 16), 2, 8, 1e-6)),
+    "cross-entropy": Case(
+        _cross_entropy, lambda n: (randn(n, 20), randn(40, 20), randn(40), torch.randint(0, 40, (n,)), 10, SINGLE)
+    ),
+    "attention": Case(
+        chunked._attention,
+        lambda n: (*_heads(n), randn(2, 15), torch.rand(2, n) < 2, 8, True, "softmax", False),
+        without="empty, forward",
+    ),
+    "attention, two-sided": Case(
+        chunked._attention, lambda n: (*_heads(n), None, None, 8, False, "laplace", False), without="empty"
+    ),
+    "sliding attention": Case(
+        chunked._attention,
+        lambda n: (*_heads(n), None, None, 8, True, "softmax", True),
+        without="empty, second, forward",
+    ),
+    "rotation": Case(chunked._rotated, _rotation, constants=(1, 2)),
+    "frequencies": Case(inverse_of_parts, lambda n: (randn(2, n, 6), 10), without="half, empty"),
+}  # fmt: skip
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+WITH_ENGINES = [
+    pytest.param(case, engine, id=f"{name}, {engine}")
+    for name, case in CASES.items()
+    for engine in (PLAIN, *case.operation.engines)
+]
+every_engine = pytest.mark.parametrize(("case", "engine"), WITH_ENGINES)
+
+
+@pytest.fixture(autouse=True)
+def _small_tensors_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "MIN_ELEMENTS", 0)
+
+
+def prepared(case: Case, n: int = N, dtype: torch.dtype = SINGLE, engine: str = PLAIN) -> tuple[Any, ...]:
+    """Arguments with gradients. Skips the test where the engine does not serve them."""
+    torch.manual_seed(0)
+    args = tuple(
+        each if position in case.constants else converted(each, dtype)
+        for position, each in enumerate(case.arguments(n))
+    )
+    if engine != PLAIN and not case.operation.engines[engine].serves(*args):
+        pytest.skip(f"the engine {engine} does not serve these tensors here")
+    return args
+
+
+def converted(argument: Any, dtype: torch.dtype) -> Any:
+    if isinstance(argument, Tensor) and argument.is_floating_point():
+        return argument.detach().to(dtype).requires_grad_()
+    return dtype if argument == SINGLE else argument
+
+
+def tensors(values: Any) -> list[Tensor]:
+    values = [values] if isinstance(values, Tensor) else values
+    return [each for each in values if isinstance(each, Tensor)]
+
+
+def sources(args: tuple[Any, ...]) -> list[Tensor]:
+    return [each for each in tensors(args) if each.requires_grad]
+
+
+def of_sources(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function of those arguments that have gradients."""
+    has_gradient = [isinstance(each, Tensor) and each.requires_grad for each in args]
+
+    def call(*given: Tensor) -> Any:
+        rest = iter(given)
+        return function(*(next(rest) if own else each for each, own in zip(args, has_gradient, strict=True)))
+
+    return call
+
+
+def with_gradients(function: Callable[..., Any], args: tuple[Any, ...], create_graph: bool = False) -> list[Tensor]:
+    """Results, and gradients of all arguments from fixed ones of the results."""
+    results = tensors(function(*args))
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(y.shape, generator=generator).to(y.dtype) for y in results]
+    gradients = torch.autograd.grad(
+        results, sources(args), weights, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
+    return [*results, *gradients]
+
+
+def same(found: list[Tensor], expected: list[Tensor], tolerance: float = 2e-4) -> None:
+    for ours, exact in zip(found, expected, strict=True):
+        assert ours.shape == exact.shape
+        scale = float(exact.detach().abs().max()) + 1e-30 if exact.numel() else 1.0
+        torch.testing.assert_close(ours.double() / scale, exact.double() / scale, rtol=0, atol=tolerance)
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+def test_values_and_gradients(case: Case, engine: str, dtype: torch.dtype) -> None:
+    if dtype == HALF:
+        case.needs("half")
+    args = prepared(case, dtype=dtype, engine=engine)
+    with engine_first(engine):
+        found = with_gradients(case.operation, args)
+        kinds = [y.dtype for y in tensors(case.operation(*args))]
+    assert kinds == [y.dtype for y in tensors(case.operation.plain(*args))]
+    exact = tuple(each if n in case.constants else converted(each, torch.float64) for n, each in enumerate(args))
+    same(found, with_gradients(case.operation.plain, exact), 2e-4 if dtype == SINGLE else 0.15)
+
+
+@every_engine
+def test_without_gradients(case: Case, engine: str) -> None:
+    args = prepared(case, engine=engine)
+    with engine_first(engine), torch.no_grad():
+        same(tensors(case.operation(*args)), tensors(case.operation.plain(*args)))
+
+
+@every_engine
+def test_second_derivatives(case: Case, engine: str) -> None:
+    case.needs("second")
+    args = prepared(case, engine=engine)
+
+    def second(function: Callable[..., Any]) -> list[Tensor]:
+        first = with_gradients(function, args, create_graph=True)
+        total = sum(((each * each).sum() for each in first if each.requires_grad), torch.zeros(()))
+        return list(torch.autograd.grad(total, sources(args), allow_unused=True, materialize_grads=True))
+
+    with engine_first(engine):
+        found = second(case.operation)
+    same(found, second(case.operation.plain), 1e-3)
+
+
+@every_engine
+def test_batched_gradients(case: Case, engine: str) -> None:
+    case.needs("batched gradients")
+    args = prepared(case, engine=engine)
+    found = []
+    with engine_first(engine):
+        for function in (case.operation, case.operation.plain):
+            y = tensors(function(*args))[-1]
+            weights = torch.stack([torch.ones_like(y), y.detach()])
+            found.append(torch.autograd.grad(y, sources(args), weights, is_grads_batched=True, allow_unused=True))
+    same(*found)
+
+
+@every_engine
+@pytest.mark.parametrize("transform", ["forward", "vmap"])
+def test_transforms(case: Case, engine: str, transform: str) -> None:
+    case.needs(transform)
+    args = prepared(case, engine=engine)
+    inputs = tuple(each.detach() for each in sources(args))
+    found = []
+    with engine_first(engine):
+        for function in (case.operation, case.operation.plain):
+            torch.manual_seed(1)
+            pure = of_sources(function, args)
+            if transform == "forward":
+                y = torch.func.jvp(pure, inputs, tuple(torch.randn_like(each) for each in inputs))
+                found.append([*tensors(y[0]), *tensors(y[1])])
+            else:
+                found.append(tensors(torch.vmap(pure)(*(torch.stack([each, 2 * each]) for each in inputs))))
+    same(*found)
+
+
+@every_engine
+def test_views_expanded_gradients_and_results_changed_in_place(case: Case, engine: str) -> None:
+    args = prepared(case, engine=engine)
+    views = (
+        tuple(
+            each.detach().mT.contiguous().mT.requires_grad_() if isinstance(each, Tensor) and each.dim() > 1 else each
+            for each in args
+        )
+        if not case.constants
+        else args
+    )
+    found = []
+    with engine_first(engine):
+        for function, given in ((case.operation, views), (case.operation.plain, args)):
+            y = tensors(function(*given))[-1]
+            alone = engine != PLAIN and function is case.operation and y._base is None
+            y = y.mul_(2) if alone else 2 * y
+            gradients = torch.autograd.grad(y.sum(), sources(given), allow_unused=True, materialize_grads=True)
+            found.append([y, *gradients])
+    same(*found)
+
+
+@every_engine
+def test_negative_views_and_zero_gradients(case: Case, engine: str) -> None:
+    """Tensors without ordinary memory."""
+    first, *rest = prepared(case, engine=engine)
+    with engine_first(engine):
+        same(tensors(case.operation(torch._neg_view(first), *rest)), tensors(case.operation.plain(-first, *rest)))
+        y = tensors(case.operation(first, *rest))[-1]
+        (found,) = torch.autograd.grad(y, first, torch._efficientzerotensor(y.shape))
+    assert not found.any()
+
+
+@every_case
+def test_empty(case: Case) -> None:
+    case.needs("empty")
+    args = prepared(case, 0)
+    same(with_gradients(case.operation, args), with_gradients(case.operation.plain, args))
+
+
+@every_case
+def test_fake_tensors(case: Case) -> None:
+    args = prepared(case)
+    shapes = [y.shape for y in tensors(case.operation(*args))]
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in args]
+        assert [y.shape for y in tensors(case.operation(*fake))] == shapes
+
+
+@every_case
+def test_autocast(case: Case) -> None:
+    args = prepared(case)
+    with torch.autocast("cpu", HALF):
+        found = tensors(case.operation(*args))
+    same(found, tensors(case.operation.plain(*args)), 0.1)
+
+
+@every_case
+def test_traces_hold_the_definition(case: Case) -> None:
+    args = prepared(case)
+    call, inputs = of_sources(case.operation, args), [each.detach() for each in sources(args)]
+    for pre_dispatch in (False, True):
+        traced = make_fx(call, pre_dispatch=pre_dispatch)(*inputs)
+        same(tensors(traced(*inputs)), tensors(call(*inputs)))
+    traced = torch.jit.trace(call, inputs, check_trace=False)
+    same(tensors(traced(*inputs)), tensors(call(*inputs)))
+    assert "lagwise::" not in str(traced.graph)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, case: Case, args: tuple[Any, ...]):
+        super().__init__()
+        self.case, self.args = case, args
+
+    def forward(self, *given: Tensor) -> Any:
+        rest = iter(given)
+        return self.case.operation(*(next(rest) if isinstance(each, Tensor) else each for each in self.args))
+
+
+@every_case
+def test_compiled_at_every_length(case: Case) -> None:
+    torch._dynamo.reset()
+    code: list[str] = []
+    compiled = torch.compile(_Module(case, prepared(case)), backend=recording(code), fullgraph=True)
+    for n in (N, 40, 31):
+        args = prepared(case, n)
+        given = tuple(tensors(args))
+        same(with_gradients(compiled, given), with_gradients(case.operation, args))
+    assert len(code) <= 4  # forward and backward, for the first length and for all others
+    if case.operation._operator is not None:
+        assert f"lagwise.{case.operation._operator._name}." in "".join(code)
+
+
+@every_case
+def test_exported_with_an_open_length(case: Case) -> None:
+    """Files hold only PyTorch's own operations."""
+    case.needs("export")
+    args = prepared(case)
+    given = tuple(each.detach() for each in tensors(args))
+    shapes = tuple(
+        {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(each.shape) if size == N} for each in given
+    )
+    exported = torch.export.export(_Module(case, args), given, dynamic_shapes=(shapes,), strict=False)
+    assert not [node for node in exported.graph.nodes if "lagwise" in str(node.target)]
+    longer = prepared(case, 50)
+    found = exported.module()(*(each.detach() for each in tensors(longer)))
+    same(tensors(found), tensors(case.operation(*longer)))
+
+
+@every_case
+def test_operators_of_graphs_are_proper_ones(case: Case) -> None:
+    if case.operation._operator is None:
+        pytest.skip("graphs hold its operations")
+    torch.library.opcheck(case.operation._operator, prepared(case))
+
+
+PREDICATES = re.findall(
+    r"\w+",
+    "symbolic is_compiling in_graph fused traced differentiable transformed _frozen exporting narrow has_static_value "
+    "available few_lags is_tracing kept_apart callable_directly definitions_only",
+)
+MOST_QUESTIONS = 190
+
+
+def test_few_places_ask_in_which_mode_they_are() -> None:
+    """All others leave it to `lagwise.ops.operation`."""
+    source = Path(inspect.getfile(silu_product.plain)).parent.parent
+    asked = []
+    for path in source.rglob("*.py"):
+        if path.name == "operation.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                asked += [f"{path.relative_to(source)}:{node.lineno}"] if name in PREDICATES else []
+    assert len(asked) <= MOST_QUESTIONS, asked
