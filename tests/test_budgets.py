@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # room than its package has left first changes the structure. The library is to shrink to 38,000 lines and 23,500
 # statements, so lower a number with what is deleted.
 BUDGETS = {
-    "src/lagwise/analysis": (580, 375),
+    "src/lagwise/analysis": (570, 370),
     "src/lagwise/blocks": (810, 410),
     "src/lagwise/cli": (1_420, 690),
     "src/lagwise/data": (8_240, 5_290),
