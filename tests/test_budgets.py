@@ -21,7 +21,7 @@ BUDGETS = {
     "src/lagwise/kernels": (1_870, 1_060),
     "src/lagwise/mixers": (2_880, 1_790),
     "src/lagwise/models": (7_080, 4_330),
-    "src/lagwise/ops": (9_970, 5_730),
+    "src/lagwise/ops": (9_530, 5_440),
     "src/lagwise/runs": (520, 360),
     "src/lagwise/serving": (1_270, 825),
     "src/lagwise/tasks": (3_300, 2_130),
