@@ -204,22 +204,3 @@ def test_updates_with_exogenous_data_equal_given_rows(instances: list[str]) -> N
     fresh = SktimeLagForecaster(**options).fit(every[before | after], X=X[before | after], fh=[1, 4])
     refitted = adapter.update(every[after], X=X[after], update_params=True).predict(X=X[times > "2024-04-01"])
     np.testing.assert_allclose(refitted, fresh.predict(X=X[times > "2024-04-01"]))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_columns_of_sktimes_own_data_help() -> None:
-    """Consumption in the United States, by income, production, savings and unemployment of the same quarters."""
-    from sktime.datasets import load_longley, load_uschange  # pyrefly: ignore[missing-import]
-
-    y, x = load_uschange()
-    errors: dict[bool, list[float]] = {True: [], False: []}
-    for cut in range(len(y) - 40, len(y) - 7, 8):
-        for use in errors:
-            forecaster = SktimeLagForecaster(look_back=4).fit(y[:cut], X=x[:cut] if use else None, fh=range(1, 9))
-            made = forecaster.predict(X=x[cut : cut + 8] if use else None)
-            errors[use].append(float(np.abs(made - y[cut : cut + 8]).mean()))
-    assert np.mean(errors[True]) < 0.7 * np.mean(errors[False])
-    y, x = load_longley()  # 16 rows
-    forecaster = SktimeLagForecaster(look_back=1, level="last", penalty=0.1, validation=0)
-    made = forecaster.fit(y[:13], X=x[:13], fh=[1, 2, 3]).predict(X=x[13:])
-    assert np.abs(made - y[13:]).mean() < np.abs(y.iloc[12] - y[13:]).mean()

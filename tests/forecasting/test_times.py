@@ -1,4 +1,4 @@
-"""Parsing of times and detection of their grid."""
+"""Reading of times, their grids, and numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lagwise.forecasting.cells import outlier_notes, to_numbers
+from lagwise.forecasting.grids import regular_grid
 from lagwise.forecasting.times import plain_times, regular_times
 
 
@@ -177,3 +179,105 @@ WEEKDAYS = [at for at in pd.date_range("2024-01-01", periods=900, freq="h") if a
 def test_what_is_not_plain_is_refused(texts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(texts)
+
+
+def monthly(day: int, start: str, count: int) -> pd.DatetimeIndex:
+    """A day of each month, the last one of shorter months."""
+    months = pd.period_range(start, periods=count, freq="M")
+    return pd.DatetimeIndex([f"{m}-{min(day, m.days_in_month)}" for m in months])
+
+
+@pytest.mark.parametrize("day", [1, 15, 28, 29, 30, 31])
+@pytest.mark.parametrize(("start", "count"), [("2022-03", 15), ("2020-01", 40), ("2023-01", 15)])
+def test_a_day_of_the_month_stays(day: int, start: str, count: int) -> None:
+    times = monthly(day, start, count + 14)
+    grid = regular_grid(times[:count].delete(4))
+    assert list(grid.times) == list(times[:count])
+    assert list(grid.following(14)) == list(times[count:])
+
+
+@pytest.mark.parametrize(
+    "freq",
+    [
+        "B",
+        "ME",
+        "MS",
+        "BME",
+        "BMS",
+        "QE",
+        "QS",
+        "QE-JAN",
+        "BQE",
+        "2MS",
+        "YE",
+        "YS-APR",
+        "YE-FEB",
+        "D",
+        "W-WED",
+        "h",
+        "15min",
+    ],
+)
+@pytest.mark.parametrize("text", [False, True])
+def test_one_missing_time_does_not_change_the_calendar(freq: str, text: bool) -> None:
+    full = pd.date_range("2019-01-01", periods=40, freq=freq)
+    given = full[:30].delete(7)
+    made = regular_times(pd.Series(given.strftime("%Y-%m-%d %H:%M:%S") if text else given, name="t"))
+    assert list(made.times) == list(given)
+    assert list(made.grid.times) == list(full[:30])
+    assert list(made.grid.following(10)) == list(full[30:])
+    assert made.notes == ()
+
+
+def test_rows_that_are_missing_here_and_there_change_no_step() -> None:
+    full = pd.date_range("2024-01-01", periods=60)
+    kept = full[full.dayofweek.isin([6, 0, 1, 2, 3])]
+    assert list(regular_grid(kept).times) == list(full[: len(regular_grid(kept).times)])
+    outage = pd.date_range("2024-01-01", periods=21 * 24, freq="h").delete(slice(100, 190))
+    assert list(regular_grid(outage).following(2)) == list(outage[-1] + pd.to_timedelta([1, 2], unit="h"))
+
+
+def cells(*texts: str) -> pd.Series:
+    return pd.Series(texts, name="y", dtype=str)
+
+
+def test_numbers_percentages_and_truths() -> None:
+    assert to_numbers(cells("1.5", "", "1,200"), ".").tolist()[::2] == [1.5, 1200]
+    assert to_numbers(cells("True", "false", "TRUE"), ".").tolist() == [1, 0, 1]
+    assert to_numbers(cells("5%", "7,5%"), ",").tolist() == [5, 7.5]
+
+
+@pytest.mark.parametrize("texts", [("1.5", "1,2,3"), ("1", "true"), ("1", "5%"), ("1", "inf"), ("1", "n/k")])
+def test_other_text_is_named_by_column_and_row(texts: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"column 'y' has '{texts[1]}' in row 2, which is not a number"):
+        to_numbers(cells(*texts), ".")
+
+
+WAVE = 20 + 3 * np.sin(np.arange(300) * 2 * np.pi / 7)
+
+
+@pytest.mark.parametrize("code", [-999, 999999, 1e20])
+def test_codes_for_missing_values_are_noted_and_named_by_an_option(code: float) -> None:
+    values = WAVE.copy()
+    values[[40, 41, 120]] = code
+    (note,) = outlier_notes("y", values)
+    assert f"has {code:g} in row 41 and 2 more" in note
+    assert "name it with `missing`" in note
+    found = to_numbers(pd.Series(values, name="y"), ".", [code])
+    assert np.flatnonzero(np.isnan(found)).tolist() == [40, 41, 120]
+    with pytest.raises(ValueError, match="no value at all"):
+        to_numbers(pd.Series([1, 1], name="y"), ".", [1])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.where(np.arange(200) % 100 == 50, 99, 5 + np.arange(200) % 36),  # promotions
+        np.arange(0, 3000, 3) - 999,
+        WAVE,
+        np.full(30, 99),
+        [9, 99, 5],
+    ],
+)
+def test_values_that_are_no_codes_have_no_note(values: np.ndarray) -> None:
+    assert outlier_notes("y", np.asarray(values, dtype=float)) == []

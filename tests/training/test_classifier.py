@@ -12,7 +12,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
-from sklearn.utils import get_tags
+from sklearn.utils import get_tags  # type: ignore[missing-module-attribute]
 from transformers import pipeline
 
 from lagwise import LagClassifier

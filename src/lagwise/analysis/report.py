@@ -64,7 +64,7 @@ def _plot_run(folder: Path) -> list[Path]:
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
     written = (folder / SAMPLE_FILE).read_text(encoding="utf-8") if (folder / SAMPLE_FILE).is_file() else ""
     count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
-    if not written and run.task.predicts == "bits_per_byte" and count > 0:
+    if not written and tokenizer is not None and run.task.predicts == "bits_per_byte" and count > 0:
         written = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
     if written:
         sections.append(Section("A sample", code=written))

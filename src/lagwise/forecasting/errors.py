@@ -84,8 +84,8 @@ def window_errors(
 ) -> np.ndarray:
     """Compute errors ``(windows, horizon, series)`` on at most 500 windows at even distances (fewer of hundreds of
     series), NaN where not observed; the rest as in `forecast_errors`."""
-    horizon = maps[0].shape[1]
-    chosen = some_windows(len(filled), *maps[0].shape, most_windows(horizon, filled.shape[1]))
+    look_back, horizon = maps[0].shape
+    chosen = some_windows(len(filled), look_back, horizon, most_windows(horizon, filled.shape[1]))
     found = forecast_errors(maps, filled, targets, chosen, first, effects=effects, columns=columns)
     return np.stack([errors for _, errors in found], axis=2)
 

@@ -179,7 +179,7 @@ def fit_maps(
         best, best_error, penalty = None, np.inf, 0.0
         for candidates in zip(*paths, strict=True):
             squares = [w.products([made]) for w, (made, _) in zip(held_out, candidates, strict=True) if w is not None]
-            error = float(sum(s for s, _ in squares)[0, 0]) / sum(n for _, n in squares) if squares else -1.0
+            error = sum(float(s[0, 0]) for s, _ in squares) / sum(n for _, n in squares) if squares else -1.0
             if best is None or error < best_error:
                 best, best_error, penalty = [made for made, _ in candidates], error, candidates[0][1]
         assert best is not None

@@ -133,13 +133,10 @@ class HeldOut(NamedTuple):
     def _errors(
         self, stretch: Stretch, maps: np.ndarray, effects: np.ndarray | None
     ) -> Iterator[tuple[int, np.ndarray]]:
-        filled, targets, columns = (
-            None if each is None else each[self.look_back - len(maps) :]
-            for each in (stretch.filled, np.where(stretch.missing, np.nan, stretch.filled), stretch.columns)
-        )
-        assert filled is not None
-        assert targets is not None
-        most = _COMPARED_PER_INTERVAL_WINDOW * most_windows(maps.shape[1], filled.shape[1])
-        chosen = some_windows(len(filled), *maps.shape, most)
-        beside = {} if effects is None else {"effects": [effects], "columns": columns}
-        return forecast_errors([maps], filled, targets, chosen, **beside)
+        look_back, horizon = maps.shape
+        rows = slice(self.look_back - look_back, None)
+        filled, targets = stretch.filled[rows], np.where(stretch.missing, np.nan, stretch.filled)[rows]
+        columns = None if effects is None or stretch.columns is None else stretch.columns[rows]
+        most = _COMPARED_PER_INTERVAL_WINDOW * most_windows(horizon, filled.shape[1])
+        chosen = some_windows(len(filled), look_back, horizon, most)
+        return forecast_errors([maps], filled, targets, chosen, effects=[effects], columns=columns)

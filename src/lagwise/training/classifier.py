@@ -13,11 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_consistent_length,
-    check_is_fitted,
-)
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from lagwise.data import PaddingCollator, RowEncoder, load_tokenizer
 from lagwise.data.batches import like_lengths
@@ -100,7 +96,8 @@ class LagClassifier(ClassifierMixin, BaseEstimator):
         check_consistent_length(rows, y)
         check_classification_targets(y)
         if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, y)
+            sample_weight = column_or_1d(np.asarray(sample_weight, dtype=np.float64))
+            check_consistent_length(rows, sample_weight)
             kept = sample_weight > 0
             rows, y, sample_weight = list(compress(rows, kept)), y[kept], sample_weight[kept]
         self.classes_, ids = np.unique(y, return_inverse=True)
@@ -285,7 +282,7 @@ def _series(X: Any) -> list[np.ndarray]:
     for i, each in enumerate(X):
         if np.ndim(each) != 2 or 0 in np.shape(each):
             raise ValueError(f"each series must be (channels, length), but series {i} has shape {np.shape(each)}")
-        checks = {"ensure_all_finite": "allow-nan", "input_name": f"X[{i}]"}
+        checks: dict[str, Any] = {"ensure_all_finite": "allow-nan", "input_name": f"X[{i}]"}
         values = check_array(each, dtype=np.float32, **checks).T
         if found and values.shape[1] != found[0].shape[1]:
             raise ValueError(

@@ -37,12 +37,13 @@ def fit_linear_model(linear_class: Any, rows: LinearRows, seed: int) -> tuple[An
     pairs = inputs.pop("pairs", False)
     with torch.inference_mode():
         if inputs["name"] == "tokens":
-            options, features = Ngrams.chosen(spellings(rows.tokenizer), rows.train, pairs=pairs)
-            options["name"] = "ngrams"
+            chosen: tuple[dict[str, Any], Any] = Ngrams.chosen(spellings(rows.tokenizer), rows.train, pairs=pairs)
         elif inputs["name"] == "values":
-            options, features = _of_series([*rows.train, *rows.valid], inputs, seed)
+            chosen = _of_series([*rows.train, *rows.valid], inputs, seed)
         else:
-            options, features = _of_images([*rows.train, *rows.valid], seed)
+            chosen = _of_images([*rows.train, *rows.valid], seed)
+        options: dict[str, Any] = chosen[0]
+        features: Any = chosen[1]
         train = rows.train if inputs["name"] == "tokens" else _thinned(rows.train, features.size, seed)
         x, other = (_matrix(features, batches) for batches in (train, rows.valid))
         y, true = labels_of(train), labels_of(rows.valid)
@@ -54,7 +55,8 @@ def fit_linear_model(linear_class: Any, rows: LinearRows, seed: int) -> tuple[An
             if fit.loss >= _GAIN * plain.loss:
                 features.drop_levels()
                 options["levels"], fit = 0, plain
-    model: Any = linear_class(LagwiseLinearConfig(**{**rows.fields, "inputs": inputs, "features": options}))
+    fields: dict[str, Any] = {**rows.fields, "inputs": inputs, "features": options}
+    model: Any = linear_class(LagwiseLinearConfig(**fields))
     model.features.load_state_dict(features.state_dict())
     with torch.no_grad():
         model.classifier.weight.copy_(torch.from_numpy(fit.weights))

@@ -294,7 +294,7 @@ def forecast(
     ] = None,
     out: Out = None,
 ) -> None:
-    """Score closed-form and kernel forecasters on all test windows of the usual long-horizon data sets.
+    """Score closed-form forecasters on all test windows of the usual long-horizon data sets.
 
     lagwise bench forecast data/ --data ETTh1,ETTm1 --out forecast.json
     """

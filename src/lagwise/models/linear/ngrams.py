@@ -117,13 +117,13 @@ class Ngrams(nn.Module):
             hashes, times = np.unique(np.concatenate(parts or [np.zeros(0, np.int64)]), return_counts=True)
             kept.append(hashes[times >= min_rows])
             counts.append(times[times >= min_rows])
-        options = {**shape, "kept": [len(each) for each in kept], "pairs": pairs, "differences": pairs}
+        options: dict[str, Any] = {**shape, "kept": [len(each) for each in kept], "pairs": pairs, "differences": pairs}
         made = cls(len(spellings), **options)
         made._spell(spellings)
         made.hashes.copy_(torch.from_numpy(np.concatenate(kept)))
         idf = np.log((1 + count) / (1 + np.concatenate(counts))) + 1
         made.idf.copy_(torch.from_numpy(np.append(idf, 0)).float())
-        return options, made
+        return {"name": "ngrams", **options}, made
 
     def _spell(self, spellings: Sequence[bytes]) -> None:
         for token, spelling in enumerate(spellings):
