@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._device import DeviceContext
 
-from lagwise.ops.operation import fake_mode, traced
+from lagwise.ops.operation import DeviceContext, fake_mode, traced, without_fakes
 
 _Tables = TypeVar("_Tables", bound=tuple[Tensor, ...])
 _MAX_CACHED = 8  # tables of one kind: batches of different lengths have different tables
@@ -35,7 +33,7 @@ def _cache(make: Callable[..., _Tables]) -> Callable[..., _Tables]:
     def tables(sizes: tuple[Hashable, ...], device: torch.device, dtype: torch.dtype, fake: Any) -> _Tables:
         def on_device() -> _Tables:
             with torch.inference_mode(False), torch.no_grad():  # or they could not be saved for a backward pass
-                with unset_fake_temporarily(), torch.device("cpu"):  # sizes depend on values
+                with without_fakes(), torch.device("cpu"):  # sizes depend on values
                     on_host = make(*sizes)
                 return _move_to(on_host, device, dtype)
 

@@ -54,11 +54,11 @@ def gated_grid_product(
     if any(taps.dim() != 2 or len(taps) != gate.shape[2] for taps in (rows, columns)):
         shapes = f"{tuple(rows.shape)} and {tuple(columns.shape)}"
         raise ValueError(f"taps must be (channels={gate.shape[2]}, n_taps), got {shapes}")
-    if overwrite_gate and _gated_grid.chosen(gate, value, rows, columns, biases, width) == "loop":
+    args = (gate, value, rows, columns, biases, width)
+    if overwrite_gate and callable_directly(*args) and _gated_grid.chosen(*args) == "loop":
         lags = _both_lags(gate, rows, columns, width)
-        if callable_directly(gate, value, *lags, biases):
-            return native.gated_grid(gate, value, *lags, biases, overwrite_gate=True)
-    return _gated_grid(gate, value, rows, columns, biases, width)
+        return native.gated_grid(gate, value, *lags, biases, overwrite_gate=True)
+    return _gated_grid(*args)
 
 
 @operation
@@ -75,12 +75,9 @@ def _gated_grid(
 class _Loop(Engine):
     @staticmethod
     def serves(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int) -> bool:
-        tensors = (gate, value, rows, columns)
-        dtypes = [t.dtype for t in tensors]
-        single = dtypes in ([torch.float32] * 4, [torch.bfloat16] * 2 + [torch.float32] * 2)
+        single = gate.dtype == value.dtype and rows.dtype == columns.dtype == torch.float32
         few = 2 * max(width, gate.shape[1] // width) - 1 <= _MAX_LAGS
-        on_cpu = all(t.device.type == "cpu" for t in tensors)
-        return single and few and on_cpu and fitting(biases, gate) and native.available()
+        return single and few and fitting(biases, gate) and native.serves(gate, value, rows, columns)
 
     @staticmethod
     def forward(

@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily as without_fakes  # noqa: F401
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
@@ -93,6 +95,16 @@ def intercepted() -> bool:
 def fake_mode() -> Any:
     """The active mode whose tensors have no values, or None."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def is_plain_parameter(part: Any) -> bool:
+    """Whether a tensor is a parameter and nothing more, or a fake one."""
+    return type(part) in (nn.Parameter, FakeTensor)
+
+
+def with_open_sizes(x: Tensor) -> None:
+    """Have graphs take the sizes of a tensor as symbols from the first call on."""
+    torch._dynamo.maybe_mark_dynamic(x, tuple(range(x.dim())))
 
 
 class Engine:
@@ -232,9 +244,7 @@ class Operation:
         return None
 
     def __call__(self, *args: Any) -> Any:
-        missing = self._count - len(args)
-        if missing > 0:
-            args += self._defaults[-missing:]
+        args = self._filled(args)
         if definitions_only() or _preferred == PLAIN:
             return self.plain(*args)
         if self._operator is not None and in_graph() and self._where(*args):
@@ -245,6 +255,10 @@ class Operation:
         if torch.is_grad_enabled():
             return _Call.apply(self.plain, engine, *args)
         return engine.evaluate(*args)
+
+    def _filled(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        missing = self._count - len(args)
+        return args + self._defaults[-missing:] if missing > 0 else args
 
     def _from_graph(self, *args: Any) -> Any:
         results = cast("Callable[..., Any]", self._operator)(*args)
@@ -262,13 +276,13 @@ class Operation:
 
     def chosen(self, *args: Any) -> str:
         """The name of the engine that an eager call with these arguments takes."""
-        engine = None if _preferred == PLAIN else self._serving(args + self._defaults[len(args) - self._count :])
+        engine = None if _preferred == PLAIN else self._serving(self._filled(args))
         return next((name for name, each in self.engines.items() if each is engine), PLAIN)
 
     def explain(self, *args: Any) -> str:
         """Which engine computes these arguments, and which do not serve them."""
-        filled = args + self._defaults[len(args) - self._count :] if len(args) < self._count else args
-        refused = [name for name, engine in self.engines.items() if not engine.serves(*filled)]
+        args = self._filled(args)
+        refused = [name for name, engine in self.engines.items() if not engine.serves(*args)]
         why = f" (not for these arguments: {', '.join(refused)})" if refused else ""
         return f"{self.plain.__name__}: {self.chosen(*args)}{why}"
 

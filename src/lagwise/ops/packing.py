@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.host import known_on_host, on_device, on_host
-from lagwise.ops.operation import transformed
+from lagwise.ops.operation import Engine, Values, operation, with_open_sizes
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
@@ -164,7 +164,7 @@ class Layout:
         for bucket in buckets:
             for each in (*bucket[:3], bucket.layout.mask):
                 assert each is not None
-                torch._dynamo.maybe_mark_dynamic(each, tuple(range(each.dim())))
+                with_open_sizes(each)
         return buckets
 
     def _grouped(self, graph: bool) -> tuple[Bucket, ...]:
@@ -389,6 +389,7 @@ def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:
     return first, lengths.where(mask.any(1), 1)
 
 
+@operation
 def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
     """Shift every row to the right by its own amount, or to the left if it is negative.
 
@@ -396,7 +397,30 @@ def move_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
 
     Shapes: x ``(batch, n, channels)`` with n >= 1; shift ``(batch,)``; result ``(batch, length, channels)``.
     """
-    return _shift_rows(x, shift, length) if transformed() else _MoveRows.apply(x, shift, length)
+    source = torch.arange(length, device=x.device) - shift[:, None]
+    outside = (source < 0) | (source >= x.shape[1])
+    row = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
+    position = row + source.clamp(0, x.shape[1] - 1)
+    return x.flatten(0, 1)[position].masked_fill_(outside[..., None], 0)
+
+
+@move_rows.engine("back")
+class _MoveRows(Engine):
+    """The gradient moves rows back, which is faster than a scatter."""
+
+    unsaved = (0,)
+
+    @staticmethod
+    def forward(x: Tensor, shift: Tensor, length: int) -> tuple[Tensor, Values]:
+        return move_rows.plain(x, shift, length), (x.new_empty(0, *x.shape),)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        return move_rows.plain(grads[0], -args[1], saved[0].shape[2]), None, None
+
+    @staticmethod
+    def restored(args: Values, saved: Values) -> Values:
+        return [saved[0].new_zeros(()).expand(saved[0].shape[1:]).requires_grad_(), *args[1:]]
 
 
 def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
@@ -419,28 +443,6 @@ def from_first_token(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, 
     longest = int(lengths.max())
     moved = move_rows(mask[..., None].float(), -first, longest)[..., 0] > 0
     return move_rows(mix(move_rows(x, -first, longest), moved), first, x.shape[1])
-
-
-class _MoveRows(torch.autograd.Function):
-    """`move_rows` with a gradient that moves back, which is faster than a scatter."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, shift: Tensor, length: int) -> Tensor:
-        ctx.save_for_backward(shift)
-        ctx.length = x.shape[1]
-        return _shift_rows(x, shift, length)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        return move_rows(grad, -ctx.saved_tensors[0], ctx.length), None, None
-
-
-def _shift_rows(x: Tensor, shift: Tensor, length: int) -> Tensor:
-    source = torch.arange(length, device=x.device) - shift[:, None]
-    outside = (source < 0) | (source >= x.shape[1])
-    row = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
-    position = row + source.clamp(0, x.shape[1] - 1)
-    return x.flatten(0, 1)[position].masked_fill_(outside[..., None], 0)
 
 
 def document_starts(seq_idx: Tensor) -> Tensor:

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from lagwise.ops import native
 from lagwise.ops.fused import fused
 from lagwise.ops.fused import gate as gate_kernels
 from lagwise.ops.fused.linear import joint_linear
 from lagwise.ops.fused.norm import norm, norm_gradients
-from lagwise.ops.operation import Engine, Values, intercepted, loop_operator, operation
+from lagwise.ops.operation import Engine, Values, intercepted, is_plain_parameter, loop_operator, operation
 
 _FORWARD = nn.Linear.forward
 
@@ -138,7 +137,7 @@ def _plain_linear(layer: Any, device: torch.device, biased: bool) -> bool:
         return False
     weight, bias = layer.weight, layer.bias
     for part in (weight, bias) if biased or bias is not None else (weight,):
-        if type(part) not in (nn.Parameter, FakeTensor) or part.device != device:
+        if not is_plain_parameter(part) or part.device != device:
             return False
     return True
 

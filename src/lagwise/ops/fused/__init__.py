@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lagwise.ops.operation import exporting, in_graph, loop_operator, transformed
+from lagwise.ops.operation import Engine, definitions_only, in_graph, loop_operator
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,15 +35,24 @@ def fused(*tensors: Tensor) -> bool:
     """Whether a Triton kernel can run on these tensors, eagerly or under `torch.compile`."""
     if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors) or not available():
         return False
-    if exporting() or torch.jit.is_tracing() or transformed():
+    if definitions_only():
         return False
     return 0 not in [t.numel() for t in tensors]
+
+
+class TritonEngine(Engine):
+    """An engine that serves whatever tensors Triton does."""
+
+    @staticmethod
+    def serves(*args: Any) -> bool:
+        return fused(*(each for each in args if isinstance(each, Tensor)))
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
     """The dtype that autocast gives a matrix product of x, or x's own."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    cast = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if cast else x.dtype
 
 
 def kernel(like: Callable[..., Any], *, writes: Iterable[str] = ()) -> Callable[[_Function], _Function]:
@@ -72,7 +81,7 @@ def joined(parts: list[Tensor]) -> Tensor:
     first, channels = parts[0], sum(part.shape[-1] for part in parts)
     position, lead = first.storage_offset(), first.stride()[:-1]
     for part in parts:
-        same = part.untyped_storage()._cdata == first.untyped_storage()._cdata and part.dtype == first.dtype
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() and part.dtype == first.dtype
         if not same or part.storage_offset() != position or part.stride() != (*lead, 1):
             return torch.cat(parts, dim=-1)
         position += part.shape[-1]

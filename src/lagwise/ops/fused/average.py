@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import contiguous_rows, fused, kernel
-from lagwise.ops.operation import Engine, Values, operation
+from lagwise.ops.fused import TritonEngine, contiguous_rows, kernel
+from lagwise.ops.operation import Values, operation
 
 _CHUNK, _CHANNELS, _WARPS = 64, 32, 2  # the fastest of those tried on an H100 (docs/log.md)
 
@@ -28,11 +28,7 @@ def moving_average(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor)
 
 
 @moving_average.engine("triton")
-class _Average(Engine):
-    @staticmethod
-    def serves(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> bool:
-        return fused(x, weight, direct)
-
+class _Average(TritonEngine):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, log_decay: Tensor, direct: Tensor) -> tuple[Tensor, Values]:
         ends, slopes = average_ends(x, log_decay, _CHUNK)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import contiguous_rows, fused, kernel
-from lagwise.ops.operation import Engine, Values, operation
+from lagwise.ops.fused import TritonEngine, contiguous_rows, kernel
+from lagwise.ops.operation import Values, operation
 
 _TOKENS, _CHANNELS = 64, 64
 
@@ -48,11 +48,7 @@ def _lags(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
 
 
 @residual_convolutions.engine("triton")
-class _Residual(Engine):
-    @staticmethod
-    def serves(x: Tensor, taps: Tensor, *_: object) -> bool:
-        return fused(x, taps)
-
+class _Residual(TritonEngine):
     @staticmethod
     def forward(
         x: Tensor, taps: Tensor, origin: int, dilations: tuple[int, ...], residual: bool, activate: bool
@@ -74,11 +70,7 @@ class _Residual(Engine):
 
 
 @gated_convolution.engine("triton")
-class _Gated(Engine):
-    @staticmethod
-    def serves(x: Tensor, taps: Tensor, origin: int) -> bool:
-        return fused(x, taps)
-
+class _Gated(TritonEngine):
     @staticmethod
     def forward(x: Tensor, taps: Tensor, origin: int) -> tuple[Tensor, Values]:
         return convolve_gated(x, taps, origin), ()

@@ -8,21 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import fused, kernel, rows_of
-from lagwise.ops.operation import Engine, Values, operation
+from lagwise.ops.fused import TritonEngine, kernel, rows_of
+from lagwise.ops.operation import Values, operation
 
 BLOCK = 1024  # numbers of a program
 _ROWS, _CHANNELS = 64, 64
 
 
-class SiluProduct(Engine):
+class SiluProduct(TritonEngine):
     """`lagwise.ops.tokens.silu_product`. Gradients of gate and value are neighbours in memory, for
     `lagwise.ops.fused.joined`."""
 
     @staticmethod
     def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:
         same = gate.shape == value.shape and gate.dtype == value.dtype
-        return same and fused(gate, value) and (biases is None or biases.shape == (2, gate.shape[-1]))
+        shaped = biases is None or biases.shape == (2, gate.shape[-1])
+        return same and shaped and TritonEngine.serves(gate, value, biases)
 
     @staticmethod
     def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
@@ -80,9 +81,7 @@ def gated_update(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -
 
 
 @gated_update.engine("triton")
-class _Update(Engine):
-    serves = staticmethod(fused)
-
+class _Update(TritonEngine):
     @staticmethod
     def forward(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> tuple[Tensor, Values]:
         return gated_update_kernel(x, update, candidate, branch), ()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.fused import autocast_dtype, fused, joined, kernel
-from lagwise.ops.operation import Engine, Values, operation
+from lagwise.ops.fused import TritonEngine, autocast_dtype, joined, kernel
+from lagwise.ops.operation import Values, operation
 
 _CAST, _NUMBERS = 4, 1024  # tensors of a launch, numbers of a program
 
@@ -39,11 +38,7 @@ def _joint_linear(x: Tensor, dtype: torch.dtype, count: int, sizes: list[int], *
 
 
 @_joint_linear.engine("triton")
-class _Joint(Engine):
-    @staticmethod
-    def serves(x: Tensor, *_: Any) -> bool:
-        return fused(x)
-
+class _Joint(TritonEngine):
     @staticmethod
     def forward(
         x: Tensor, dtype: torch.dtype, count: int, sizes: list[int], *parameters: Tensor

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.fused import fused, kernel
+from lagwise.ops.fused import TritonEngine, fused, kernel
 from lagwise.ops.operation import Engine, Values, operation
 
 _PROGRAMS, _CPU_PROGRAMS = 1024, 16  # at most; each sums the parameters' gradients over some rows
@@ -79,9 +79,7 @@ class _OnePass(Engine):
 
 @residual_norm.engine("triton")
 class _Kernel(_OnePass):
-    @staticmethod
-    def serves(x: Tensor, branch: Tensor | None, *_: object) -> bool:
-        return fused(x, x if branch is None else branch)
+    serves = TritonEngine.serves
 
 
 @residual_norm.engine("loop")
