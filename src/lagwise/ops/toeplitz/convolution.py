@@ -56,7 +56,7 @@ class _Settings(NamedTuple):
 class _Contractions(_Settings):
     """`convolution` as a `Form`, in PyTorch's operations."""
 
-    def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
+    def contract(self, index: int, a: Tensor, b: Tensor) -> Any:
         if index == 0:
             if symbolic(a.shape[1]) and self.channel_axis == 0:
                 return symbolic_product(a, b, self.origin, self.dilation)
@@ -159,7 +159,7 @@ class Chosen(Engine):
     """The engine that serves when it is called: in a graph for all lengths, at each step."""
 
     @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, Values]:
+    def forward(*args: Any) -> Any:
         return _serving(args).forward(*args)
 
     @staticmethod

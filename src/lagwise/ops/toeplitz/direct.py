@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,7 +46,7 @@ def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor
 
 
 def direct_gradients(
-    grad: Tensor, x: Tensor, taps: Tensor, origin: int, dilation: int, needs_grad: tuple[bool, bool]
+    grad: Tensor, x: Tensor, taps: Tensor, origin: int, dilation: int, needs_grad: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of `direct_values` with respect to the signal and the taps, where needed."""
     dx = dtaps = None
@@ -71,7 +73,7 @@ def owned(y: Tensor) -> Tensor:
     modified in place."""
     if recorded() and not transformed():
         return y
-    return y.new_empty(0).set_(y)
+    return y.new_empty(0).set_(y)  # type: ignore[arg-type]
 
 
 def _phases(x: Tensor, dilation: int) -> Tensor:

@@ -123,8 +123,8 @@ class _Pair(torch.autograd.Function):
 
 def _of_graph(pair: Tensor, kernel: Tensor, origin: int, engine: str) -> tuple[Values, bool]:
     """The arguments of `_gated`, and whether its fused kernels serve them."""
-    args = (*pair.chunk(2, dim=2), kernel, None, origin, engine)
-    return args, _Frames.serves(*args)
+    gate, value = pair.chunk(2, dim=2)
+    return (gate, value, kernel, None, origin, engine), _Frames.serves(gate, value, kernel, None, origin, engine)
 
 
 def _compute(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> tuple[Tensor, ...]:

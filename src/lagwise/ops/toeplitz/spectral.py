@@ -196,19 +196,27 @@ def by_loops(x: Tensor, kernel: Tensor) -> bool:
     return native.serves(x, kernel) and 4 * x.shape[2] >= native.lanes()
 
 
-def loop_values(x: Tensor, kernel: Tensor, plan: Plan, *gate: Tensor | None) -> Tensor:
-    """`fft_values` by loops in C. gate: gate and biases of a gated unit, if any, as `native.convolve` takes them."""
+def loop_values(
+    x: Tensor, kernel: Tensor, plan: Plan, gate: Tensor | None = None, biases: Tensor | None = None
+) -> Tensor:
+    """`fft_values` by loops in C. gate, biases: Those of a gated unit, as in `native.convolve`."""
     taps, by_lag = _circular_taps(kernel, x.shape[1], plan)
-    return native.convolve(x, taps, by_lag.for_loops, *(gate or (None, None)))
+    return native.convolve(x, taps, by_lag.for_loops, gate, biases)
 
 
 def loop_gradients(
-    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, needs_grad: Sequence[bool], *gate: Tensor | None
+    grad: Tensor,
+    x: Tensor,
+    kernel: Tensor,
+    plan: Plan,
+    needs_grad: Sequence[bool],
+    gate: Tensor | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of `loop_values` with respect to the signal and the kernel, where needed, and to gate and biases."""
     taps, by_lag = _circular_taps(kernel, x.shape[1], plan)
-    needed = (needs_grad[0] or bool(gate), needs_grad[1])
-    dx, dtaps, *others = native.convolve_gradients(grad, x, taps, by_lag.for_loops, *(gate or (None, None)), *needed)
+    needed = (needs_grad[0] or gate is not None, needs_grad[1])
+    dx, dtaps, *others = native.convolve_gradients(grad, x, taps, by_lag.for_loops, gate, biases, *needed)
     return dx if needed[0] else None, _circular_gradient(dtaps, kernel, plan) if needed[1] else None, *others
 
 
