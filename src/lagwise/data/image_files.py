@@ -71,9 +71,11 @@ class ImageSource(RowSource):
         if not self.classes:
             (path,) = self.paths
             return self._of_arrays(load_arrays(read_whole(path), path), str(path))
-        read = super().read(columns, work)
-        labelled = {split: any(map(self.classes.get, paths)) for split, paths in self.files.items()}
-        return {split: rows if labelled[split] else rows.remove_columns("label") for split, rows in read.items()}
+        read: dict[str, Any] = super().read(columns, work)
+        for split, paths in self.files.items():
+            if not any(map(self.classes.get, paths)):
+                read[split] = read[split].remove_columns("label")
+        return read
 
     def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
         row = {"image": [path.read_bytes()], "label": [self.classes[path]], "file": [str(path)]}

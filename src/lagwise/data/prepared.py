@@ -54,7 +54,8 @@ class Prepared:
         own: dict[str, Any] = {each.name: meta[each.name] for each in fields(cls) if each.name in meta}
         tuples = {each.name for each in fields(cls) if str(each.type).startswith("tuple")}  # JSON has lists
         own |= {name: tuple(own[name]) for name in tuples & {*own} if own[name] is not None}
-        return cls(**{**own, "folder": folder, "splits": splits, "notes": (*notes, *meta["notes"])})
+        own |= {"folder": folder, "splits": splits, "notes": (*notes, *meta["notes"])}
+        return cls(**own)
 
     def sizes(self) -> str:
         """The rows of each split, for people."""

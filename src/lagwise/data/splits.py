@@ -152,7 +152,8 @@ def split_places(
     absent = [] if group is None else [i for i, value in enumerate(train[group][:]) if value in (None, "")]
     if absent:
         raise ValueError(f"row {absent[0] + 1} of train has no {group!r}, which says what rows stay together (`group`)")
-    hashes = list(_hashes(train if group is None else train.select_columns(group), skip=label))
+    compared: Any = train if group is None else train.select_columns(group)
+    hashes = list(_hashes(compared, skip=label))
     members: defaultdict[Any, set[bytes]] = defaultdict(set)
     stratified = label is not None and classes
     strata: Any = kinds if kinds is not None else train[label] if stratified else [None] * len(train)
