@@ -285,6 +285,20 @@ def class_folders_of_photos(folder: Path) -> str:
     return "."
 
 
+@case("tnn-digits", labels=("dark", "light"))
+def photos_beside_a_table_of_labels(folder: Path) -> str:
+    """As the imagefolder of `datasets`: file names and labels in ``metadata.csv``."""
+    for i in range(ROWS):
+        pixels = np.random.default_rng(i).integers(0, 99 + 99 * (i % 2), (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:03}.png")
+    columns = {
+        "file_name": [f"{i:03}.png" for i in range(ROWS)],
+        "label": [["dark", "light"][i % 2] for i in range(ROWS)],
+    }
+    (folder / "metadata.csv").write_text(table(columns))
+    return "."
+
+
 @case("signal-steps", labels=("off", "on"), rows=6)
 def recordings_of_a_sensor_german(folder: Path) -> str:
     for number in range(6):
