@@ -9,7 +9,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
 
 from lagwise.data import BucketedExamples, DocumentPackingCollator, EncodedExamples, PaddingCollator
 from lagwise.data.batches import length_step
@@ -28,7 +27,7 @@ def labels(examples: Any, indices: Any) -> list[int]:
 
 class TestBuckets:
     def test_each_epoch_has_every_row_once_and_full_batches(self) -> None:
-        examples = BucketedExamples(rows(45), 4, epochs=2)
+        examples = BucketedExamples(rows(45), 4, 24)
         assert (examples.steps_per_epoch, examples.steps, len(examples)) == (12, 24, 96)
         epochs = [labels(examples, range(start, start + 48)) for start in (0, 48)]
         for epoch in epochs:
@@ -36,7 +35,7 @@ class TestBuckets:
         assert epochs[0] != epochs[1]
 
     def test_batches_have_rows_of_similar_lengths_in_random_order(self) -> None:
-        examples = BucketedExamples(rows(640), 8, epochs=1)
+        examples = BucketedExamples(rows(640), 8, 80)
         lengths = np.array([len(examples[i]["input_ids"]) for i in range(len(examples))]).reshape(-1, 8)
         spread = lengths.max(axis=1) - lengths.min(axis=1)
         assert spread.mean() < 5
@@ -54,16 +53,9 @@ class TestBuckets:
         examples = BucketedExamples(rows(3), 8, steps=2)
         assert set(labels(examples, range(8))) == {0, 1, 2}
 
-    @pytest.mark.parametrize(("epochs", "steps"), [(1.5, 18), (0.01, 1), (3, 36)])
-    def test_epochs_may_be_fractions(self, epochs: float, steps: int) -> None:
-        assert BucketedExamples(rows(45), 4, epochs=epochs).steps == steps
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({}, "either epochs or steps, got epochs None and steps None"),
-            ({"epochs": 1, "steps": 1}, "either epochs or steps"),
-            ({"epochs": 0}, "epochs must be positive, got 0"),
             ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
             ({"steps": 1, "batch_size": 0}, "batch_size must be an integer"),
         ],
@@ -82,11 +74,6 @@ class TestBuckets:
         }
         series = EncodedExamples(datasets.Dataset.from_dict({"input_values": [[[1.0, 2.0]]], "length": [1]}))[0]
         assert {name: value.tolist() for name, value in series.items()} == {"input_values": [[1.0, 2.0]]}
-
-    def test_it_works_in_a_data_loader(self) -> None:
-        examples = BucketedExamples(rows(20), 4, epochs=1)
-        loader = DataLoader(examples, 4, sampler=SequentialSampler(examples), collate_fn=PaddingCollator())
-        assert [len(batch["labels"]) for batch in loader] == [4] * 5
 
 
 class TestPadding:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
+from scipy.io import wavfile
 
-from lagwise.data import open_rows, open_source
+from lagwise.data import RowSource, open_rows, open_source, prepare_labelled
 from lagwise.data.folders import files_below, split_word
-from lagwise.data.image_files import open_images
+from lagwise.data.image_files import open_images, prepare_images
 
 
 def texts(root: Path, *folders: str, count: int = 2) -> str:
@@ -125,3 +130,66 @@ def test_a_title_with_the_word_of_a_split_names_none(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"say which files are train, valid and test.*Dracula"):
             open_source(str(tmp_path))
         (tmp_path / f"{name}.txt").unlink()
+
+
+def put(path: Path, number: int = 0) -> None:
+    """Write a text, a sound or an image."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix.lower() == ".txt":
+        path.write_text(f"{path.name} {number}")
+    elif path.suffix.lower() == ".wav":
+        wavfile.write(path, 8000, np.full(9, number, np.int16))
+    else:
+        Image.fromarray(np.full((4, 4), number, np.uint8)).save(path)
+
+
+def opened(root: Path, what: str) -> RowSource:
+    return open_images(str(root)) if what == "images" else open_rows(str(root))
+
+
+@pytest.mark.parametrize(("what", "suffix"), [("texts", ".txt"), ("sounds", ".wav"), ("images", ".png")])
+class TestFilesThatAreARow:
+    def test_folders_are_splits_and_classes(self, what: str, suffix: str, tmp_path: Path) -> None:
+        for number, place in enumerate(("train/test/0", "train/train/1", "Val/train/2", "Val/test/3")):
+            put(tmp_path / f"{place}{suffix}", number)
+        for hidden in ("__MACOSX/train/x", "Val/test/._3", ".git/x"):
+            put(tmp_path / f"{hidden}{suffix}")
+        (tmp_path / f"Val/train/2{suffix}").rename(tmp_path / f"Val/train/2{suffix.upper()}")
+        source = opened(tmp_path, what)
+        found = {split: rows["label"][:] for split, rows in source.read().items()}
+        assert found == {"train": ["test", "train"], "valid": ["test", "train"]}
+        key = source.key()
+        assert opened(tmp_path, what).key() == key
+        (tmp_path / "train" / "test").rename(tmp_path / "train" / "other")
+        assert opened(tmp_path, what).key() != key
+
+    @pytest.mark.parametrize(
+        ("place", "message"),
+        [
+            ("train/c/", "class folder '.*c' has no {}"),
+            ("test/1", "'.*test/1{}' is in none of their class folders; move it away"),
+            ("extra/a/1", "'.*extra/a/1{}' is in none of their class folders; move it away"),
+        ],
+    )
+    def test_stray_files_and_folders_are_named(
+        self, what: str, suffix: str, place: str, message: str, tmp_path: Path
+    ) -> None:
+        for name in ("train/a/0", "train/b/0"):
+            put(tmp_path / f"{name}{suffix}")
+        if place.endswith("/"):
+            (tmp_path / place).mkdir()
+        else:
+            put(tmp_path / f"{place}{suffix}")
+        with pytest.raises(ValueError, match=message.format(re.escape(what if place.endswith("/") else suffix))):
+            opened(tmp_path, what)
+
+    def test_empty_files_and_folders_of_splits_alone_are_refused(self, what: str, suffix: str, tmp_path: Path) -> None:
+        for number in range(8):
+            put(tmp_path / "data" / ("train", "test")[number % 2] / f"{number}{suffix}", number)
+        reading = {"texts": {"text": "text"}, "sounds": {"text": "file"}, "images": {}}[what]
+        prepare: Any = prepare_images if what == "images" else prepare_labelled
+        with pytest.raises(ValueError, match="the folders 'test', 'train' are named as splits, not as classes"):
+            prepare(opened(tmp_path / "data", what), **reading, cache=tmp_path / "cache", progress=False)
+        (tmp_path / "data" / "test" / f"1{suffix}").write_bytes(b"")
+        with pytest.raises(ValueError, match=f"1{suffix} is empty"):
+            opened(tmp_path / "data", what)

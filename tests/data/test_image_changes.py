@@ -15,9 +15,8 @@ import torch
 from image_folders import arrays, folder_of
 from PIL import Image
 
-from lagwise.data.image_files import open_images
+from lagwise.data.image_files import open_images, prepare_images
 from lagwise.data.images import CHANGES, ImageExamples, ImageReader, Mixing, torchvision_transforms
-from lagwise.data.labelled_images import prepare_images
 
 
 def prepared(tmp_path: Path, side: int = 6) -> Any:

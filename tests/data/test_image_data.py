@@ -16,7 +16,7 @@ import torch
 from image_folders import ROWS, arrays, folder_of
 from PIL import Image
 
-from lagwise.data.image_files import open_images
+from lagwise.data.image_files import open_images, prepare_images
 from lagwise.data.images import (
     ImageExamples,
     ImageReader,
@@ -25,7 +25,6 @@ from lagwise.data.images import (
     decode,
     encode_array,
 )
-from lagwise.data.labelled_images import prepare_images
 
 
 def prepared(name: Path | str, tmp_path: Path, **options):
@@ -62,15 +61,6 @@ def test_one_folder_per_class(tmp_path: Path) -> None:
     assert data.std == pytest.approx(train.std((0, 1, 2)), abs=1e-5)
 
 
-def test_splits_named_by_folders_are_kept(tmp_path: Path) -> None:
-    images, labels = arrays()
-    for split, part in (("train", slice(0, 6)), ("val", slice(6, 8)), ("test", slice(8, 12))):
-        folder_of(tmp_path / "data" / split, images[part], labels[part])
-    data = prepared(tmp_path / "data", tmp_path)
-    assert [len(data.splits[split]) for split in ("train", "valid", "test")] == [6, 2, 4]
-    assert pixels_of(data, "test")[0] == sorted(image.tobytes() for image in images[8:12:2])
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -98,21 +88,6 @@ def test_a_table_with_encoded_images(tmp_path: Path) -> None:
         Dataset.from_dict({"image": column, "label": labels.tolist()}).to_parquet(tmp_path / "p.parquet")
         data = prepared(tmp_path / "p.parquet", tmp_path)
         assert sum(len(rows) for rows in data.splits.values()) == ROWS
-
-
-def test_a_test_set_without_labels_is_skipped(tmp_path: Path) -> None:
-    """Like that of ImageNet on the hub, whose classes are all -1."""
-    from datasets import ClassLabel, Dataset
-
-    images, labels = arrays()
-    (tmp_path / "data").mkdir()
-    for split, values in (("train", labels.tolist()), ("test", [-1] * ROWS)):
-        rows = Dataset.from_dict({"image": [encode_array(image) for image in images], "label": values})
-        rows = rows.cast_column("label", ClassLabel(names=["cat", "dog"]))
-        rows.to_parquet(tmp_path / "data" / f"{split}.parquet")
-    data = prepared(tmp_path / "data", tmp_path)
-    assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 8, "valid": 2, "test": 2}
-    assert data.notes[0] == "test has no labels and is left out"
 
 
 def test_arrays_may_be_compressed(tmp_path: Path) -> None:
@@ -178,12 +153,6 @@ def test_images_are_converted_between_grey_and_colour(tmp_path: Path) -> None:
     assert ImageReader((6, 8), (0.0,), (1.0,))(encode_array(arrays()[0][0]), "it").shape == (1, 6, 8)
 
 
-def test_hidden_files_are_left_out(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "data", *arrays())
-    (root / "cat" / "._04.png").write_bytes(b"of another system")
-    assert sum(len(rows) for rows in prepared(root, tmp_path).splits.values()) == ROWS
-
-
 def test_images_are_rotated_by_their_exif_orientation() -> None:
     file, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = 6
@@ -215,23 +184,6 @@ class TestWrongData:
         self.check(root, tmp_path, r"cat/04\.png is not a readable image")
         (root / "cat" / "04.png").write_bytes(b"")
         self.check(root, tmp_path, "is empty")
-
-    def test_an_empty_class_folder(self, tmp_path: Path) -> None:
-        root = folder_of(tmp_path / "data", *arrays())
-        (root / "horse").mkdir()
-        self.check(root, tmp_path, r"class folder .*horse' has no images")
-
-    def test_files_beside_the_classes_of_a_split(self, tmp_path: Path) -> None:
-        root = folder_of(tmp_path / "data" / "train", *arrays()).parent
-        (root / "test").mkdir()
-        Image.fromarray(arrays()[0][0]).save(root / "test" / "1.png")
-        self.check(root, tmp_path, r"test/1\.png' is in none of their class folders")
-
-    def test_classes_named_as_splits(self, tmp_path: Path) -> None:
-        root = folder_of(tmp_path / "data", *arrays())
-        for number, folder in enumerate(sorted(root.iterdir())):
-            folder.rename(root / f"test_{number}")
-        self.check(root, tmp_path, "the folders 'test_0', .* are named as splits")
 
     def test_one_class_and_too_few_images_are_named_before_they_are_decoded(self, tmp_path: Path) -> None:
         root = folder_of(tmp_path / "data", *arrays())
@@ -296,12 +248,6 @@ class TestWrongData:
         np.savez(tmp_path / "p.npz", **change(*arrays()))
         self.check(tmp_path / "p.npz", tmp_path, message)
 
-    def test_a_folder_of_images_in_other_formats(self, tmp_path: Path) -> None:
-        (tmp_path / "cat").mkdir()
-        (tmp_path / "cat" / "0.heic").write_bytes(b"ftypheic")
-        with pytest.raises(ValueError, match=r"no image \(\.png, .*\) or table .*; 1 file is not read: 1 \.heic"):
-            open_images(str(tmp_path))
-
     def test_a_table_without_images(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("image,label\ncat.png,1\ndog.png,0\n")
         self.check(tmp_path / "t.csv", tmp_path, "holds str, not an encoded image")
@@ -327,13 +273,6 @@ def test_what_a_reader_should_know_is_noted(tmp_path: Path) -> None:
     assert notes[4].startswith("4 of 18 images have several frames, of which the first is read: ")
     assert notes[2].startswith("2 of 2 rows of test are also in train or valid")
     assert notes[3] == "test has no image of 'dog'"
-
-
-def test_the_cache_key_depends_on_classes_and_size(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "data", *arrays())
-    before = open_images(str(root)).key()
-    (root / "dog").rename(root / "fox")
-    assert open_images(str(root)).key() != before
 
 
 def test_arrays_without_images_to_train_on_are_refused(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
-import os
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -314,29 +312,6 @@ class TestCache:
         assert len(set(keys)) == 5
         assert keys[0] == keys[5]
 
-    @pytest.mark.parametrize("damage", ["cut", "gone", "meta"])
-    def test_damaged_cache_files_are_rebuilt(self, source: str, tmp_path: Path, damage: str) -> None:
-        data = prepare(source, cache=tmp_path)
-        expected = data.splits["test"].to_dict()
-        file = data.folder / ("meta.json" if damage == "meta" else "test.arrow")
-        content = file.read_bytes()
-        file.unlink()
-        if damage != "gone":
-            file.write_bytes(content[: len(content) // 2])
-        with pytest.warns(UserWarning, match="damaged"):
-            assert prepare(source, cache=tmp_path).splits["test"].to_dict() == expected
-
-    def test_a_full_disk_leaves_no_files_and_gives_advice(
-        self, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*args: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(labelled_module, "_write", full)
-        with pytest.raises(OSError, match="LAGWISE_CACHE"):
-            prepare(source, cache=tmp_path)
-        assert [file.suffix for file in (tmp_path / "labelleddata").iterdir()] == [".lock"]
-
 
 def test_declared_classes_are_classes(tmp_path: Path) -> None:
     """Sixty classes with numbers for names are not amounts."""
@@ -366,14 +341,6 @@ def test_dates_and_decimals_of_parquet_are_read_as_those_of_csv(tmp_path: Path) 
         assert found.splits["train"]["label"][:] == expected.splits["train"]["label"][:]
 
 
-def test_equal_texts_with_different_numbers_share_a_split(tmp_path: Path) -> None:
-    rows = [{"text": f"text {i % 40}", "label": i / 7} for i in range(120)]
-    data = prepare(write(tmp_path / "rows.jsonl", rows))
-    assert data.kind == "regression"
-    texts = {split: {tuple(row["input_ids"]) for row in rows} for split, rows in data.splits.items()}
-    assert sum(map(len, texts.values())) == 40
-
-
 def test_a_test_file_without_labels_is_named(tmp_path: Path) -> None:
     write(tmp_path / "data" / "train.jsonl", reviews())
     write(tmp_path / "data" / "test.jsonl", [{"text": "no label here"}])
@@ -387,14 +354,6 @@ def test_a_missing_column_tells_that_the_first_line_is_the_header(tmp_path: Path
         prepare(str(tmp_path / "a.csv"))
     with pytest.raises(ValueError, match=r"no column 'text'.*columns: a\)$"):
         prepare(write(tmp_path / "b.jsonl", [{"a": 1}]))
-
-
-def test_rows_of_train_that_are_in_test_are_noted(tmp_path: Path) -> None:
-    write(tmp_path / "data" / "train.jsonl", reviews())
-    write(tmp_path / "data" / "valid.jsonl", reviews(32)[30:])
-    write(tmp_path / "data" / "test.jsonl", [*reviews(4), {"text": "another", "label": "bad"}])
-    data = prepare(str(tmp_path / "data"))
-    assert next(note for note in data.notes if "also" in note).startswith("4 of 5 rows of test are also in train")
 
 
 def test_files_that_are_rows_of_one_folder(tmp_path: Path) -> None:
@@ -513,3 +472,20 @@ def test_a_group_is_in_one_split_and_is_no_input(tmp_path: Path, inputs: str) ->
     assert {split: len({i // 4 for i in each}) for split, each in shown.items()} == {"train": 11, "valid": 2, "test": 2}
     assert sum(map(len, shown.values())) == 60
     assert all(len(each) % 4 == 0 for each in shown.values())
+
+
+def test_separate_texts_each_have_half_of_the_length(tmp_path: Path) -> None:
+    rows = [{"a": f"{i}" * 4, "b": "z" * 9, "label": i % 2} for i in range(10)]
+    path = str(tmp_path / "a.jsonl")
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    joined = prepare_labelled(path, text=["a", "b"], length=9, cache=tmp_path, progress=False)
+    for _ in range(2):  # encoded, then from the cache
+        data = prepare_labelled(path, text=["a", "b"], length=9, separate=True, cache=tmp_path, progress=False)
+        assert data.key != joined.key
+        assert all(row[:4] == row[:1] * 4 and row[4:] == [*b"zzzz"] for row in data.splits["train"]["input_ids"])
+        assert sum(data.cut.values()) == 10
+        encoded = data.encode([{"a": "", "b": "1234567"}, rows[0]])
+        assert encoded["input_ids"][:] == [[256, *b"1234"], [*b"0000zzzz"]]
+        assert encoded["token_type_ids"][:] == [[0] + [1] * 4, [0] * 4 + [1] * 4]
+    with pytest.raises(ValueError, match=r"`separate` is for a pair of texts, got text 'a'"):
+        prepare_labelled(path, text="a", separate=True, cache=tmp_path, progress=False)

@@ -12,9 +12,18 @@ import numpy as np
 import pytest
 
 from lagwise.data import open_rows
-from lagwise.data.augmentation import CHANGES, changed, filtered, stretched
 from lagwise.data.labelled_series import prepare_series
-from lagwise.data.series_windows import LabelledWindows, RandomWindows, WindowCollator, even_windows, step_targets
+from lagwise.data.series_windows import (
+    CHANGES,
+    LabelledWindows,
+    RandomWindows,
+    WindowCollator,
+    changed,
+    even_windows,
+    filtered,
+    step_targets,
+    stretched,
+)
 
 
 def rows(**changes: Any) -> list[dict[str, Any]]:
@@ -238,14 +247,3 @@ def test_positions_of_events_as_whole_floats(tmp_path: Path) -> None:
     assert {"p", "q"} <= set(data.label_names)
     with pytest.raises(ValueError, match=r"event 2 is at 9\.5, which is not an integer"):
         prepared(tmp_path, [*made[:4], {**made[4], "at": [3, 9.5]}], events="at")
-
-
-def test_series_of_train_that_are_in_test_are_noted(tmp_path: Path) -> None:
-    made = rows()
-    for split, records in (("train", made[:4]), ("eval", made[3:])):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, records)))
-    data = prepare_series(open_rows(str(tmp_path)), cache=tmp_path / "cache", progress=False)
-    assert any(note.startswith("1 of 2 rows of test are also in train") for note in data.notes)
-    (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(ValueError, match="it has no series to train on, only test by the names in it"):
-        prepare_series(open_rows(str(tmp_path)), cache=tmp_path / "cache", progress=False)

@@ -1,12 +1,30 @@
-"""Labels as ids of classes or as numbers."""
+"""Labels as ids of classes, numbers, or several a row, in every way to write them; faults are named."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
-from lagwise.data.labels import known_labels, read_labels, several_hint
+from lagwise.data import open_rows, open_series
+from lagwise.data.labelled_rows import read_labelled, rows_to_score
+from lagwise.data.labels import (
+    has_lists,
+    indicator_columns,
+    known_labels,
+    known_several,
+    named_columns,
+    read_labels,
+    read_several,
+    several_hint,
+    strata,
+)
+from lagwise.data.rows import RowSource
+from lagwise.data.splits import split_places
 
 
 class TestLabels:
@@ -106,3 +124,214 @@ def test_labels_that_look_the_same_are_one() -> None:
     assert found.values == {"train": [0, 0, 0, 0, 1], "test": [0, 1]}
     assert "4 spellings of 'caf\u00e9'" in found.reason
     assert known_labels(["caf\u00e9"], ["cafe\u0301", "tea"], str) == [0]  # a model that was trained before
+
+
+ROWS = [("a film", ["long", "dull"]), ("a play", []), ("a song", ["new"]), ("a book", ["dull", "new"])] * 12
+NAMES = ("dull", "long", "new")
+MARKS = [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]] * 12
+
+
+def where(split: str, i: int) -> str:
+    return f"{split} row {i + 1}"
+
+
+def written(folder: Path, form: str) -> tuple[str, dict[str, Any]]:
+    """Files of the same rows in one of several forms, and the options that read them."""
+    texts = [f"{text} {i}" for i, (text, _) in enumerate(ROWS)]
+    if form == "lists":
+        lines = [json.dumps({"text": t, "label": own}) for t, (_, own) in zip(texts, ROWS, strict=True)]
+        (folder / "rows.jsonl").write_text("\n".join(lines))
+        return str(folder / "rows.jsonl"), {}
+    if form == "parquet":
+        Dataset.from_dict({"text": texts, "label": [own for _, own in ROWS]}).to_parquet(folder / "rows.parquet")
+        return str(folder / "rows.parquet"), {}
+    if form == "lists in text":
+        cells = [f'"{own}"' for _, own in ROWS]
+    elif form == "columns":
+        lines = [f"{t},{','.join(str(int(n in own)) for n in NAMES)}" for t, (_, own) in zip(texts, ROWS, strict=True)]
+        (folder / "rows.csv").write_text("\n".join([f"text,{','.join(NAMES)}", *lines]))
+        return str(folder / "rows.csv"), {"kind": "multi_label"}
+    else:
+        cells = [f'"{form.join(own)}"' for _, own in ROWS]
+    (folder / "rows.csv").write_text("text,label\n" + "\n".join(f"{t},{c}" for t, c in zip(texts, cells, strict=True)))
+    return str(folder / "rows.csv"), {"kind": "multi_label"}
+
+
+@pytest.mark.parametrize("form", ["lists", "parquet", "lists in text", "|", "; ", ",", "columns"])
+def test_every_form_is_read_alike(form: str, tmp_path: Path) -> None:
+    name, options = written(tmp_path, form)
+    found = read_labelled(open_rows(name), ("text",), "label", **options)
+    assert found.kind == "multi_label"
+    assert found.label_names == NAMES
+    marks = {}
+    for split, rows in found.splits.items():
+        for text, own in zip(rows["text"], rows["__label__"], strict=True):
+            marks[text] = own
+        assert all(sum(column) for column in zip(*rows["__label__"], strict=True)), f"{split} lacks a label"
+    assert [marks[f"{text} {i}"] for i, (text, _) in enumerate(ROWS)] == MARKS
+    assert sum(found.counts["train"].values()) == sum(map(sum, found.splits["train"]["__label__"]))
+    assert any("have none of the labels" in note for note in found.notes)
+    label = found.label
+    assert rows_to_score(open_rows(name), ("text",), label, NAMES, several=True)[1] == MARKS
+
+
+def test_columns_of_labels_keep_their_order(tmp_path: Path) -> None:
+    name, _ = written(tmp_path, "columns")
+    found = read_labelled(open_rows(name), ("text",), ["new", "dull"])
+    assert found.label_names == ("new", "dull")
+    assert found.kind == "multi_label"
+    with pytest.raises(ValueError, match=r"no column 'label'.*'dull' and 'long', are labels with `kind=multi_label`"):
+        read_labelled(open_rows(name), ("text",), "label")
+    with pytest.raises(ValueError, match=r"2 columns, which are several labels per row, but `kind=regression`"):
+        read_labelled(open_rows(name), ("text",), ["new", "dull"], kind="regression")
+
+
+def test_columns_of_labels_are_found_by_all_rows(tmp_path: Path) -> None:
+    lines = ["text,common,rare,number"]
+    for i in range(1500):
+        lines.append(f"t{i},{i % 2 if i else ''},{int(i > 1450)},{i % 2 + (i > 1400)}")
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    rows = open_rows(str(tmp_path / "rows.csv")).read()["train"]
+    assert indicator_columns(rows, ("text",)) == ["common", "rare"]
+    with pytest.raises(ValueError, match=r"'common' of row 1 is ''; a column of labels has 0 and 1"):
+        read_labelled(open_rows(str(tmp_path / "rows.csv")), ("text",), "label", kind="multi_label")
+
+
+def test_rows_without_labels_are_not_scored() -> None:
+    for cells in ([["a"], None], ["", ""], [None, None]):
+        with pytest.raises(ValueError, match=r"has no labels; remove such rows, or write an empty list, or 0"):
+            known_several(cells, ("a", "b"), lambda i: f"row {i + 1}")
+    assert known_several(["['a']", "", "[]"], ("a", "b"), str) == [[1, 0], [0, 0], [0, 0]]
+
+
+def test_names_between_separators_that_are_taken_for_classes_are_pointed_out(tmp_path: Path) -> None:
+    name, _ = written(tmp_path, "|")
+    with pytest.raises(ValueError, match=r"have no label.*; `kind=multi_label` reads '.*\|.*' as several labels"):
+        read_labelled(open_rows(name), ("text",), "label")
+    assert several_hint(["a", "b", "c"]) == ""
+    assert several_hint(["a|b", "c"]) == ""
+    assert several_hint([1, 2.5, None]) == ""
+
+
+def test_lists_in_text_are_lists(tmp_path: Path) -> None:
+    name, _ = written(tmp_path, "lists in text")
+    found = read_labelled(open_rows(name), ("text",), "label")
+    assert (found.kind, found.label_names, found.reason) == ("multi_label", NAMES, "the labels are lists")
+    assert not has_lists(["[a]", "[b]"])  # names of classes
+    assert not has_lists(["", None])
+
+
+def test_lines_that_are_series_have_several_columns_of_labels(tmp_path: Path) -> None:
+    lines = [f"{i % 2},{i}.5,{2 * i}.5,{i % 3 % 2}" for i in range(40)]
+    (tmp_path / "series.csv").write_text("\n".join(["low,a,b,high", *lines]))
+    source = open_series(str(tmp_path / "series.csv"), ["low", "high"])
+    found = read_labelled(source, ("input_values",), ["low", "high"], values=True)
+    assert (found.kind, found.label_names) == ("multi_label", ("low", "high"))
+    assert source.reading_options() == {"lines": True, "features": ["a", "b"]}
+    with pytest.raises(ValueError, match=r"without those of labels or targets, 'low', 'high', got \['high'\]"):
+        open_series(str(tmp_path / "series.csv"), ["low", "high"], features=["high"])
+
+
+def test_declared_names_of_lists_are_used() -> None:
+    features = Features({"text": Value("string"), "label": Sequence(ClassLabel(names=["b", "a"]))})
+    rows = Dataset.from_dict({"text": [f"t{i}" for i in range(40)], "label": [[0], [0, 1]] * 20}, features=features)
+    found = read_labelled(RowSource("rows", dataset={"train": rows}), ("text",), "label")
+    assert found.label_names == ("b", "a")
+    assert found.counts["train"]["b"] == len(found.splits["train"])
+
+
+def test_vectors_of_0_and_1_are_labels_by_number() -> None:
+    cells = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 0]]).tolist()
+    found = read_several({"train": cells}, where)
+    assert found.names == ("0", "1", "2")
+    assert found.values["train"] == cells
+    assert known_several([[0, 1, 1], [0, 0, 0]], found.names, str) == [[0, 1, 1], [0, 0, 0]]
+    two = read_several({"train": [[0, 1], [1, 0]]}, where)  # of names, every row would have both
+    assert (two.names, two.values["train"]) == (("0", "1"), [[0, 1], [1, 0]])
+    single = read_several({"train": [[0], [1]]}, where)
+    assert (single.names, single.values["train"]) == (("0", "1"), [[1, 0], [0, 1]])
+    numbers = read_several({"train": [[0], [1, 7], [7]]}, where)
+    assert numbers.names == ("0", "1", "7")
+    assert numbers.values["train"] == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
+
+
+def test_one_class_between_separators_of_other_classes_is_not_cut() -> None:
+    assert known_several(["a, b|c", "c", "", None], ("a, b", "c"), str) == [[1, 1], [0, 1], [0, 0], [0, 0]]
+    assert known_several(["a, b"], ("a, b", "c"), str) == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([["a"], None, ["b"]], r"1 of 3 rows have no labels, the first is train row 2.*empty list"),
+        ([["a"], "b", ["b"]], r"labels of train row 2 are 'b', not a list"),
+        ([["a"], [["b"]], ["b"]], r"labels of train row 2 are \[\['b'\]\]; a list has names or numbers"),
+        ([["a"], ["a"], []], r"the only label is 'a'"),
+        ([[], [], []], r"no row has a label"),
+    ],
+)
+def test_faults_are_named(cells: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_several({"train": cells}, where)
+
+
+def test_labels_that_train_lacks_are_named() -> None:
+    with pytest.raises(ValueError, match=r"label 'c' of test row 2 does not occur in train"):
+        read_several({"train": [["a"], ["b"]], "test": [["a"], ["c"]]}, where)
+    with pytest.raises(ValueError, match=r"no row of train has the label 'b'"):
+        read_several({"train": [["a"], []]}, where, ["a", "b"])
+    with pytest.raises(ValueError, match=r"the label 'c' of 1 is none that the model knows \(a, b\)"):
+        known_several([["a"], ["c"]], ("a", "b"), str)
+    with pytest.raises(ValueError, match=r"the labels of 0 are 3, not a list"):
+        known_several([3], ("a", "b"), str)
+
+
+def test_columns_have_0_and_1() -> None:
+    assert named_columns({"a": [1, 0.0, True], "b": ["0", "1", "FALSE"]}, str) == [["a"], ["b"], ["a"]]
+    assert named_columns({"a": [None], "b": [""]}, str) == [None]
+    with pytest.raises(ValueError, match=r"'b' of 1 is 2; a column of labels has 0 and 1"):
+        named_columns({"a": [1, 0], "b": [0, 2]}, str)
+    with pytest.raises(ValueError, match=r"'b' of 0 is None"):
+        named_columns({"a": [1], "b": [None]}, str)
+
+
+def test_rows_are_divided_by_their_rarest_label() -> None:
+    rows = [[1, 0]] * 6 + [[1, 1]] * 4 + [[0, 0]] * 5
+    assert strata(rows, 4) == [0] * 6 + [1] * 4 + [None] * 5
+    assert strata(rows, 5) == [0] * 6 + [None] * 9
+
+
+@pytest.mark.parametrize("texts", [["lone"], ["same"] * 30])
+def test_too_few_rows_without_labels_are_trained(texts: list[str]) -> None:
+    """One row, or many with the same text, cannot be in all three splits."""
+    rows = Dataset.from_dict({"text": [*map(str, range(20)), *texts], "label": [[1]] * 20 + [[0]] * len(texts)})
+    places = split_places({"train": rows}, "label", kinds=strata(rows["label"][:], 6))
+    assert {split: len(own or []) for split, (_, own) in places.items()} == {
+        "train": 16 + len(texts),
+        "valid": 2,
+        "test": 2,
+    }
+    with pytest.raises(ValueError, match=r"1 of None"):
+        split_places({"train": Dataset.from_dict(rows[20:21])}, "label", kinds=[None])
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ";"), ("a.tsv", "\t"), ("a.csv", "|")])
+def test_labels_between_commas_are_no_numbers(name: str, mark: str, tmp_path: Path) -> None:
+    rows = [f"row {i}{mark}{('1,2', '2,3', '3')[i % 3]}" for i in range(60)]
+    (tmp_path / name).write_text("\n".join([f"text{mark}label", *rows]))
+    source = open_rows(str(tmp_path / name))
+    found = read_labelled(source, ("text",), "label", kind="multi_label")
+    assert found.label_names == ("1", "2", "3")
+    assert {*map(tuple, found.splits["train"]["__label__"][:])} == {(1, 1, 0), (0, 1, 1), (0, 0, 1)}
+    _, labels = rows_to_score(source, ("text",), "label", found.label_names, several=True)
+    assert labels[:3] == [[1, 1, 0], [0, 1, 1], [0, 0, 1]]
+    amounts = read_labelled(source, ("text",), "label")
+    assert amounts.kind == "regression"
+    assert any("'1,2' are read as numbers" in note for note in amounts.notes)
+
+
+def test_amounts_with_decimal_commas_have_no_note_of_several_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text;label\n" + "".join(f"row {i};{i},5\n" for i in range(60)))
+    found = read_labelled(open_rows(str(tmp_path / "a.csv")), ("text",), "label")
+    assert found.kind == "regression"
+    assert not any("comma" in note for note in found.notes)

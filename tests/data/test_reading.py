@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise.data import load_tokenizer, open_rows, read_documents, reading
+from lagwise.data import load_tokenizer, open_rows, reading
+from lagwise.data.sources import document_parts
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.loading import save_tokenizer
 from lagwise.training import load_recipe
@@ -36,7 +37,7 @@ def test_a_byte_order_mark_tells_the_encoding(encoding: str, tmp_path: Path) -> 
     source = open_rows(str(path))
     assert (source.columns, source.read()["train"]["text"][:]) == (("text",), ["größe", "b"])
     with pytest.raises(ValueError, match=f"is {encoding.upper()}, not UTF-8; convert it"):
-        list(read_documents(path))
+        [*map("".join, document_parts(path))]
     with pytest.raises(ValueError, match="is not valid UTF"):
         reading.decoded("größe".encode(encoding)[:-1], Path("a.txt"))
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from lagwise.data import RowSource, open_rows
+from lagwise.data import open_rows
 
 TABLE = {"text": ["plain", 'a "quoted" word', "two\nlines, and a comma", "größe → 日本"], "label": ["b", "a", "b", "a"]}
 
@@ -64,10 +64,6 @@ class TestFiles:
         assert read(path) == {"text": ["ja, gut", "a\r\nb"], "label": ["1", "0"]}
         path.write_text(",text\n0,a\n")
         assert read(path) == {"Unnamed: 0": ["0"], "text": ["a"]}
-
-    def test_long_fields(self, tmp_path: Path) -> None:
-        (tmp_path / "a.csv").write_text("text\n" + "x" * 200_000)
-        assert len(read(tmp_path / "a.csv")["text"][0]) == 200_000
 
     def test_quotes_are_ordinary_characters_in_tsv(self, tmp_path: Path) -> None:
         """In GLUE an opening quote in the first field would otherwise consume the rest of the row."""
@@ -188,19 +184,3 @@ class TestFolders:
         assert len(prints) == 2
         write(tmp_path / "a" / "test.csv", {"text": ["2"]})
         assert open_rows(str(tmp_path / "a")).key() not in prints
-
-    def test_hub_data_sets_by_name(self, tmp_path: Path) -> None:
-        """A folder stands in for the hub, since `datasets` loads both by name."""
-        for split in ("train", "validation"):
-            write(tmp_path / f"{split}.jsonl", {"text": [split], "label": [1]})
-        source = open_rows(f"hub:{tmp_path}")
-        assert (source.split_names, source.columns) == (("train", "valid"), ("text", "label"))
-        assert {s: rows["text"][:] for s, rows in source.read(["text"]).items()} == {
-            "train": ["train"],
-            "valid": ["validation"],
-        }
-        assert source.key() == open_rows(f"hub:{tmp_path}").key()
-
-
-def test_a_source_names_its_splits_in_order() -> None:
-    assert RowSource("x", {"test": [], "train": []}).split_names == ("train", "test")

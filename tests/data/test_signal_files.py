@@ -15,8 +15,7 @@ from scipy.io import wavfile
 
 from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows
 from lagwise.data.signal_files import open_inputs, open_signals
-from lagwise.data.signal_pairs import prepare_signals
-from lagwise.data.signal_windows import Damage, WholeSignals, power
+from lagwise.data.signals import Damage, WholeSignals, power, prepare_signals
 
 
 def sounds(root: Path, names: Mapping[str, tuple[int, int]] | list[str], *, channels: int = 1) -> Path:
@@ -187,19 +186,6 @@ def test_infinite_and_absent_values_are_named(tmp_path: Path) -> None:
         np.savez(tmp_path / "rows.npz", input_values=np.asarray([values] * 4), target=np.ones((4, 3)))
         with pytest.raises(ValueError, match=message):
             prepare_signals(open_signals(str(tmp_path / "rows.npz")), progress=False)
-
-
-def test_equal_signals_share_a_split(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).normal(size=(12, 9)).astype(np.float32)
-    values[6:] = values[:6]
-    np.savez(tmp_path / "rows.npz", input_values=values, target=values)
-    pairs = prepare_signals(open_signals(str(tmp_path / "rows.npz")), progress=False)
-    content = {
-        s: {r.tobytes() for r, _ in map(WholeSignals(pairs, s, Damage()).read, range(len(rows)))}
-        for s, rows in pairs.splits.items()
-    }
-    assert sum(map(len, content.values())) == 6
-    assert not content["train"] & (content["valid"] | content["test"])
 
 
 def noise_and_waves(tmp_path: Path) -> tuple[WholeSignals, Damage]:

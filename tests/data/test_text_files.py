@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -46,21 +45,6 @@ class TestClassFolders:
         assert bytes(first["input_ids"]).decode() == "test neg 0: größe"
         assert first["label"] == 0
 
-    def test_folders_without_splits(self, tmp_path: Path) -> None:
-        for word in ("a", "b"):
-            write(tmp_path / word / "1.txt", word)
-        write(tmp_path / "notes.txt", "not a row")
-        rows = open_rows(str(tmp_path)).read()
-        assert {split: table["label"][:] for split, table in rows.items()} == {"train": ["a", "b"]}
-
-    def test_a_moved_text_changes_the_key(self, tmp_path: Path) -> None:
-        write(tmp_path / "a" / "1.txt", "x")
-        write(tmp_path / "b" / "2.txt", "y")
-        before = open_rows(str(tmp_path)).key()
-        (tmp_path / "a" / "1.txt").rename(tmp_path / "b" / "1.txt")
-        (tmp_path / "a").rmdir()
-        assert open_rows(str(tmp_path)).key() != before
-
     def test_texts_beside_tables_are_no_rows(self, tmp_path: Path) -> None:
         write(tmp_path / "rows.csv", "text,label\nx,a\ny,b\n")
         write(tmp_path / "a" / "about.txt", "not a row")
@@ -73,16 +57,6 @@ class TestClassFolders:
 
 
 class TestErrors:
-    def test_an_empty_class(self, imdb: Path) -> None:
-        (imdb / "test" / "mixed").mkdir()
-        with pytest.raises(ValueError, match=r"class folder '.*mixed' has no texts"):
-            open_rows(str(imdb))
-
-    def test_an_empty_text(self, imdb: Path) -> None:
-        (imdb / "test" / "pos" / "3_7.txt").write_text("")
-        with pytest.raises(ValueError, match=r"pos/3_7\.txt is empty"):
-            open_rows(str(imdb))
-
     def test_a_text_that_is_not_utf8(self, imdb: Path) -> None:
         (imdb / "test" / "pos" / "3_7.txt").write_bytes(b"gr\xf6sse")
         with pytest.raises(ValueError, match=r"3_7\.txt is not UTF-8"):
@@ -91,23 +65,6 @@ class TestErrors:
     def test_one_text_is_no_table(self, imdb: Path) -> None:
         with pytest.raises(ValueError, match=r"1_7\.txt' is one text, .*; texts can be in a folder for each class"):
             open_rows(str(imdb / "train" / "pos" / "1_7.txt"))
-
-    def test_only_folders_of_splits(self, tmp_path: Path) -> None:
-        for split in ("train", "test"):
-            write(tmp_path / split / "1.txt", split)
-        with pytest.raises(ValueError, match="named as splits, not as classes; put the files of each class"):
-            prepare_labelled(str(tmp_path), progress=False, cache=tmp_path / "cache")
-
-    def test_a_flat_test_set_is_not_left_out(self, imdb: Path) -> None:
-        shutil.rmtree(imdb / "test")
-        write(imdb / "test" / "1.txt", "no label")
-        with pytest.raises(ValueError, match=r"'.*test/1\.txt' is in none of their class folders; move it away"):
-            open_rows(str(imdb))
-
-    def test_a_folder_beside_the_splits(self, imdb: Path) -> None:
-        write(imdb / "extra" / "pos" / "1.txt", "x")
-        with pytest.raises(ValueError, match=r"'.*extra/pos/1\.txt' is in none of their class folders; move it away"):
-            open_rows(str(imdb))
 
     def test_tables_that_hide_texts_are_reported(self, imdb: Path) -> None:
         write(imdb / "predicted.csv", "text,label\nx,a\ny,b\n")

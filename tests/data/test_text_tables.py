@@ -1,4 +1,4 @@
-"""Tables in text files: encodings, separators, lines that are no rows, and numbers."""
+"""Tables in text files: numbers, encodings, separators and lines that are no rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,78 @@ import pyarrow as pa
 import pytest
 
 from lagwise.data import open_rows, open_series, open_source
+from lagwise.data.numbers import count_up, decimal_separator, to_floats, with_points
+from lagwise.data.sample_times import read_times
 from lagwise.data.text_tables import TextTable, is_data, read_head, read_text_table
 from lagwise.forecasting import read_series
+
+
+def read(texts: list[str], usual: str | None) -> list[float]:
+    values, wrong = to_floats(texts, decimal_separator([texts], usual))
+    assert wrong is None
+    return values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("texts", "usual", "numbers"),
+    [
+        (["987", "1.000", "1.013"], ",", [987, 1000, 1013]),
+        (["987", "1,000", "1,013"], ".", [987, 1000, 1013]),
+        (["987", "1,000", "1,013"], ",", [987, 1000, 1013]),
+        (["1.013,5", "1.014", "3"], ",", [1013.5, 1014, 3]),
+        (["1,013.5", "1,014", "3"], ".", [1013.5, 1014, 3]),
+        (["1.234.567", "1.013"], ",", [1234567, 1013]),
+        (["0.5", "1.013", "2"], ",", [0.5, 1.013, 2]),
+        (["0,5", "1,013", "2"], ",", [0.5, 1.013, 2]),
+        (["1.013", "1.250"], ".", [1.013, 1.25]),
+        (["1,013", "1,250"], ",", [1.013, 1.25]),
+        (["1 013,5", "7\u00a0000", "12"], ",", [1013.5, 7000, 12]),
+        (["1'013", "987"], ".", [1013, 987]),
+        (["987", "1,013"], None, [987, 1013]),
+        (["1,5", "1.013,25", "NA"], None, [1.5, 1013.25, None]),
+        (["\u22121.5", "-2", "+3", "1e5", "2.5E-3"], ".", [-1.5, -2, 3, 1e5, 2.5e-3]),
+    ],
+)
+def test_separators(texts: list[str], usual: str, numbers: list[float | None]) -> None:
+    np.testing.assert_array_equal(read(texts, usual), np.array(numbers, dtype=float))
+
+
+def test_numbers_that_may_be_read_in_two_ways_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"such as '1.013' may be thousands or have three decimals"):
+        read(["1.013", "1.250"], ",")
+    with pytest.raises(ValueError, match=r"such as '1.55' and '1,5'"):
+        read(["1,5", "1.55"], ",")
+    with pytest.raises(ValueError, match=r"such as '2,853' may be thousands"):
+        read(["6", "2,853"], None)  # between tabs
+    assert to_floats(["1.5", "1,2,3", "x"], ".")[1] == 1
+
+
+def test_text_is_read_to_the_last_digit() -> None:
+    values = np.random.default_rng(0).normal(size=200) * 10.0 ** np.arange(-100, 100)
+    assert read([repr(float(value)) for value in values], ".") == values.tolist()
+
+
+def test_cells_are_rewritten_only_where_all_are_numbers() -> None:
+    assert with_points(["1,5", "", "1.013,25"], ",") == ["1.5", "", "1013.25"]
+    for cells in (["1,5", "a"], ["1.5", "2"], ["1,2,3", "2,3,4"], []):
+        assert with_points(cells, ",") is cells
+    assert with_points(["1,5"], ".") == ["1,5"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["0", "1", "2"], True),
+        (["1", "2"], True),
+        (["2", "3"], False),
+        (["0", "2"], False),
+        (["a"], False),
+        ([], False),
+    ],
+)
+def test_columns_that_count(cells: list[str], expected: bool) -> None:
+    assert count_up(cells) is expected
+
 
 ROWS = "text,label\ngröße,a\nnaïve,b\n"
 COLUMNS = {"text": ["größe", "naïve"], "label": ["a", "b"]}
@@ -24,15 +94,6 @@ COLUMNS = {"text": ["größe", "naïve"], "label": ["a", "b"]}
 def write(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
-def test_encodings_with_a_mark_and_separators_are_found(tmp_path: Path, encoding: str, mark: str) -> None:
-    path = write(tmp_path / "a.csv", ROWS.replace(",", mark).encode(encoding))
-    table = read_text_table(path)
-    assert (table.columns, table.separator, table.lines) == (COLUMNS, mark, [2, 3])
-    assert read_head(path).names == ["text", "label"]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +144,11 @@ def test_a_line_for_excel_names_the_separator(tmp_path: Path, first: str) -> Non
         read_text_table(path).numbers("a, b")
 
 
+def test_lines_and_separators_are_kept(tmp_path: Path) -> None:
+    table = read_text_table(write(tmp_path / "a.csv", ROWS.replace(",", "|").encode("utf-32")))
+    assert (table.columns, table.separator, table.lines) == (COLUMNS, "|", [2, 3])
+
+
 def test_separators_in_quotes_do_not_count(tmp_path: Path) -> None:
     assert read_text_table(write(tmp_path / "a.csv", '"a, b, c";y\n1;2\n')).names == ["a, b, c", "y"]
 
@@ -125,40 +191,6 @@ def test_lines_that_are_no_rows_are_named(tmp_path: Path, text: str, message: st
 )
 def test_headers_that_look_like_rows(header: list[str], expected: bool) -> None:
     assert is_data(header) is expected
-
-
-@pytest.mark.parametrize(
-    ("cells", "separator", "expected"),
-    [
-        (["1.5", "-2", "1e3"], ",", [1.5, -2, 1000]),
-        (["1,5", "2"], ";", [1.5, 2]),
-        (["1.234,5", "1.000", "7"], ";", [1234.5, 1000, 7]),
-        (["987", "1.000", "1.013"], ";", [987, 1000, 1013]),
-        (["1.5", "1.013", "2"], ";", [1.5, 1.013, 2]),
-        (["0.125", "1.013", "2"], ";", [0.125, 1.013, 2]),
-        (["1.013", "987"], ",", [1.013, 987]),
-        (["1,234", "987", "1,234,567.5"], ",", [1234, 987, 1234567.5]),
-        (["1,5", "2,25"], "\t", [1.5, 2.25]),
-        (["1,234"], ";", [1.234]),
-        (["", ".", "-", "NA", "n/a", "NaN", "null", "?", "5"], ",", [np.nan] * 8 + [5]),
-        ([".", "1.000", "987"], ";", [np.nan, 1000, 987]),
-    ],
-)
-def test_numbers_as_people_write_them(cells: list[str], separator: str, expected: list[float]) -> None:
-    table = TextTable(Path("a.csv"), {"x": cells}, list(range(2, 2 + len(cells))), separator)
-    np.testing.assert_array_equal(table.numbers("x")[:, 0], expected)
-
-
-def test_a_comma_that_can_mean_two_things_is_refused() -> None:
-    for cells, value in ((["1,013", "2"], None), (["1,013", "2,5"], 1.013), (["1,013", "1,000,000"], 1013)):
-        table = TextTable(Path("a.tsv"), {"x": cells}, [2, 3], "\t")
-        if value is not None:
-            assert table.numbers("x")[0, 0] == value
-            continue
-        with pytest.raises(
-            ValueError, match=r"a\.tsv: numbers such as '1,013' may be thousands or have three decimals"
-        ):
-            table.numbers("x")
 
 
 def test_units_and_totals_are_named(tmp_path: Path) -> None:
@@ -259,3 +291,27 @@ def test_cells_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert rows["name"][:] == ["1,5 m", "x", "y"]
     assert rows["text"][0] == "fine, so"
     assert rows["codes"][:] == ["1,2,3", "4,5,6", ""]
+
+
+@pytest.mark.parametrize(
+    ("cells", "steps"),
+    [
+        (["0,5", "2", "3,5"], [1.5, 1.5]),
+        (["2024-05-31 23:59:00", "2024-06-01", "2024-06-01T00:00:30Z"], None),
+        (["2024-05-31 23:59:00", "2024-06-01", "2024-06-01T00:00:30"], [60, 30]),
+        (["2024-05-31T23:59:00+02:00", "2024-05-31T22:59:30+00:00"], [3630]),
+        (["01.03.2024 12:00", "01.03.2024 12:01"], [60]),
+        (["31.01.2024", "1.2.2024", "3.2.2024"], [86400, 2 * 86400]),
+        (["1/2/2024", "2/1/2024"], [30 * 86400]),
+        (["1/2/2024", "2/3/2024"], None),
+        (["3 May 2024 8:00 pm", "3 May 2024 8:00:05 pm"], [5]),
+        (["2024-05-31", "later"], None),
+    ],
+)
+def test_times_of_samples(cells: list[str], steps: list[float] | None) -> None:
+    table = TextTable(Path("a.csv"), {"t": cells}, [*range(2, 2 + len(cells))], ";")
+    if steps is None:
+        with pytest.raises(ValueError, match=r"a\.csv.* `time` names a column of numbers, or of dates such as"):
+            read_times(table, "t")
+    else:
+        np.testing.assert_allclose(np.diff(read_times(table, "t")), steps)

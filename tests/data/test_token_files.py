@@ -17,7 +17,6 @@ import pytest
 from lagwise.data import TrainingWindows, load_tokenizer, open_source, prepare
 from lagwise.data import tokens as tokens_module
 from lagwise.data.tokenizers import pieces
-from lagwise.files import lock
 
 
 class TestTokenFiles:
@@ -82,15 +81,6 @@ class TestTokenFiles:
         assert again.text_bytes == whole.text_bytes
         assert {split: ids.tolist() for split, ids in again.splits.items()} == expected
 
-    def test_leftover_files_of_a_killed_process_are_removed(self, tmp_path: Path, text_file: Path) -> None:
-        dead, alive = (tmp_path / "tokens" / f".saving-{name}" for name in ("dead", "alive"))
-        for folder in (dead, alive):
-            folder.mkdir(parents=True)
-        with lock(tmp_path / "tokens" / "alive.lock"):
-            prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
-        assert alive.is_dir()
-        assert not dead.exists()
-
     def test_two_processes_encode_a_text_once(
         self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -102,13 +92,6 @@ class TestTokenFiles:
             one, other = (task.result() for task in tasks)
         assert one.folder == other.folder
         assert len(calls) == 1
-
-    def test_changed_text_is_encoded_again(self, tmp_path: Path) -> None:
-        path, text = tmp_path / "a.txt", "A line of text.\n" * 200
-        path.write_text(text)
-        before = prepare(str(path), "bytes", progress=False).folder
-        path.write_text(text.replace("text", "test"))
-        assert prepare(str(path), "bytes", progress=False).folder != before
 
     def test_a_full_disk_leaves_no_files_and_gives_advice(
         self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch

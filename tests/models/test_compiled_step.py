@@ -70,7 +70,7 @@ def replayed(warm: Callable[[], Any], run: Callable[[], torch.Tensor], device: A
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("form", [Plain, Graph])
+@pytest.mark.parametrize("form", [pytest.param(Plain, marks=pytest.mark.cpu), Graph])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_streams_switch_between_the_model_and_its_step(kind: str, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_streams_switch_between_the_model_and_its_step(kind: str, form: Any, mon
     assert step.runs == 74
 
 
-@pytest.mark.real_device
+@pytest.mark.cpu
 @torch.no_grad()
 def test_generating_and_sessions_use_it() -> None:
     model, ids = tiny_step("mega-lm"), torch.randint(258, (1, 9))
@@ -122,7 +122,7 @@ def test_generating_and_sessions_use_it() -> None:
     assert (one.runs, two.runs) == (20, 11)
 
 
-@pytest.mark.real_device
+@pytest.mark.cpu
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
@@ -155,6 +155,7 @@ def test_a_step_of_any_batch_size_in_sessions(kind: str) -> None:
     assert in_any.runs == steps + 1
 
 
+@pytest.mark.cpu
 @torch.no_grad()
 def test_beam_search_reorders_states() -> None:
     model, ids = tiny_step("mega-lm"), torch.randint(258, (2, 9))
@@ -165,6 +166,7 @@ def test_beam_search_reorders_states() -> None:
     assert step.runs == 19
 
 
+@pytest.mark.cpu
 @torch.no_grad()
 def test_weights_may_change_between_streams() -> None:
     model, ids = tiny_step("converted"), torch.randint(258, (1, 20))
@@ -192,6 +194,7 @@ def test_compiled_code_is_of_one_configuration(monkeypatch: pytest.MonkeyPatch, 
     torch.testing.assert_close(logits, model(ids).logits[:, 10:])
 
 
+@pytest.mark.cpu
 @torch.no_grad()
 def test_unsupported_calls_use_the_model() -> None:
     """Errors, gradients, hidden states and other batch sizes; copies of the model have no steps."""
@@ -330,6 +333,7 @@ def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         tiny("mega-lm").compile_step()
 
 
+@pytest.mark.cpu
 def test_sources_of_a_model_are_those_of_its_parts() -> None:
     digests = source_digests(tiny_step("family"))
     for name in ("ops.precision", "ops.toeplitz.spectral", "models.step", "mixers.short_conv"):
@@ -339,6 +343,7 @@ def test_sources_of_a_model_are_those_of_its_parts() -> None:
     assert not [name for name in digests if name.startswith(("lagwise.data", "lagwise.cli", "json", "torch."))]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("changed", ["own", "own.scale", "beside"])
 def test_a_change_of_a_users_sources_changes_their_digest(
     changed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -367,6 +372,7 @@ def test_a_change_of_a_users_sources_changes_their_digest(
     assert [each for each in after if after[each] != before[each]] == [name]
 
 
+@pytest.mark.cpu
 def test_a_class_without_a_source_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("mega-lm")
     monkeypatch.setattr(type(model.model.layers[0]), "__module__", "no_such_module")
@@ -374,6 +380,7 @@ def test_a_class_without_a_source_is_not_compiled(monkeypatch: pytest.MonkeyPatc
         model.compile_step(cached=True)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("changed", [None, "class", "function", "value", "other"])
 def test_a_change_of_a_notebook_changes_the_digest_of_the_classes_that_use_it(
     changed: str | None, monkeypatch: pytest.MonkeyPatch

@@ -32,7 +32,7 @@ def _compiled() -> None:
 @contextlib.contextmanager
 def without_loops() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "serves", lambda *_: False)
+        patch.setattr(native, "serves", lambda *_, **__: False)
         yield
 
 

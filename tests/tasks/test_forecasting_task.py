@@ -13,7 +13,7 @@ import pytest
 from every_task import recipe
 
 from lagwise.data.options import DataOptions
-from lagwise.data.row_writing import write_rows
+from lagwise.data.writing import write_rows
 from lagwise.runs import predict_run
 from lagwise.tasks.forecasting import Forecasting, SeriesParts, Windows
 from lagwise.training import train

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.data.carried import CarriedPieces
+from lagwise.data.examples import CarriedPieces
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.training import Recipe, load_recipe, make_task, train
 from lagwise.training.carrying import CarriedStates, check_carried

@@ -16,7 +16,7 @@ from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.options import DataOptions
 from lagwise.data.row_files import read_table
-from lagwise.data.split_files import write_text_split
+from lagwise.data.writing import write_text_split
 from lagwise.runs import predict_run
 from lagwise.tasks import TASKS
 from lagwise.training import load_recipe, make_task, train

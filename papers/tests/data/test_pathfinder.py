@@ -15,8 +15,7 @@ from scipy.spatial.distance import cdist
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from lagwise.data.image_files import open_images
-from lagwise.data.labelled_images import prepare_images
+from lagwise.data.image_files import open_images, prepare_images
 from lagwise_papers.data import pathfinder
 from lagwise_papers.data.generated import generate
 from lagwise_papers.data.pathfinder import CONTOUR, DISTRACTOR, PARAMETERS

@@ -55,7 +55,7 @@ def predict(
     if source == "-" or text == ["-"]:
         raise typer.BadParameter("leave out --data and --text to read lines of standard input")
     with quick_imports():
-        from lagwise.data.row_writing import rows_as_csv
+        from lagwise.data.writing import rows_as_csv
         from lagwise.runs import predict_run
         from lagwise.runs.evaluate import open_run
         from lagwise.runs.predict import check_output, save_predictions

@@ -18,11 +18,10 @@ from lagwise.data.labelled_rows import (
     label_columns,
     read_labelled,
 )
-from lagwise.data.labels import KINDS
+from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.published import TOKENIZERS
 from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import load_tokenizer
 from lagwise.data.tokens import content_key

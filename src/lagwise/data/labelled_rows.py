@@ -16,19 +16,22 @@ import lagwise.data.arrow as pa
 from lagwise.data.arrays import SERIES
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
-from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
-from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
-from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records
-from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
-from lagwise.data.several_labels import (
+from lagwise.data.labels import (
     MULTI_LABEL,
+    Labels,
+    alike_note,
     has_lists,
     indicator_columns,
+    known_labels,
     known_several,
     named_columns,
+    read_labels,
     read_several,
     strata,
 )
+from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
+from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records
+from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
 from lagwise.data.sources import chat_hint
 from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
 from lagwise.data.text_tables import read_text_table
@@ -120,8 +123,7 @@ def read_labelled(
                     f"{place} has no column {alone!r}, without which it cannot be scored; add it, or move the file "
                     "away and use lagwise predict for it"
                 )
-            hint = _several_hint(rows, columns) if "label" in absent.values() else ""
-            raise ValueError(_no_column(absent, rows.column_names, place, source.has_headers) + hint)
+            raise ValueError(_no_column(absent, rows, columns, place, source.has_headers))
 
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if named == ("train",) else f"{split} row {row + 1}"
@@ -135,7 +137,10 @@ def read_labelled(
                 raise ValueError(_one_folder(tables, label, source))
         labels, commas = _labels(tables, label, kind, where, in_folders, source.usual_decimal)
         features, gaps = _check_inputs(tables, columns, values, where)
-        rates = _rates(tables) if values and source.any_rate and source.has_sounds else ()
+        hertz: set[int] = set()
+        if values and source.any_rate and all(RATE in rows.column_names for rows in tables.values()):
+            hertz = {rate for rows in tables.values() for rate in rows[RATE][:]}
+        rates = tuple(sorted(hertz)) if len(hertz) > 1 else ()
         found = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels, group=group)
         notes = (*reading, *found.notes, *commas)
     except ValueError as error:
@@ -153,14 +158,6 @@ def _commas_note(cells: Sequence[str]) -> list[str]:
     return [
         f"labels such as {first!r} are read as numbers with a decimal comma; `kind=multi_label` reads several labels"
     ]
-
-
-def _rates(tables: Mapping[str, Dataset]) -> tuple[int, ...]:
-    """The sampling rates of sounds where they have several, from the lowest."""
-    if not all(RATE in rows.column_names for rows in tables.values()):
-        return ()
-    found = sorted({rate for rows in tables.values() for rate in rows[RATE][:]})
-    return tuple(found) if len(found) > 1 else ()
 
 
 def split_labelled(
@@ -246,28 +243,22 @@ def label_columns(label: str | list[str]) -> tuple[str, ...]:
     return (label,) if isinstance(label, str) else tuple(label)
 
 
-def _several_hint(rows: Dataset, columns: Sequence[str]) -> str:
-    """Say what to do if a table has columns of 0 and 1 instead of a column of labels."""
-    found = indicator_columns(rows, columns)
-    if len(found) < 2:
-        return ""
-    return f"; columns of 0 and 1, such as {found[0]!r} and {found[1]!r}, are labels with `kind={MULTI_LABEL}`"
-
-
 def _of(split: str, named: Sequence[str]) -> str:
     return "" if tuple(named) == ("train",) else f"{split} of "
 
 
-def _no_column(absent: Mapping[str, str], columns: Sequence[str], where: str, headers: bool) -> str:
-    """The message about columns that a table does not have; absent: the options that name them, ``text`` or
-    ``label``."""
-    hints = []
+def _no_column(absent: Mapping[str, str], rows: Dataset, inputs: Sequence[str], where: str, headers: bool) -> str:
+    """The message about columns that a table does not have; absent: the options that name them, such as ``text``."""
+    columns, hints = rows.column_names, []
     for name, what in absent.items():
         near = difflib.get_close_matches(name, columns, n=1)
         hints.append(f"did you mean `{what}={near[0]}`?" if near else f"name the right one with `{what}=COLUMN`")
+    found = indicator_columns(rows, inputs) if "label" in absent.values() else []
+    several = " and ".join(map(repr, found[:2]))
+    hint = f"; columns of 0 and 1, such as {several}, are labels with `kind={MULTI_LABEL}`" if len(found) > 1 else ""
     return (
         f"{where} has no column {' and no column '.join(map(repr, absent))}; {', '.join(dict.fromkeys(hints))} "
-        f"(columns: {_list_names(columns)}){chat_hint(columns) or _first_line(headers)}"
+        f"(columns: {_list_names(columns)}){chat_hint(columns) or _first_line(headers)}{hint}"
     )
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import is_list, list_column
+from lagwise.data.batches import IGNORED
 from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, is_missing, known_labels, read_labels
-from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
 from lagwise.data.rows import RowSource
 from lagwise.data.splits import SPLITS, Share, shared_rows, split_series
@@ -236,7 +236,7 @@ def write_parts(
                 length = len(arrays[0])
                 cut = [array[round(start * length) : round(end * length)] for array in arrays]
                 if not len(cut[0]):
-                    raise ValueError(f"{what} of {length} samples are too short to be cut into train, valid and test")
+                    raise ValueError(f"a {what} of {length} samples is too short to be cut into train, valid and test")
                 columns = [list_column([array], kind) for array, kind in zip(cut, kinds.values(), strict=True)]
                 columns.append(pa.array([len(cut[0])], pa.int32()))
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))

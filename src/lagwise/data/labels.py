@@ -1,7 +1,8 @@
-"""The labels of a table: names of classes or numbers, and the label of each row."""
+"""The labels of a table: names of classes, numbers, or several names a row, and the label of each row."""
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import unicodedata
@@ -11,15 +12,24 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from lagwise.data.numbers import MISSING
 from lagwise.tables import known
 
-KINDS = ("auto", "classification", "regression", "multi_label")
+MULTI_LABEL = "multi_label"
+KINDS = ("auto", "classification", "regression", MULTI_LABEL)
 SEPARATORS = ("|", ";", ",")  # marks between several labels in a text
 _MAX_INTEGER_CLASSES = 50  # more different integers are amounts, not classes
 _ZERO_WIDTH = re.compile("[\u200b\u2060\ufeff]")  # a space, a joiner and a byte order mark that are not seen
+_CODE = re.compile(r"0\d+")  # digits that begin with a zero, which numbers do not keep
+_ON, _OFF = ("1", "true"), ("0", "false")
+_SAMPLE_ROWS = 1000  # rows that mostly show that a column is not one of 0 and 1
+_FILL_IN = "remove such rows, or write an empty list, or 0 in every column, for those with none of the labels"
 
 Where = Callable[[str, int], str]  # the name of a row of a split in messages
+Columns = Mapping[str, Sequence[Any]]  # the cells of each split
+Names = dict[str, list[list[str] | None]]  # several labels of each row of each split
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class Labels:
     values: dict[str, list[Any]]
 
 
-def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, order: Sequence[str] = ()) -> Labels:
+def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] = ()) -> Labels:
     """Read the labels from the values of the label column in every split; ``train`` must be one of them.
 
     Strings that are all numbers count as numbers, but if one of them begins with a zero, as 007 does, they are codes.
@@ -51,7 +61,10 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
     all the same, and classes that train lacks.
     """
     known(kind, KINDS, "`kind`")
-    signs = _missing_amounts(columns)
+    numbers = {v: _number(v) for column in columns.values() for v in column if isinstance(v, str)}
+    words = {text for text, number in numbers.items() if number is None}
+    amounts = any(number is not None and not number.is_integer() for number in numbers.values())
+    signs = words if amounts and all(word.strip().lower() in MISSING for word in words) else set()
     cells = {
         s: [None if is_missing(v) or (isinstance(v, str) and v in signs) else v for v in column]
         for s, column in columns.items()
@@ -64,32 +77,27 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
             f"{len(absent)} of {len(cells['train'])} rows have no label, the first is {where('train', absent[0])} "
             f"({value!r}); fill them in or remove them{several}"
         )
-    numbers = _numbers(cells, where)
-    codes = any(_is_code(value) for column in cells.values() for value in column)
-    found, reason = ("classification", "the labels are codes with zeros in front") if codes else _kind(numbers)
-    if kind == "auto":
-        kind, reason = found, f"{reason}{several}"
-    else:
-        reason = "as declared"
+    values = _numbers(cells, where)
+    found, reason = _kind(values)
+    if any(isinstance(v, str) and _CODE.fullmatch(v.strip()) for v in chain(*cells.values())):
+        found, reason = "classification", "the labels are codes with zeros in front"
+    kind, reason = (found, f"{reason}{several}") if kind == "auto" else (kind, "as declared")
     if kind == "regression":
-        if numbers is None:
+        if values is None:
             split, i = next(
                 (s, i) for s, c in cells.items() for i, v in enumerate(c) if v is not None and _number(v) is None
             )
             raise ValueError(
                 f"label {cells[split][i]!r} of {where(split, i)} is not a number; regression needs numbers"
             )
-        if len(cells["train"]) > 1 and len(amounts := {*numbers["train"]}) == 1:
+        if len(cells["train"]) > 1 and len(different := {*values["train"]}) == 1:
             raise ValueError(
-                f"all {len(cells['train'])} labels are {amounts.pop()}; regression needs different numbers"
+                f"all {len(cells['train'])} labels are {different.pop()}; regression needs different numbers"
             )
-        return Labels(kind, reason, None, numbers)
+        return Labels(kind, reason, None, values)
     named = {s: [None if v is None else class_name(v) for v in column] for s, column in cells.items()}
     classes = {name for name in named["train"] if name is not None}
-    reason += spelling_note(chain(*cells.values()))
-    names = (
-        [n for n in dict.fromkeys(map(class_name, order)) if n in classes] if order else sorted(classes, key=natural)
-    )
+    names = [n for n in dict.fromkeys(map(class_name, order)) if n in classes] or sorted(classes, key=natural)
     if len(names) < 2:
         raise ValueError(f"all {len(named['train'])} labels are {names[0]!r}; classification needs two classes or more")
     ids = {name: i for i, name in enumerate(names)}
@@ -101,9 +109,9 @@ def read_labels(columns: Mapping[str, Sequence[Any]], kind: str, where: Where, o
                 f"label {name!r} of {where(split, column.index(name))} ({count} such rows in {split}) does not occur "
                 f"in train{several}"
             )
-    return Labels(
-        kind, reason, tuple(names), {s: [None if n is None else ids[n] for n in column] for s, column in named.items()}
-    )
+    reason += _spellings(chain(*cells.values()))
+    places = {s: [None if n is None else ids[n] for n in column] for s, column in named.items()}
+    return Labels(kind, reason, tuple(names), places)
 
 
 def alike_note(names: Sequence[str] | None) -> list[str]:
@@ -126,8 +134,8 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
     for i, value in enumerate(values):
         if is_missing(value):
             raise ValueError(f"{where(i)} has no label")
-        number = _number(value)
         if names is None:
+            number = _number(value)
             if number is None or not math.isfinite(number):
                 raise ValueError(f"the label of {where(i)} is {value!r}, not a finite number")
             found.append(number)
@@ -143,14 +151,6 @@ def known_labels(values: Sequence[Any], names: Sequence[str] | None, where: Call
     return found
 
 
-def _missing_amounts(columns: Mapping[str, Sequence[Any]]) -> set[str]:
-    """The texts that stand for missing numbers, if all others are numbers, of which some have fractions."""
-    numbers = {v: _number(v) for column in columns.values() for v in column if isinstance(v, str)}
-    words = {text for text, number in numbers.items() if number is None}
-    amounts = any(number is not None and not number.is_integer() for number in numbers.values())
-    return words if amounts and all(word.strip().lower() in MISSING for word in words) else set()
-
-
 def is_missing(value: Any) -> bool:
     """Whether a cell of a table has no value."""
     if isinstance(value, str):
@@ -158,10 +158,11 @@ def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list[float | None]] | None:
+def _numbers(cells: Columns, where: Where) -> dict[str, list[float | None]] | None:
     """The labels as numbers, or None if they are text."""
     seen: dict[str, tuple[str, int]] = {}  # the first label of each type
-    logical = any(isinstance(value, bool) for column in cells.values() for value in column)
+    words: dict[str, tuple[str, int]] = {}
+    logical = any(isinstance(value, bool) for value in chain(*cells.values()))
     for split, column in cells.items():
         for i, value in enumerate(column):
             if value is None:
@@ -173,24 +174,24 @@ def _numbers(cells: Mapping[str, Sequence[Any]], where: Where) -> dict[str, list
                 sort = "true or false"
             elif isinstance(value, str):
                 sort = "text" if number is None else "whole text" if number.is_integer() else "fractional text"
+                if number is None:
+                    words.setdefault(value, (split, i))
             else:
                 sort = "number" if number is not None else "true or false"
             seen.setdefault(sort, (split, i))
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"the label of {where(split, i)} is {value!r}, not a finite number")
     numbers = {split: [None if v is None else _number(v) for v in column] for split, column in cells.items()}
-    words = {v: (s, i) for s, c in cells.items() for i, v in enumerate(c) if isinstance(v, str) and _number(v) is None}
-    if words and all(map(_is_infinite, words)) and _kind(numbers)[0] == "regression":
+    infinite = all(math.isinf(_float(word) or 0) for word in words)
+    if words and infinite and _kind(numbers)[0] == "regression":
         value, place = next(iter(words.items()))
         raise ValueError(f"the label of {where(*place)} is {value!r}, not a finite number")
     from_text = {sort for sort in seen if "text" in sort}
-    mixed = (from_text and len(from_text) < len(seen)) or {"number", "true or false"} <= set(seen)
-    if mixed or {"text", "fractional text"} <= set(seen):
+    mixed = (from_text and len(from_text) < len(seen)) or {"number", "true or false"} <= {*seen}
+    if mixed or {"text", "fractional text"} <= {*seen}:
         examples = ", ".join(f"{cells[s][i]!r} ({where(s, i)})" for s, i in seen.values())
         raise ValueError(f"labels of mixed types: {examples}; make all of them text or all of them numbers")
-    if "text" in seen or "true or false" in seen:
-        return None
-    return numbers
+    return None if {"text", "true or false"} & {*seen} else numbers
 
 
 def _kind(numbers: Mapping[str, Sequence[float | None]] | None) -> tuple[str, str]:
@@ -210,7 +211,7 @@ def several_hint(cells: Sequence[Any]) -> str:
     text."""
     written = sorted({cell.strip() for cell in cells if isinstance(cell, str)})
     for separator in SEPARATORS:
-        names = {cell: {name for part in cell.split(separator) if (name := part.strip())} for cell in written}
+        names = {cell: {*_pieces(cell, separator)} for cell in written}
         common = {name for name, count in Counter(chain(*names.values())).items() if count > 1}
         for cell, own in names.items():
             fits = own <= {*written} if separator == "," else bool(own & common)
@@ -222,23 +223,15 @@ def several_hint(cells: Sequence[Any]) -> str:
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or "_" in str(value):  # Python reads 1_000, other programs do not
         return None
+    number = _float(value)
+    return None if number is None or (isinstance(value, str) and not math.isfinite(number)) else number
+
+
+def _float(value: Any) -> float | None:
     try:
-        number = float(value)
+        return float(value)
     except (ValueError, OverflowError):
         return None
-    return None if isinstance(value, str) and not math.isfinite(number) else number
-
-
-def _is_infinite(text: str) -> bool:
-    try:
-        return math.isinf(float(text))
-    except ValueError:
-        return False
-
-
-def _is_code(value: Any) -> bool:
-    """Whether a label is digits that begin with a zero, which numbers do not keep."""
-    return isinstance(value, str) and re.fullmatch(r"0\d+", value.strip()) is not None
 
 
 def class_name(value: Any) -> str:
@@ -255,7 +248,7 @@ def class_name(value: Any) -> str:
     return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
-def spelling_note(cells: Iterable[Any]) -> str:
+def _spellings(cells: Iterable[Any]) -> str:
     """The classes that are written in several ways that look the same (`class_name`), for people; else an empty
     text."""
     written: dict[str, set[str]] = {}
@@ -271,3 +264,203 @@ def natural(name: str) -> tuple[Any, ...]:
     if number is not None:
         return (0, number, name)
     return (1, [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)])
+
+
+def has_lists(cells: Sequence[Any]) -> bool:
+    """Whether labels are lists, or lists in text, as programs write them into tables."""
+    written = [cell for cell in cells if _is_list(cell) or not is_missing(cell)]
+    return any(map(_is_list, cells)) or (bool(written) and all(_items(cell) is not None for cell in written))
+
+
+def read_several(columns: Columns, where: Where, order: Sequence[str] = (), reason: str = "as declared") -> Labels:
+    """Read the labels of rows of which each may have several, as values of 0 and 1 for each name.
+
+    Args:
+        columns: in every split a cell of each row: a list of names, or of 0 and 1; or names between ``|``, ``;`` or
+            ``,``, the first of these that occurs; of these an empty cell is a row with none of the labels.
+        where: names a row of a split, for messages.
+        order: all names, in the order of their values.
+        reason: why rows have several labels.
+
+    ValueError for train rows without a list, cells of mixed types, labels that train lacks, and fewer than two labels.
+    """
+    if any(map(has_lists, columns.values())):
+        reason = "the labels are lists" if reason == "as declared" else reason
+    if any(_is_list(cell) for column in columns.values() for cell in column):
+        read = _lists(columns, where)
+    else:
+        read, separator = _separated(columns, where)
+        reason = f"labels between {separator!r}" if separator else reason
+    if size := _vector_size(read):
+        order, reason = order or [str(i) for i in range(size)], "the labels are vectors of 0 and 1"
+        if size != len(order):
+            split, i = next((s, i) for s, column in read.items() for i, cell in enumerate(column) if cell)
+            raise ValueError(f"the labels of {where(split, i)} have {size} values, for {len(order)} labels")
+        read = {s: [cell and _chosen(cell, order) for cell in column] for s, column in read.items()}
+    absent = [i for i, cell in enumerate(read["train"]) if cell is None]
+    if absent:
+        first = where("train", absent[0])
+        raise ValueError(f"{len(absent)} of {len(read['train'])} rows have no labels, the first is {first}; {_FILL_IN}")
+    counts = Counter(name for cell in read["train"] for name in cell or ())
+    names = list(order) or sorted(counts, key=natural)
+    if len(names) < 2:
+        found = f"the only label is {names[0]!r}" if names else "no row has a label"
+        raise ValueError(f"{found}; several labels a row need two labels or more (`kind=classification`: classes)")
+    if never := [name for name in names if not counts[name]]:
+        raise ValueError(f"no row of train has the label {never[0]!r} ({len(never)} such labels); leave it out")
+    known_names = {*names}
+    for split, column in read.items():
+        for i, cell in enumerate(column):
+            if unknown := [name for name in cell or () if name not in known_names]:
+                raise ValueError(f"label {unknown[0]!r} of {where(split, i)} does not occur in train")
+    values = {s: [None if cell is None else _marked(cell, names) for cell in column] for s, column in read.items()}
+    return Labels(MULTI_LABEL, reason, tuple(names), values)
+
+
+def known_several(cells: Sequence[Any], names: Sequence[str], where: Callable[[int], str]) -> list[list[int]]:
+    """Read values of 0 and 1 for each name that a model knows, of the rows of other data; cells as in `read_several`.
+
+    ValueError for a missing list, rows without any label, and a label that the model does not know.
+    """
+    plain, read = list(map(class_name, names)), []
+    may_be_empty = not any(map(_is_list, cells)) and not all(map(_is_absent, cells))  # text without a name
+    for i, cell in enumerate(cells):
+        if _is_absent(cell) and not may_be_empty:
+            raise ValueError(f"{where(i)} has no labels; {_FILL_IN}")
+        own = _items(cell)
+        if own is None and (cell is None or isinstance(cell, str)):
+            marks = ("", *SEPARATORS)  # that which gives only names that are known, or else the first that occurs
+            first = next((mark for mark in SEPARATORS if mark in (cell or "")), "")
+            mark = next((mark for mark in marks if {*_pieces(cell, mark)} <= {*plain}), first)
+            own = [] if is_missing(cell) else _pieces(cell, mark)
+        if own is None:
+            raise ValueError(
+                f"the labels of {where(i)} are {cell!r}, not a list or names between {' '.join(SEPARATORS)}"
+            )
+        read.append(own)
+    if _vector_size({"": read}) == len(names):
+        return [[int(item in _ON) for item in cell] for cell in read]
+    for i, own in enumerate(read):
+        if unknown := [name for name in own if name not in plain]:
+            raise ValueError(
+                f"the label {unknown[0]!r} of {where(i)} is none that the model knows ({', '.join(names)})"
+            )
+    return [_marked(own, plain) for own in read]
+
+
+def named_columns(cells: Columns, where: Callable[[int], str]) -> list[list[str] | None]:
+    """The labels of rows of which columns of 0 and 1 say whether a row has each; None where all are missing.
+
+    ValueError for other values, and rows of which some are missing.
+    """
+    found: list[list[str] | None] = []
+    for i, row in enumerate(zip(*cells.values(), strict=True)):
+        words = [class_name(value).lower() for value in row]
+        absent = [is_missing(value) for value in row]
+        for name, value, word, gone in zip(cells, row, words, absent, strict=True):
+            if not all(absent) and (gone or word not in (*_ON, *_OFF)):
+                raise ValueError(f"{name!r} of {where(i)} is {value!r}; a column of labels has 0 and 1")
+        found.append(None if all(absent) else _chosen(words, list(cells)))
+    return found
+
+
+def indicator_columns(rows: Any, others: Sequence[str]) -> list[str]:
+    """The columns of a table that have only 0 and 1 (or true and false), both of them, apart from ``others``; cells may
+    be missing."""
+    table: Any = rows.with_format("arrow")[:]  # columns of Arrow, as a Dataset copies all features for each
+    columns = {name: table.column(name) for name in table.column_names if name not in others}
+    likely = {name: cells for name, cells in columns.items() if _indicators(cells[:_SAMPLE_ROWS].to_pylist())}
+    return [name for name, cells in likely.items() if len(_indicators(cells.to_pylist())) == 2]
+
+
+def _indicators(cells: Sequence[Any]) -> set[bool]:
+    """Whether any cells are 1, and any 0; empty if there are others."""
+    written = [cell for cell in cells if not is_missing(cell)]
+    if not all(isinstance(cell, str | int | float) for cell in written):
+        return set()
+    words = {class_name(cell).lower() for cell in written}
+    return {word in _ON for word in words} if words <= {*_ON, *_OFF} else set()
+
+
+def _is_absent(cell: Any) -> bool:
+    return not _is_list(cell) and is_missing(cell)
+
+
+def _is_list(cell: Any) -> bool:
+    return isinstance(cell, list | tuple | np.ndarray)
+
+
+def _items(cell: Any) -> list[str] | None:
+    """The names in a list, also one in text, as programs write it; None for no list."""
+    if isinstance(cell, str) and cell.strip()[:1] == "[" and cell.strip()[-1:] == "]":
+        try:
+            cell = ast.literal_eval(cell.strip())
+        except (ValueError, SyntaxError):
+            return None
+    return [class_name(item) for item in cell] if _is_list(cell) else None
+
+
+def _lists(columns: Columns, where: Where) -> Names:
+    for split, column in columns.items():
+        for i, cell in enumerate(column):
+            if cell is None:
+                continue
+            if not _is_list(cell):
+                raise ValueError(
+                    f"the labels of {where(split, i)} are {cell!r}, not a list, as those of other rows are"
+                )
+            if any(not isinstance(item, str | int | float | np.generic) or is_missing(item) for item in cell):
+                raise ValueError(f"the labels of {where(split, i)} are {cell!r}; a list has names or numbers")
+    return {split: [_items(cell) for cell in column] for split, column in columns.items()}
+
+
+def _separated(columns: Columns, where: Where) -> tuple[Names, str]:
+    """The names in text, and what separates them. A split without any label has none."""
+    cells = {s: ["" if is_missing(cell) else cell for cell in column] for s, column in columns.items()}
+    for split, column in cells.items():
+        for i, cell in enumerate(column):
+            if not isinstance(cell, str | int | float):
+                raise ValueError(f"the labels of {where(split, i)} are {type(cell).__name__}, not a list or text")
+    written = [str(cell) for cell in chain(*cells.values()) if cell != ""]
+    listed = bool(written) and all(_items(cell) is not None for cell in written)
+    separator = "" if listed else next((mark for mark in SEPARATORS if any(mark in cell for cell in written)), "")
+    found: Names = {}
+    for split, column in cells.items():
+        labelled = any(cell != "" for cell in column)
+        names = [_items(cell) or [] if listed else _pieces(cell, separator) for cell in column]
+        found[split] = [own if labelled else None for own in names]
+    return found, separator
+
+
+def _pieces(cell: Any, separator: str) -> list[str]:
+    parts = str(cell).split(separator) if separator and isinstance(cell, str) else [cell]
+    return [class_name(part) for part in parts if str(part).strip()]
+
+
+def _vector_size(read: Mapping[str, Sequence[Sequence[str] | None]]) -> int:
+    """The length of all lists, if they are vectors of 0 and 1: as names, two or more would be in every list, or one
+    twice."""
+    cells = [cell for column in read.values() for cell in column if cell is not None]
+    same = len({len(cell) for cell in cells}) == 1 and {item for cell in cells for item in cell} <= {*_ON, *_OFF}
+    return len(cells[0]) if same and len(cells[0]) > 1 else 0
+
+
+def _chosen(cell: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The names at which a vector of 0 and 1 has 1."""
+    return [name for name, item in zip(names, cell, strict=True) if item in _ON]
+
+
+def _marked(cell: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The vector of 0 and 1 of some names."""
+    own = {*cell}
+    return [int(name in own) for name in names]
+
+
+def strata(rows: Sequence[Sequence[int]], least: int) -> list[int | None]:
+    """A class for each row, by which rows are divided so that every part has each label: the rarest label of the row;
+    None for rows without labels, and for classes with fewer than ``least`` rows."""
+    marks = np.asarray(rows)
+    counts = marks.sum(0)
+    rarest = [min(np.flatnonzero(row).tolist(), key=lambda i: counts[i], default=None) for row in marks]
+    sizes = Counter(rarest)
+    return [None if sizes[each] < least else each for each in rarest]

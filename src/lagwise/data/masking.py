@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lagwise.data.batches import IGNORED
 from lagwise.data.examples import ChangedExamples
-from lagwise.data.packing import IGNORED
 from lagwise.data.tokenizers import word_edges
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +15,7 @@ from typing import Any
 import numpy as np
 
 import lagwise.data.arrow as pa
-from lagwise.data.archive_files import arff_table, ts_table
-from lagwise.data.arrays import FOLDER_LABEL, SERIES, array_column
+from lagwise.data.arrays import FOLDER_LABEL, SERIES, array_column, list_column
 from lagwise.data.folders import folder_name
 from lagwise.data.published import RECORD_FILES
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
@@ -23,6 +23,104 @@ from lagwise.data.sound_files import SOUNDS, read_sound
 from lagwise.data.text_tables import check_different, parse_text_table, read_head
 from lagwise.files import one_line
 from lagwise.outside import elsewhere
+
+_RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # quoted dimensions, and the class
+
+
+def ts_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """A row for each line: dimensions between colons, each of the same number of values between commas, and last the
+    class or number, if the header has @classLabel or @targetLabel. ``?`` and NaN are missing values.
+
+    ValueError names the line of an error; series with time stamps are not read.
+    """
+    labelled = False
+
+    def header(key: str, value: str) -> None:
+        nonlocal labelled
+        if key in ("classlabel", "targetlabel"):
+            labelled = value.lower().startswith("true")
+        if key == "timestamps" and value.lower() == "true":
+            raise ValueError("has time stamps; write the values alone, at equal distances")
+
+    def row(line: str) -> tuple[list[str], str | None]:
+        *dimensions, last = line.split(":")
+        return (dimensions, last.strip()) if labelled else ([*dimensions, last], None)
+
+    return _table(data, path, columns, "#", header, row)
+
+
+def arff_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    r"""A row for each line: the values of one dimension between commas, or in quotes several dimensions, which ``\n``
+    separates, and last the class. Errors as `ts_table`, and for a class among the values."""
+    nominal = False
+
+    def header(key: str, value: str) -> None:
+        nonlocal nominal
+        if key == "attribute":
+            if nominal:
+                raise ValueError("follows an attribute that is a class, which must be the last; move it there")
+            nominal = value.endswith("}")
+
+    def row(line: str) -> tuple[list[str], str]:
+        found = _RELATION.match(line)
+        if found:
+            return found[2].split(r"\n"), found[3].strip()
+        values, _, label = line.rpartition(",")
+        return [values], label.strip().strip("'\"")
+
+    return _table(data, path, columns, "%", header, row)
+
+
+def _table(
+    data: bytes,
+    path: Path,
+    columns: Sequence[str] | None,
+    comment: str,
+    header: Callable[[str, str], None],
+    row: Callable[[str], tuple[list[str], str | None]],
+) -> pa.Table:
+    rows: list[np.ndarray] = []
+    labels: list[str | None] = []
+    begun = False
+    for number, line in enumerate(decoded(data, path).removeprefix("\ufeff").splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith(comment):
+            continue
+        try:
+            if not begun:
+                if not line.startswith("@"):
+                    raise ValueError("is before @data, but does not begin with @")
+                key, value = (*line[1:].split(maxsplit=1), "", "")[:2]
+                begun = key.lower() == "data"
+                header(key.lower(), value)
+                continue
+            dimensions, label = row(line)
+            rows.append(_values(dimensions))
+            labels.append(label)
+            if rows[-1].shape[1] != rows[0].shape[1]:
+                raise ValueError(f"has {rows[-1].shape[1]} dimensions, and the first series {rows[0].shape[1]}")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} {error}") from error
+    if not rows:
+        raise ValueError(f"{path} has no series after @data")
+    found = {SERIES: list_column(rows, pa.list_(pa.list_(pa.float32(), rows[0].shape[1])))}
+    if labels[0] is not None:
+        found[FOLDER_LABEL] = pa.array(labels)
+    return pa.table({name: column for name, column in found.items() if columns is None or name in columns})
+
+
+def _values(dimensions: Sequence[str]) -> np.ndarray:
+    """Parse the texts of a series as an array ``(samples, dimensions)``. ValueError for other values than numbers, and
+    other lengths."""
+    parts = [["nan" if cell.strip() == "?" else cell for cell in dimension.split(",")] for dimension in dimensions]
+    lengths = sorted({len(part) for part in parts})
+    if len(lengths) > 1:
+        raise ValueError(f"has dimensions of {lengths[0]} to {lengths[-1]} values; resample them to one rate")
+    try:
+        return np.array(parts, dtype=np.float32).T
+    except ValueError as error:
+        raise ValueError(f"has a value that is not a number ({error})") from error
+
 
 _TEXT_COLUMNS, _SOUND_COLUMNS = ("text", FOLDER_LABEL, "file"), (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
@@ -72,13 +170,8 @@ def read_columns(path: Path) -> tuple[str, ...]:
     if kind == ".npz" and not is_compressed(path) and zipfile.is_zipfile(path):
         with np.load(path, allow_pickle=False) as archive:
             return tuple(archive.files)
-    if kind == ".parquet" and not is_compressed(path):
-        from pyarrow import ArrowException, parquet
-
-        try:
-            return tuple(parquet.read_schema(path).names)
-        except (ArrowException, OSError) as error:
-            raise ValueError(f"{path} is not a parquet file ({error})") from error
+    if kind == ".parquet":
+        return tuple(open_parquet(path).schema_arrow.names)
     return tuple(read_table(path).column_names)
 
 
@@ -151,13 +244,19 @@ def _json_column(name: str, values: list[Any], lines: list[int], path: Path) -> 
         raise ValueError(f"{path}: {name!r} has mixed types: {kinds}; use one type") from error
 
 
-def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+def open_parquet(path: Path, data: bytes | None = None) -> Any:
+    """An open .parquet file, or its content if that was read. ValueError for other files."""
     from pyarrow import parquet
 
+    data = read_whole(path) if data is None and is_compressed(path) else data
     try:
-        table = parquet.ParquetFile(pa.BufferReader(data)).read()
+        return parquet.ParquetFile(path if data is None else pa.BufferReader(data))
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a parquet file ({error})") from error
+
+
+def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    table = open_parquet(path, data).read()
     check_different(table.column_names, path)
     return plain_table(table).select([name for name in table.column_names if _is_wanted(name, columns)])
 

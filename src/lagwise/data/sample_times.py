@@ -12,20 +12,28 @@ from lagwise.tables import known
 
 
 def read_times(table: TextTable, name: str) -> np.ndarray:
-    """A column of a table as times, float64: numbers as they are, and dates in seconds since 1970. ValueError names a
-    cell that is neither, and a table without the column."""
-    import pandas as pd
-
+    """A column of a table as times, float64: numbers as they are, and dates (`lagwise.data.dates.read_dates`) in
+    seconds since 1970, in the order of day and month in which they increase. ValueError names a cell that is neither, a
+    table without the column, and dates whose order is not clear."""
     known(name, table.names, f"column of {table.path} (`time`)")
     try:
         return table.numbers(name)[:, 0]
     except ValueError as error:
-        dates = pd.to_datetime(pd.Series(table.columns[name]), errors="coerce", format="ISO8601", utc=True)
-        if dates.notna().all():
-            return dates.to_numpy(dtype="datetime64[ns]").astype(np.int64) / 1e9
-        raise ValueError(
-            f"{error}; `time` names a column of numbers, or of dates such as 2024-05-31 23:59:00"
-        ) from error
+        import pandas as pd
+
+        from lagwise.data.dates import read_dates
+
+        advice = "`time` names a column of numbers, or of dates such as 2024-05-31 23:59:00"
+        try:
+            found = list(read_dates(pd.Series(table.columns[name], name=name))[0].values())
+        except ValueError as wrong:
+            raise ValueError(f"{error}; {advice}") from wrong
+        found = [times for times in found if times.is_monotonic_increasing] or found
+        utc = [pd.DatetimeIndex(times if times.tz is None else times.tz_convert(None)) for times in found]
+        seconds = [times.to_numpy(dtype="datetime64[ns]").astype(np.int64) / 1e9 for times in utc]
+        if any(not np.array_equal(np.diff(each), np.diff(seconds[0])) for each in seconds):  # only steps count
+            raise ValueError(f"{table.path}: {name!r} may have the day or the month first; {advice}") from error
+        return seconds[0]
 
 
 def with_times(values: np.ndarray, times: np.ndarray, where: str) -> np.ndarray:

@@ -30,7 +30,7 @@ from lagwise.data.reading import (
     read_text,
     without_pipe,
 )
-from lagwise.data.row_files import JSON, check_reader, has_records, plain_table, read_records, read_table
+from lagwise.data.row_files import JSON, check_reader, has_records, open_parquet, plain_table, read_records, read_table
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, deal, split_shares, text_between, text_places
 from lagwise.files import expanded, one_line
 from lagwise.tables import shown
@@ -216,22 +216,6 @@ def open_source(name: Data) -> Source:
     return replace(_by_file(name, files), file_notes=notes)
 
 
-def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file: the whole text, or the ``text`` field of every record.
-
-    ValueError names the file, and the position where it stops being valid.
-
-    >>> import tempfile
-    >>> import pandas as pd
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "texts.jsonl")
-    ...     pd.DataFrame({"text": ["first", "second"]}).to_json(path, orient="records", lines=True)
-    ...     list(read_documents(path))
-    ['first', 'second']
-    """
-    return (_joined(parts, path) for parts in document_parts(path))
-
-
 def chat_hint(columns: Iterable[str]) -> str:
     """Say what to do with rows of chats, for the end of a message about a missing column of text; else an empty
     text."""
@@ -250,10 +234,15 @@ def _joined(parts: Iterable[str], path: Path) -> str:
 
 
 def document_parts(path: Path) -> Iterator[Iterable[str]]:
-    """As `read_documents`, each document in parts, of which the file of a whole text holds one at a time."""
+    """The documents of one file: the whole text, or the ``text`` field of every record; each in parts, of which the
+    file of a whole text holds one at a time. ValueError names the file, and the position where it stops being valid."""
     kind = _kind(path)
     if kind == ".parquet":
-        yield from ([text] for text in _parquet(path))
+        file = open_parquet(path)
+        if "text" not in file.schema_arrow.names:
+            raise ValueError(f"{path} has no column 'text' (it has {shown(file.schema_arrow.names)})")
+        for batch in file.iter_batches(columns=["text"]):
+            yield from ([checked_text(value, str(path))] for value in batch.column("text").to_pylist())
     elif kind in JSON:
         with opened(path) as f:
             for number, record in read_records(_lines(f, path), path):
@@ -268,16 +257,6 @@ def document_parts(path: Path) -> Iterator[Iterable[str]]:
         yield from ([text] for text in read_table(path, ["text"])["text"].to_pylist())
     else:
         yield read_text(path)
-
-
-def _parquet(path: Path) -> Iterator[str]:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches(columns=["text"]):
-            yield from (checked_text(value, f"{path}") for value in batch.column("text").to_pylist())
-    except (ArrowException, KeyError, OSError) as error:
-        raise ValueError(f"{path} is not a parquet file with a 'text' column ({error})") from error
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:

@@ -102,9 +102,7 @@ def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
     return dealt
 
 
-def split_rows(
-    rows: dict[str, Dataset], label: str | None = None, *, group: str | None = None, seed: int = 0
-) -> dict[str, Dataset]:
+def split_rows(rows: dict[str, Dataset], label: str | None = None, *, group: str | None = None) -> dict[str, Dataset]:
     """Return rows in the three splits, as `split_places` says.
 
     >>> from datasets import Dataset
@@ -112,7 +110,7 @@ def split_rows(
     >>> {split: len(part) for split, part in split_rows(rows).items()}
     {'train': 80, 'valid': 10, 'test': 10}
     """
-    return chosen_rows(rows, split_places(rows, label, group=group, seed=seed))
+    return chosen_rows(rows, split_places(rows, label, group=group))
 
 
 def chosen_rows(rows: dict[str, Dataset], places: Mapping[str, Places]) -> dict[str, Dataset]:
@@ -130,11 +128,10 @@ def split_places(
     group: str | None = None,
     kinds: Sequence[Any] | None = None,
     hint: str = "",
-    seed: int = 0,
 ) -> dict[str, Places]:
     """Where the rows of the three splits are: named splits are kept, missing ones are taken from train.
 
-    Each missing split gets 10 % of train's rows: of every class, those whose hash of (seed, content without the label)
+    Each missing split gets 10 % of train's rows: of every class, those whose hash of the content without the label
     is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
     the rows does not matter, and added rows move few others, and none from valid to test.
 
@@ -155,7 +152,7 @@ def split_places(
     absent = [] if group is None else [i for i, value in enumerate(train[group][:]) if value in (None, "")]
     if absent:
         raise ValueError(f"row {absent[0] + 1} of train has no {group!r}, which says what rows stay together (`group`)")
-    hashes = list(_hashes(train if group is None else train.select_columns(group), seed, skip=label))
+    hashes = list(_hashes(train if group is None else train.select_columns(group), skip=label))
     members: defaultdict[Any, set[bytes]] = defaultdict(set)
     stratified = label is not None and classes
     strata: Any = kinds if kinds is not None else train[label] if stratified else [None] * len(train)
@@ -237,7 +234,7 @@ def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: st
     if len({*named} & {*SPLITS}) < 2:
         return notes
     for i, split in enumerate(each for each in SPLITS if each in splits):
-        own = list(_hashes(splits[split], 0, skip=label, encode=_encoded))
+        own = list(_hashes(splits[split], skip=label, encode=_encoded))
         count = sum(content in before for content in own)
         if count and split in named:
             notes.append(
@@ -249,15 +246,14 @@ def shared_rows(splits: Mapping[str, Dataset], named: Collection[str], label: st
 
 
 def _hashes(
-    rows: Dataset, seed: int, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
+    rows: Dataset, skip: str | None, encode: Callable[[Any], bytes] = lambda value: repr(value).encode()
 ) -> Iterator[bytes]:
     """A hash of each row's content; ``encode`` gives that of a value other than a series."""
     columns = sorted(name for name in rows.column_names if name != skip)
-    key = str(seed).encode()
     for batch in rows.with_format("arrow").iter(1000):
         table: Any = batch
         for values in zip(*(_contents(table.column(name), encode) for name in columns), strict=True):
-            digest = hashlib.blake2b(key=key, digest_size=16)
+            digest = hashlib.blake2b(key=b"0", digest_size=16)
             for value in values:
                 digest.update(len(value).to_bytes(8))
                 digest.update(value)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from lagwise.data.dates import CLOCK
 from lagwise.data.numbers import count_up, to_floats
-from lagwise.forecasting.times import CLOCK
 from lagwise.tables import shown
 
 _IDS = ("unique_id", "item_id", "series_id", "id", "series")  # usual names, lower case

@@ -12,9 +12,9 @@ from lagwise.data.folders import files_below
 from lagwise.data.published import FORMATS
 from lagwise.data.reading import inner_suffix
 from lagwise.data.row_files import file_kind
-from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.signal_files import open_inputs
 from lagwise.data.sound_files import SOUNDS
+from lagwise.data.writing import rows_as_csv, write_sounds
 from lagwise.files import write_whole
 from lagwise.models import LagwiseForSignalRegression
 from lagwise.models.loading import default_device, load_model

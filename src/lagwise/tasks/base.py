@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import open_rows
+from lagwise.data.batches import IGNORED
 from lagwise.data.options import DataOptions
-from lagwise.data.packing import IGNORED
 from lagwise.data.tokenizers import without_template
 from lagwise.models.loading import by_rate, save_tokenizer
 from lagwise.progress import progress_bar

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lagwise.data.image_files import open_images
+from lagwise.data.image_files import ImageData, open_images, prepare_images
 from lagwise.data.images import (
     ImageExamples,
     ImageReader,
@@ -26,7 +26,6 @@ from lagwise.data.images import (
     thumbnail,
     torchvision_transforms,
 )
-from lagwise.data.labelled_images import ImageData, prepare_images
 from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
@@ -45,7 +44,7 @@ _MISTAKES, _SIDE = 24, 96  # a report's images, and their longer side in pixels
 class ImageClassification(Labelled):
     """A class for each image.
 
-    Data: images as in `lagwise.data.labelled_images.prepare_images`.
+    Data: images as in `lagwise.data.image_files.prepare_images`.
 
     Options:
         image: the column of the images, where the data have columns.

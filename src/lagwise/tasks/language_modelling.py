@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import ScheduledExamples, token_bytes
-from lagwise.data.carried import CarriedPieces
+from lagwise.data.examples import CarriedPieces
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.models import LagwiseForCausalLM
 from lagwise.tasks.base import Metric, Table, usable_lengths

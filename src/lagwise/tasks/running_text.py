@@ -23,7 +23,7 @@ from lagwise.data import (
 )
 from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
-from lagwise.data.split_files import write_text_split
+from lagwise.data.writing import write_text_split
 from lagwise.files import expanded
 from lagwise.tasks.base import Sizes, Task, TaskData
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.data.several_labels import MULTI_LABEL
+from lagwise.data.labels import MULTI_LABEL
 from lagwise.evaluation.events import scores_by_class
 from lagwise.tables import known
 from lagwise.tasks.base import Metric

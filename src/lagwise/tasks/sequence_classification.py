@@ -36,12 +36,11 @@ from lagwise.data.encoding import feature_scale, sizes_differ
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import RATE, read_labelled
-from lagwise.data.labels import KINDS
+from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.options import DataOptions
 from lagwise.data.sample_times import timed_fields, typical_time
-from lagwise.data.several_labels import MULTI_LABEL
-from lagwise.data.split_files import check_split_folder, write_row_split
 from lagwise.data.tokenizers import without_template
+from lagwise.data.writing import check_split_folder, write_row_split
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.loading import save_tokenizer
 from lagwise.models.rates import require_rate

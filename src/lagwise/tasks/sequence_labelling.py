@@ -16,15 +16,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import RowEncoder, SeriesSource, open_series
-from lagwise.data.augmentation import CHANGES
-from lagwise.data.batches import series
+from lagwise.data.batches import IGNORED, series
 from lagwise.data.labelled_rows import RATE
 from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for
 from lagwise.data.options import DataOptions
-from lagwise.data.packing import IGNORED
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series_windows import (
+    CHANGES,
     LabelledWindows,
     RandomWindows,
     WholeSeries,
@@ -58,7 +57,7 @@ class SequenceLabelling(Labelled):
         class_weights: of steps in the loss: ``balanced`` by the inverse of each class's share, or some classes and the
             weight of each, the others having 1.
         augment: random augmentations of training windows, by name and strength: stretch, mix, filter, wander, noise,
-            drop (see `lagwise.data.augmentation.CHANGES`).
+            drop (see `lagwise.data.series_windows.CHANGES`).
         features: columns of .csv and .tsv files that are read, in this order; found in the data.
         rate: sampling rate of sound files in Hz; found in the data. A trained model of kernels in continuous time reads
             other rates where it has no events, no delay and a stride of 1, which count samples.

@@ -15,19 +15,21 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data.arrays import SERIES, row_arrays
+from lagwise.data.batches import IGNORED
 from lagwise.data.options import DataOptions
-from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series import SeriesSource
 from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
 from lagwise.data.signal_files import open_inputs, open_signals
-from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals
-from lagwise.data.signal_windows import (
+from lagwise.data.signals import (
     Damage,
+    SignalPairs,
     Whole,
     WholeSignals,
     check_loud,
+    checked_signal,
+    prepare_signals,
 )
 from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lagwise.data.letters import letter_tokenizer
+from lagwise.data.tokenizers import letter_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from lagwise.data.packing import IGNORED
+from lagwise.data.batches import IGNORED
 from lagwise.data.tokenizers import word_tokenizer
 from lagwise_papers.data.associative_recall import DrawnExamples
 

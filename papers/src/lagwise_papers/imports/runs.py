@@ -9,9 +9,8 @@ from typing import Any
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
-from lagwise.data.letters import is_vocabulary_of_letters, vocabulary_tokenizer
 from lagwise.data.options import DataOptions
-from lagwise.data.tokenizers import load_tokenizer
+from lagwise.data.tokenizers import is_vocabulary_of_letters, load_tokenizer, vocabulary_tokenizer
 from lagwise.files import RECIPE_FILE, TOKENIZER, expanded, is_unused, one_line, read_json, saved_whole
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.loading import check_weights, quiet, save_tokenizer

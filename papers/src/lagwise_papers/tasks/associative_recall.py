@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lagwise.data import ScheduledExamples
+from lagwise.data.batches import IGNORED
 from lagwise.data.options import DataOptions
-from lagwise.data.packing import IGNORED
 from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Sizes, Table, Task, TaskData, require_none, usable_lengths

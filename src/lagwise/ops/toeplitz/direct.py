@@ -71,7 +71,7 @@ def owned(y: Tensor) -> Tensor:
     modified in place."""
     if recorded() and not transformed():
         return y
-    return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), y.shape, y.stride())
+    return y.new_empty(0).set_(y)
 
 
 def _phases(x: Tensor, dilation: int) -> Tensor:

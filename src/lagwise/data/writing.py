@@ -1,4 +1,4 @@
-"""Splits written as files, in the form of the data that they are of."""
+"""Splits and predictions as files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from lagwise.data.published import RECORD_FILES
 from lagwise.data.reading import inner_suffix, read_whole
 from lagwise.data.row_files import JSON, TEXT_TABLES, has_records, read_table
 from lagwise.data.rows import RowSource
+from lagwise.data.sound_files import sound_bytes
 from lagwise.data.sources import SUFFIXES, Source
 from lagwise.data.splits import SPLITS
 from lagwise.data.text_tables import parse_text_table
@@ -127,3 +129,38 @@ def _parquet(table: Any) -> bytes:
     buffer = io.BytesIO()
     parquet.write_table(table, buffer)
     return buffer.getvalue()
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], file: IO[str]) -> None:
+    """Write rows as .csv, with every column that any of them has, except series and images; lists of names as JSON."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    kept = [name for name in names if not any(_is_long(row.get(name)) for row in rows)]
+    writer = csv.DictWriter(file, fieldnames=kept, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        cells = {name: row[name] for name in kept if name in row}
+        writer.writerow({k: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for k, v in cells.items()})
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a value is a series or an image."""
+    if isinstance(value, list):
+        return not all(isinstance(item, str) for item in value)
+    return isinstance(value, bytes | np.ndarray)
+
+
+def rows_as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text that `write_rows` writes."""
+    write_rows(rows, text := io.StringIO())
+    return text.getvalue()
+
+
+def write_sounds(sounds: Mapping[str, tuple[np.ndarray, int]], folder: Path) -> None:
+    """Write samples and their sampling rates as .wav files, by the names of the files they were made of; those that
+    differ in the suffix alone keep it."""
+    shared = Counter(Path(name).with_suffix("") for name in sounds)
+    for name, (samples, rate) in sounds.items():
+        bare = Path(name).with_suffix("")
+        path = folder / (f"{name}.wav" if shared[bare] > 1 else f"{bare}.wav")
+        with saved_whole(path.parent, path.name) as partial:
+            (partial / path.name).write_bytes(sound_bytes(samples, rate))
