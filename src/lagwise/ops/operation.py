@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily as without_fake
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+# One concept: how a call becomes a computation. Modes, operators and classes of operations are of no use alone.
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Values = Sequence[Any]  # tensors, and None or numbers among them
 PLAIN = "plain"  # the name of an operation's definition among its engines
@@ -57,7 +59,9 @@ def traced() -> bool:
 def recorded() -> bool:
     """Whether tensors may have no values that could be read: `traced`, or a mode is active whose tensors are fake, or
     that records operations."""
-    return traced() or torch._C._len_torch_dispatch_stack() > 0
+    if traced():
+        return True
+    return torch._C._len_torch_dispatch_stack() + torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
 
 
 def differentiable() -> bool:

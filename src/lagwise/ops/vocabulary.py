@@ -97,7 +97,7 @@ class _Chunks(Engine):
         return (
             dx if dx is None else dx * grad.to(dx.dtype),
             dw if dw is None else (dw * grad).to(weight.dtype),
-            db if db is None else (db * grad).to(bias.dtype),
+            None if bias is None or db is None else (db * grad).to(bias.dtype),
             None,
             None,
             None,
