@@ -36,8 +36,8 @@ def _layer(mixer: Fields) -> Fields:
     return {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "glu", "expansion": 1}}
 
 
-def _model(*layers: Fields, width: int = 256, repeated: int = 1) -> Fields:
-    block = layers[0] if len(layers) == 1 else {"name": "chain", "blocks": list(layers)}
+def _model(*layers: Fields, width: int = 256, repeated: int = 1, **options: Any) -> Fields:
+    block = layers[0] if len(layers) == 1 else {"name": "chain", "blocks": list(layers), **options}
     return {"hidden_size": width, "num_hidden_layers": repeated, "block": block}
 
 
@@ -58,6 +58,7 @@ CANDIDATES: dict[str, Fields] = {
     "fd-wide": _model(_FAR, width=384, repeated=3),
     "fd-deep": _model(_FAR, width=192, repeated=6),
     "conv-fd-local-wide": _model(_NEXT, _FAR, _NEAR, width=320),
+    "conv-fd-local-input": _model(_NEXT, _FAR, _NEXT, _NEAR, input_residual=True),
 }
 
 

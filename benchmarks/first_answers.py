@@ -150,7 +150,7 @@ def _gradients(pixels: np.ndarray) -> np.ndarray:
 def text_case(recipe: str, data: str) -> Case:
     def simple(seed: int, characters: bool) -> float:
         task: Any = make_task(_recipe(recipe, data, []))
-        rows = read_labelled(task.open_rows(data), task.columns(), task.label, kind=task.kind, values=False)
+        rows = read_labelled(task.rows(data), task.columns(), task.label, kind=task.kind, values=False)
         scores = tf_idf(rows, characters=characters)
         return scores[task.metric or ("accuracy" if "accuracy" in scores else "pearson")]
 

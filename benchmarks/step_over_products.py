@@ -27,6 +27,8 @@ from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.ops import native, toeplitz_product
 from lagwise.process import keep_freed_memory
 from lagwise.training import load_recipe
+from lagwise.training.optimizer import make_optimizer, sparse_tables
+from lagwise.training.recipe import TrainingOptions
 from lagwise_papers.bench.timing import interleaved, save_results
 
 # recipe, changed options, batch, length, and at most how many times the time of its products: bfloat16, float32
@@ -88,10 +90,12 @@ def like(t: Tensor) -> Tensor:
 
 
 def step_of(model: nn.Module, inputs: dict[str, Tensor], dtype: torch.dtype) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+    options = TrainingOptions(learning_rate=1e-9)
+    optimizer = make_optimizer(model, options)
 
     def step() -> None:
-        loss_of(model, inputs, dtype).backward()
+        with sparse_tables(model, options):
+            loss_of(model, inputs, dtype).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -59,11 +59,8 @@ PAPERS: tuple[Callable[[], str], ...] = (
     family.other_code,
     language.recall,
     language.queries,
-    streaming.whole_streams,
-    streaming.spectral_filters,
     encoders.glue,
     arena.trainings,
-    arena.arguments,
     arena_speed.speeds,
 )
 OTHERS: tuple[Callable[[], str], ...] = (

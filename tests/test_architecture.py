@@ -121,18 +121,16 @@ def loaded_after(modules: tuple[str, ...], *statements: str) -> list[set[str]]:
 
 
 def test_importing_is_cheap() -> None:
-    modules = ("torch", "transformers", "lagwise.runs.convert")
-    *none, layers, runs = loaded_after(
+    modules = ("torch", "transformers")
+    *none, layers = loaded_after(
         modules,
         "import lagwise",
         "import lagwise.training.recipe",
         "from lagwise.forecasting import choose_forecaster",
         "import lagwise.ops, lagwise.mixers",
-        "from lagwise.runs import predict_run",
     )
     assert none == [set()] * 3
     assert layers == {"torch"}
-    assert runs == {"torch", "transformers"}
 
 
 def loaded_by(command: list[str], folder: Path, *modules: str) -> set[str]:
@@ -173,19 +171,13 @@ def test_process_settings_do_not_override_the_users(environment: dict[str, str])
     "statement",
     [
         "from transformers import AutoModelForCausalLM as A; import lagwise",
-        *(
-            pytest.param(f"{first}; from transformers import {names}AutoModelForCausalLM as A", marks=pytest.mark.slow)
-            for first, names in (
-                ("import lagwise", ""),  # as in the process of every test
-                ("import lagwise", "GPT2LMHeadModel, "),
-                ("import lagwise.models.modeling", ""),
-                ("import lagwise.models.heads", ""),
-                ("from lagwise.models import LagwiseModel", ""),
-                ("import lagwise; lagwise.LagwiseConfig", ""),
-            )
-        ),
+        "import lagwise; from transformers import AutoModelForCausalLM as A",
+        "import lagwise; from transformers import GPT2LMHeadModel, AutoModelForCausalLM as A",
+        "from lagwise.models import LagwiseModel; from transformers import AutoModelForCausalLM as A",
+        "import lagwise; lagwise.LagwiseConfig; from transformers import AutoModelForCausalLM as A",
     ],
 )
+@pytest.mark.slow  # in the process of every test lagwise comes first
 def test_auto_classes_are_registered_in_any_order_of_imports(statement: str) -> None:
     check = "import lagwise; A.from_config(lagwise.LagwiseConfig(hidden_size=8, num_hidden_layers=1))"
     modeling = "lagwise.models.modeling"

@@ -3,7 +3,6 @@ compared by `test_sharded`, `test_model_shards` and `test_shared_tasks`, for one
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -29,7 +28,9 @@ SIZES = {
 
 def splits(name: str) -> bool:
     """Whether processes may share the sequences of a recipe."""
-    if not TASKS[load_recipe(name).task["name"]].splits:  # which `check_shared` refuses by name
+    if (
+        "sequence_parallel" not in TASKS[load_recipe(name).task["name"]].supports
+    ):  # which `check_shared` refuses by name
         return False
     try:
         tiny_head(name).split_sequences(object())
@@ -40,7 +41,7 @@ def splits(name: str) -> bool:
 
 def table() -> str:
     """The rows of the table."""
-    of_text = [name for name in recipe_names() if TASKS[load_recipe(name).task["name"]].splits]
+    of_text = [name for name in recipe_names() if "sequence_parallel" in TASKS[load_recipe(name).task["name"]].supports]
     compared = {*SHARED, *(other for others in SIZES.values() for other in others)}
     assert compared == {*of_text}
     lines = []
@@ -68,11 +69,3 @@ def test_batch_norm_is_refused_for_split_sequences() -> None:
 
 if __name__ == "__main__":
     print(table())
-
-
-def test_the_computation_beside_what_is_sent_equals_the_counts() -> None:
-    counts = json.loads((PAGE.parents[1] / "benchmarks" / "results" / "gpu-counts-long.json").read_text())
-    for row in counts["results"]["rows"]:
-        products, moved = row["flops"] / 400e12, row["bytes"] / 3.35e12
-        cells = f"{row['flops'] / 1e12:.1f} | {1e3 * products:.1f} ms | {row['bytes'] / 1e9:.0f} | {1e3 * moved:.1f} ms"
-        assert f"| `{row['model']}` | {cells} |" in PAGE.read_text(), cells

@@ -10,12 +10,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from with_extra import ENOUGH, PYPROJECT, plain
 
 from lagwise.extras import EXTRAS, PACKAGES, explained, require
 
-FOLDER = Path(__file__).parent
-PAPERS = FOLDER.parent / "papers" / "pyproject.toml"
+ROOT = Path(__file__).parents[1]
+PYPROJECT, PAPERS = ROOT / "pyproject.toml", ROOT / "papers" / "pyproject.toml"
+
+
+def plain(name: str) -> str:
+    """A package's name in lower case with dashes."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def listed(extra: str, file: Path = PYPROJECT) -> set[str]:
@@ -39,7 +43,7 @@ def test_the_tested_version_of_every_package_is_written_down() -> None:
     needed = {re.split(r"[>=<]", text)[0] for text in project["dependencies"]}
     needed |= set().union(*map(listed, project["optional-dependencies"])) - {"torchvision"}
     needed |= set().union(*(listed(extra, PAPERS) for extra in ("bench", "peers")))
-    written = re.findall(r"^([\w.-]+)==", (FOLDER.parent / "constraints.txt").read_text(), re.MULTILINE)
+    written = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert {plain(name) for name in needed} <= {plain(name) for name in written}
 
 
@@ -49,7 +53,7 @@ def test_every_optional_package_that_lagwise_imports_is_in_an_extra() -> None:
     always = {re.split(r"[>=<]", text)[0] for text in project["dependencies"]}
     owners = importlib.metadata.packages_distributions()
     imports = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
-    texts = [path.read_text() for path in (FOLDER.parent / "src").rglob("*.py")]
+    texts = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
     names = {name for text in texts for name in imports.findall(text)} - {"lagwise"} - sys.stdlib_module_names
     ours = {module for modules in EXTRAS.values() for module in modules}
     # needed by transformers, fastapi, pydantic, and PyTorch's builds for GPUs
@@ -72,21 +76,6 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
     assert "lagwise[train]" in str(explained(error, "export"))  # which does not have it
     other = ModuleNotFoundError("No module named 'mine'", name="mine")
     assert explained(other) is other
-
-
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs") / "made"
-    subprocess.run([sys.executable, FOLDER / "with_extra.py", folder, ""], check=True, capture_output=True)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", ENOUGH)
-def test_with_an_extra_alone_every_command_works_or_says_what_to_install(inputs: Path, extra: str) -> None:
-    command = [sys.executable, FOLDER / "with_extra.py", inputs, extra, "--hide"]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow

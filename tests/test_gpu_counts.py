@@ -78,6 +78,7 @@ def output_of(script: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_counts() -> None:
     product, layer, megalodon = output_of(SCRIPT)

@@ -27,16 +27,13 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_pythons_of_the_classifiers_are_those_that_are_tested() -> None:
+def test_the_pythons_of_the_classifiers_are_tested_and_every_requirement_has_a_lowest_version() -> None:
     classifiers = " ".join(project()["classifiers"])
     promised = re.findall(r"Python :: (3\.\d+)", classifiers)
     tested = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())["jobs"]["test"]
     assert tested["strategy"]["matrix"]["python"] == promised
     assert project()["requires-python"] == f">={promised[0]}"
     assert "Typing :: Typed" in classifiers
-
-
-def test_every_requirement_has_a_lowest_version() -> None:
     needed = [*project()["dependencies"], *(x for extra in project()["optional-dependencies"].values() for x in extra)]
     assert not [text for text in needed if ">=" not in text and not text.startswith("lagwise[")]
 
@@ -163,17 +160,13 @@ def test_the_first_release_says_where_the_repository_is(clone: Path, capsys: pyt
         assert project["scripts"]
         assert yaml.safe_load((clone / "CITATION.cff").read_text())["repository-code"] == expected
         readme = (clone / "README.md").read_text()
-        assert readme.startswith("# lagwise\n\n[![checks][badge]][checks] [documentation][site]\n")
         assert re.findall(r"^\[badge\]: (.*)$", readme, re.MULTILINE) == [
             f"{expected}/actions/workflows/checks.yml/badge.svg"
         ]
-        assert "\n\nlagwise is a PyTorch library" in readme
         shown = described(clone, version)
         assert not check_wheel.RELATIVE.findall(shown)
-        assert f"![Speed over length: training a layer, streaming a model, running an encoder]({expected}/raw/" in shown
         assert f"[CONTRIBUTING.md]({expected}/blob/v{version}/CONTRIBUTING.md)" in shown
-        assert f"[Other libraries]({expected}/blob/v{version}/docs/index.md#beside-other-libraries)" in shown
-        assert "](https://arxiv.org/abs/2305.04749)" in shown
+        assert f"]({expected}/raw/" in shown
 
 
 def described(root: Path, version: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from transformers import Trainer
 
 from lagwise.process import denormals_as_zero, quick_imports
+from lagwise.training.recipe import TrainingOptions
 from lagwise.training.trainer import LagwiseTrainer
 
 
@@ -39,7 +40,9 @@ def test_trainings_have_no_denormals(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(tiny())
 
     monkeypatch.setattr(Trainer, "train", train)
-    LagwiseTrainer.train(LagwiseTrainer.__new__(LagwiseTrainer))
+    trainer = LagwiseTrainer.__new__(LagwiseTrainer)
+    trainer.model, trainer.options = torch.nn.Identity(), TrainingOptions()
+    trainer.train()
     assert seen == [0]
     assert tiny() > 0
 

@@ -42,16 +42,12 @@ def test_a_file_gets_occasional_lines(clock: list[float], monkeypatch: pytest.Mo
     assert "1000/1000" in lines[-1]
 
 
-def test_a_short_job_gets_one_line(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
-    assert list(progress_bar([1, 2, 3], desc="lengths", show=True)) == [1, 2, 3]
+def test_a_short_job_gets_one_line_and_a_terminal_a_bar(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    for stderr in (file := io.StringIO(), terminal := Terminal()):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert list(progress_bar([1, 2, 3], desc="lengths", show=True)) == [1, 2, 3]
     assert len(file.getvalue().splitlines()) == 1
     assert "3/3" in file.getvalue()
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    assert list(progress_bar([1, 2, 3], desc="lengths", show=True)) == [1, 2, 3]
     assert terminal.getvalue().startswith("\rlengths:   0%|")
 
 

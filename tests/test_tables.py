@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from lagwise.mixers import Mixer
-from lagwise.schema import Count, Share, typed
-from lagwise.tables import build, known, nearest, shown
+from lagwise.tables import Count, Share, build, known, nearest, shown, typed
 
 NAN, INF = float("nan"), float("inf")
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from test_docs import script
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.presets import PRESETS
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "tnn_in_one_file.py"
 # Names of the library's parameters, and those of the example.
 NAMES = {
     "model.embed_tokens": "embedding",
@@ -26,12 +24,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    spec = importlib.util.spec_from_file_location("tnn_in_one_file", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("tnn_in_one_file", "examples")
 
 
 @pytest.fixture

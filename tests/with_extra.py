@@ -1,8 +1,7 @@
 """Run lagwise's commands with one extra: each works, or says in one line what to install.
 
-    python tests/with_extra.py FOLDER train          in an environment that has this extra
-    python tests/with_extra.py FOLDER train --hide   with the packages of other extras hidden from imports
-    python tests/with_extra.py FOLDER "" --hide      without any extra
+    python tests/with_extra.py FOLDER train   in an environment that has this extra
+    python tests/with_extra.py FOLDER ""      without any extra
 
 FOLDER has the inputs, which are made if it does not exist; that needs the extra `train`. It fails if a command does
 neither, or if it refuses although the extra is said to be enough for it.
@@ -12,16 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.machinery
 import importlib.metadata
 import io
 import random
 import re
 import shutil
 import sys
-import tomllib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -61,57 +58,6 @@ ENOUGH = {
 }
 #: tests of what an extra serves beside lagwise's own commands: programs, benchmarks and comparisons
 TESTS = {"clients": ("tests/models/test_clients.py", "tests/models/test_replaced_layers.py")}
-
-
-def packages_of(extra: str) -> set[str]:
-    """The packages that an installation of lagwise with an extra brings, by their names in lower case with dashes."""
-    from packaging.requirements import Requirement
-
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
-    todo, seen = [("lagwise", ""), ("lagwise", extra)], set()
-    while todo:
-        if (each := todo.pop()) in seen:
-            continue
-        seen.add(each)
-        name, wanted = each
-        if name == "lagwise":
-            texts = project["optional-dependencies"][wanted] if wanted else project["dependencies"]
-        else:
-            try:
-                texts = importlib.metadata.requires(name) or ()
-            except importlib.metadata.PackageNotFoundError:  # another of its alternatives is installed
-                continue
-        for needed in map(Requirement, texts):
-            if needed.marker is None or needed.marker.evaluate({"extra": wanted}):
-                todo += [(plain(needed.name), each) for each in ("", *needed.extras)]
-    return {name for name, _ in seen}
-
-
-def plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def hide_all_but(packages: set[str]) -> None:
-    """Let imports find no module of other installed packages, as if they were not installed."""
-    hidden = {
-        module
-        for module, owners in importlib.metadata.packages_distributions().items()
-        if not packages & {plain(owner) for owner in owners}
-    }
-    finder = importlib.machinery.PathFinder
-
-    class Visible(finder):  # type: ignore[misc, valid-type]
-        @classmethod
-        def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
-            return None if name.partition(".")[0] in hidden else finder.find_spec(name, path, target)
-
-        @classmethod
-        def find_distributions(cls, *args: object, **options: object) -> Iterator[importlib.metadata.Distribution]:
-            for found in finder.find_distributions(*args, **options):
-                if plain(found.name or "") in packages:
-                    yield found
-
-    sys.meta_path[sys.meta_path.index(finder)] = Visible
 
 
 def make_inputs(folder: Path) -> None:
@@ -231,14 +177,12 @@ def unusable_torchvision() -> str | None:
     return None
 
 
-def main(folder: Path, extra: str, hide: bool) -> int:
-    if hide:
-        hide_all_but(packages_of(extra))
+def main(folder: Path, extra: str) -> int:
     if reason := unusable_torchvision():
         print(f"skipped: {reason}")
         if extra == "vision":
             return 0
-        hide_all_but({plain(each.name) for each in importlib.metadata.distributions()} - {"torchvision"})
+        sys.modules["torchvision"] = None  # type: ignore[assignment]  # as if it were not installed
     if not folder.is_dir():
         try:
             make_inputs(folder)
@@ -252,8 +196,8 @@ def main(folder: Path, extra: str, hide: bool) -> int:
         fine = outcome == "works" or (refuses and not enough)
         failed += not fine
         print(f"{'' if fine else 'WRONG '}{name}: {outcome}")
-    return failed + (tested(extra) if extra in TESTS and not hide else 0)
+    return failed + (tested(extra) if extra in TESTS else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2], "--hide" in sys.argv))
+    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2]))

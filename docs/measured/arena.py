@@ -1,4 +1,4 @@
-"""The sections about trainings on Long Range Arena, and about what ListOps asks."""
+"""The section about trainings on Long Range Arena."""
 
 from __future__ import annotations
 
@@ -18,15 +18,6 @@ _PUBLISHED_AS = {  # rows of the table of published figures, by the last part of
     "transformer": "Transformer (TNN, table 4)",
 }
 _PATH_X = "path-x-tnn-2d"
-_ARGUMENTS = "listops-arguments.json"
-_KNOWN = {  # what is known in each part of that file
-    "leading": "digits before the first list",
-    "ends": "digits before the first and after the last list",
-    "height 0": "all digits",
-    "height 1": "digits, and lists of digits",
-    "height 2": "digits, and lists nested two deep",
-    "height 4": "digits, and lists nested up to four deep",
-}
 
 
 def trainings() -> str:
@@ -90,21 +81,6 @@ def _path_x(found: dict[str, Any]) -> Iterator[str]:
             "memory only: no model learns this task in so few steps. The training loss is "
             f"{losses[-1]:.3f} at the end (ln 2 is 0.693)."
         )
-
-
-def arguments() -> str:
-    """What parts of an expression tell about its value."""
-    if not tables.has_results(_ARGUMENTS):
-        return ""
-    found = tables.results(_ARGUMENTS)["results"]
-    trained, tested = found["rows"]
-    rows = [[_KNOWN[name], f"{100 * accuracy:.1f}"] for name, accuracy in found["accuracy"].items()]
-    text = f"""### What the arguments of ListOps tell
-
-Test accuracy, in per cent, of a network with one hidden layer that is given the outermost operator and counts of some
-of its arguments' values, trained on {trained:,} rows and tested on {tested:,}. From the third row on it is also given
-the operators of the other lists ([what this means](../papers/docs/arena.md#what-these-tasks-measure))."""
-    return f"{text}\n\n{tables.measured_table(_ARGUMENTS, ['known arguments', 'test'], rows)}"
 
 
 def _published() -> dict[str, dict[str, str]]:

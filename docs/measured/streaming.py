@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tables import measured_table, ratio, results
-
-DTYPES = ("float64", "float32")
+from tables import measured_table, results
 
 
 def streaming() -> str:
@@ -38,35 +36,6 @@ Transformer with a key-value cache.
 ![Milliseconds per token over the context](../benchmarks/results/generate-cpu.png)""".format("\n\n".join(parts))
 
 
-def whole_streams() -> str:
-    name = "streams-cpu.json"
-    rows = []
-    found = results(name)["results"]["streams"]["batch 1"]
-    ours = {row["length"]: row for row in found if row["method"] == "lagwise"}
-    for row in found:
-        base = ours[row["length"]]
-        rows.append(
-            [
-                f"{row['length']:,}",
-                row["method"],
-                f"{1e6 * row['token']['median']:.0f}",
-                f"{ratio(row['token'], base['token']):.2f}×",
-                f"{1e3 * row['slowest']:.1f}",
-                f"{row['memory'] / 2**20:,.0f}",
-            ]
-        )
-    columns = ["tokens", "method", "µs per token", "over lagwise's", "slowest token, ms", "state, MiB"]
-    return f"""### Exact convolution of a whole text
-
-From the first token to the last, one by one, by 256 kernels as long as the text, which do not decay. lagwise spreads
-large transforms over the tokens; FutureFill ([Agarwal et al. 2024](https://arxiv.org/abs/2410.03766)) does each at one
-token. *Tiles from 64* is our variant of its continuous schedule, in which the last 64 tokens meet directly: on average
-it is the fastest, with the slowest single tokens. Ratios are of times: less than 1 is faster than lagwise. A state
-includes the kernels.
-
-{measured_table(name, columns, rows)}"""
-
-
 def conversion() -> str:
     name = "conversion-cpu.json"
     rows = []
@@ -89,26 +58,6 @@ frequencies and lags, relative to a channel's gain; the bound is that of the Han
 
 A converted TNN wrote a million bytes in eight streams: its memory was 425 MB after the first 8,000 bytes and 426 MB at
 the end, and all its states were finite (`{results("long-run-cpu.json")["command"]}`)."""
-
-
-def spectral_filters() -> str:
-    name = "spectral-filters.json"
-    rows = []
-    for span, found in results(name)["results"].items():
-        for row in found:
-            forms = [row[f"{form} {dtype}"]["gain"] for form in ("diagonal", "orthogonal") for dtype in DTYPES]
-            rows.append([f"{int(span):,}", row["states"], *(f"{gain:.1e}" for gain in forms), f"{row['beyond']:,.0f}"])
-    columns = ["span", "states", *(f"{form}, {dtype}" for form in ("diagonal", "orthogonal") for dtype in DTYPES)]
-    columns.append("beyond the span")
-    return f"""### Spectral filters as one state space
-
-The 24 filters of spectral state spaces (STU) as outputs of one state space: largest error of a filter's output within
-the span, relative to the largest output. The diagonal form has large weights that cancel; the orthogonal form has a
-dense transition matrix. SpectraLDS uses 100 to 800 states; its errors are not known to us, so this does not compare
-equal errors. The filters end with the span, and the state spaces do not: the last column is what a text of eight spans
-would add to the error. They are for texts up to the span, as the filters are.
-
-{measured_table(name, columns, rows)}"""
 
 
 def long_inputs() -> str:

@@ -13,21 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from kernel_references import ACTIVATIONS, affine, lags
 from torch import Tensor
 
-from lagwise.kernels.network import ACTIVATIONS
 from lagwise.ops.attention.full import alibi_slopes
 
 Toeplitz = Callable[[Any, Tensor], Tensor]
-
-
-def affine(layer: Any, x: Tensor) -> Tensor:
-    y = x @ layer.weight.t()
-    return y if layer.bias is None else y + layer.bias
-
-
-def lags(n: int) -> Tensor:
-    return torch.arange(n)[:, None] - torch.arange(n)
 
 
 def depthwise(taps: Tensor, x: Tensor, causal: bool) -> Tensor:
@@ -53,7 +44,7 @@ def hyena(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
 
 
 def linear_attention(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
-    query, key, value = (t.unflatten(1, (mixer.heads, -1)).transpose(0, 1) for t in affine(mixer.qkv, x).chunk(3, 1))
+    query, key, value = (heads_of(t, mixer.heads) for t in affine(mixer.qkv, x).chunk(3, 1))
     lag, size = lags(len(x)), query.shape[2]
     if mixer.feature_map == "elu":
         query, key = (torch.where(u > 0, u + 1, u.exp()) for u in (query, key))
@@ -252,19 +243,9 @@ def afno(mixer: Any, x: Tensor, toeplitz: Toeplitz) -> Tensor:
 
 
 FAMILY: dict[str, Callable[[Any, Tensor, Toeplitz], Tensor]] = {
-    "hyena": hyena,
-    "short_conv": short_conv,
-    "linear_attention": linear_attention,
-    "lru": lru,
-    "s5": s5,
-    "gss": gss,
-    "flash": flash,
-    "gmlp": gmlp,
-    "synthesizer": synthesizer,
-    "long_short": long_short,
-    "relative_attention": relative_attention,
-    "fnet": fnet,
-    "gfnet": gfnet,
-    "afno": afno,
-    "afno2d": afno2d,
+    each.__name__: each
+    for each in (
+        *(hyena, short_conv, linear_attention, lru, s5, gss, flash, gmlp, synthesizer, long_short),
+        *(relative_attention, fnet, gfnet, afno, afno2d),
+    )
 }

@@ -1,5 +1,5 @@
-"""What layers of mega-pytorch, tnn-pytorch and safari compute, as sums over all pairs of tokens, from state dicts with
-their names; and the same weights by the names of ours. For one document ``(length, channels)`` in float64."""
+"""What layers of tnn-pytorch and safari compute, as sums over all pairs of tokens, from state dicts with their names,
+and their weights and those of mega-pytorch by the names of ours. For one document ``(length, channels)`` in float64."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from kernel_references import lags
 from torch import Tensor
 
 Weights = Mapping[str, Tensor]
-
-
-def lags(n: int) -> Tensor:
-    """Of a query (rows) behind a key (columns)."""
-    return torch.arange(n)[:, None] - torch.arange(n)
 
 
 def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
@@ -33,65 +29,11 @@ def layer_norm(weights: Weights, name: str, x: Tensor, epsilon: float = 1e-5) ->
 # mega-pytorch
 
 
-def mega_shapes(width: int, heads: int, query: int, value: int) -> dict[str, tuple[int, ...]]:
-    """Parameters of a layer, its two norms and its feed-forward layer, by the names of `Mega.layers.0`."""
-    attention, ema = "0.single_headed_attn", "0.multi_headed_ema"
-    return {
-        f"{attention}.rel_pos_bias.relative_attention_bias.weight": (32, 1),
-        f"{attention}.to_qk.0.weight": (query, width),
-        f"{attention}.to_qk.0.bias": (query,),
-        f"{attention}.offsetscale.gamma": (2, query),
-        f"{attention}.offsetscale.beta": (2, query),
-        f"{attention}.to_v.0.weight": (value, width),
-        f"{attention}.to_v.0.bias": (value,),
-        f"{ema}.expansion": (heads, width),
-        f"{ema}.reduction": (heads, width),
-        f"{ema}.alphas": (heads,),
-        f"{ema}.dampen_factors": (heads,),
-        "0.to_reset_gate.0.weight": (value, width),
-        "0.to_reset_gate.0.bias": (value,),
-        "0.to_update_gate.0.weight": (width, width),
-        "0.to_update_gate.0.bias": (width,),
-        "0.Wh": (width, width),
-        "0.Uh": (value, width),
-        "0.bh": (width,),
-        **{f"{norm}.{part}": (width,) for norm in (1, 3) for part in ("weight", "bias")},
-        "2.0.weight": (2 * width, width),
-        "2.0.bias": (2 * width,),
-        "2.2.weight": (width, 2 * width),
-        "2.2.bias": (width,),
-    }
-
-
 def mega_buckets(lag: Tensor) -> Tensor:
     """The row of the causal table of biases for each lag of at least 0: one of each of the first 16, then ever wider
     ones, up to 128."""
     far = 16 + (torch.log(lag.clamp(min=1).double() / 16) / math.log(128 / 16) * 16).long()
     return torch.where(lag < 16, lag, far.clamp(max=31))
-
-
-def mega_layer(weights: Weights, x: Tensor) -> Tensor:
-    """A causal layer with softmax in a model with ``pre_norm=True``, and its feed-forward layer."""
-    n, width = x.shape
-    attention, ema = "0.single_headed_attn", "0.multi_headed_ema"
-    normed = layer_norm(weights, "1", x)
-    alpha, dampening = (weights[f"{ema}.{name}"].sigmoid() for name in ("alphas", "dampen_factors"))
-    share = weights[f"{ema}.expansion"] * weights[f"{ema}.reduction"]  # (heads, width)
-    powers = alpha * ((1 - alpha) * dampening) ** lags(n).clamp(min=0)[..., None] * (lags(n) >= 0)[..., None]
-    memory = torch.einsum("ijh,hd,jd->id", powers, share, normed)
-    z = F.silu(linear(weights, f"{attention}.to_qk.0", memory))
-    gamma, beta = (weights[f"{attention}.offsetscale.{name}"] for name in ("gamma", "beta"))
-    q, k = z * gamma[0] + beta[0], z * gamma[1] + beta[1]
-    table = weights[f"{attention}.rel_pos_bias.relative_attention_bias.weight"][:, 0] * z.shape[1] ** 0.5
-    scores = q @ k.t() / width**0.5 + table[mega_buckets(lags(n).clamp(min=0))]
-    attended = scores.masked_fill(lags(n) < 0, -math.inf).softmax(1) @ F.silu(
-        linear(weights, f"{attention}.to_v.0", normed)
-    )
-    reset = F.silu(linear(weights, "0.to_reset_gate.0", memory))
-    update = linear(weights, "0.to_update_gate.0", memory).sigmoid()
-    candidate = F.silu(memory @ weights["0.Wh"] + (attended * reset) @ weights["0.Uh"] + weights["0.bh"])
-    y = update * candidate + (1 - update) * x
-    return y + linear(weights, "2.2", F.gelu(linear(weights, "2.0", layer_norm(weights, "3", y))))
 
 
 def mega_block(width: int, heads: int, query: int, value: int, longest: int) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +12,10 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import pytest
+from typer.testing import CliRunner
 
 from lagwise import outside
+from lagwise.cli.main import app
 from lagwise.training import recipe_names
 
 ROOT = Path(__file__).parents[2]
@@ -19,17 +23,32 @@ ROOT = Path(__file__).parents[2]
 HIDE = """
 import sys, importlib.metadata as metadata
 sys.modules["lagwise_papers"], found = None, metadata.entry_points
-metadata.entry_points = lambda **which: [p for p in found(**which) if not p.value.startswith("lagwise_papers")]
-"""
+metadata.entry_points = lambda **which: [p for p in found(**which) if not p.value.startswith("lagwise_papers")]"""
 REMEDY = "is in lagwise-papers, which is not installed: pip install ./papers"
 
 
-def output(code: str, *, hidden: bool) -> str:
-    """What a process prints that runs code, or the last line of its error."""
-    path = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-c", (HIDE if hidden else "") + code]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
-    return (done.stderr.strip().splitlines()[-1] if done.returncode else done.stdout).strip()
+def said(codes: list[str]) -> list[str]:
+    """What each code prints, its error included."""
+    lines = []
+    for code in codes:
+        out = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+                exec(code, {"sys": sys})
+        except ValueError as error:
+            out.write(f"ValueError: {error}")
+        except SystemExit:
+            pass
+        lines.append(out.getvalue().strip())
+    return lines
+
+
+def said_without(codes: list[str]) -> list[str]:
+    """The same in a process that does not find lagwise-papers."""
+    code = f"{HIDE}; import json; from test_without_papers import said; print(json.dumps(said({codes!r})))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    return json.loads(done.stdout)
 
 
 def declared() -> dict[str, dict[str, str]]:
@@ -57,49 +76,46 @@ print("lagwise_papers" in str([type(part) for part in LagwiseForCausalLM(config)
 """
 
 
-@pytest.mark.parametrize("mixer", ["lru", "gmlp"])
-def test_a_configuration_with_a_mixer_of_another_paper(mixer: str) -> None:
-    code = MODEL.format(mixer=mixer)
-    assert output(code, hidden=False) == "True"
-    assert output(code, hidden=True) == f"ValueError: token mixer {mixer!r} {REMEDY}, in a clone of lagwise"
-
-
-def test_what_nobody_has_is_unknown_as_before() -> None:
-    for hidden in (False, True):
-        assert "unknown token mixer: 'lrv'" in output(MODEL.format(mixer="lrv"), hidden=hidden)
-
-
 SAVED = ROOT / "tests" / "runs" / "saved-by-0.1" / "recall"
+IMPORTS = "from lagwise.data import *; from lagwise.training import load_recipe, make_task; "
+# Code, and what its error begins with where lagwise-papers is not installed.
+CALLS = {
+    "load_recipe('lra-text-small')": "recipe 'lra-text-small'",
+    "load_recipe('glue-rte', ['data.source=x'])": "recipe 'glue-rte'",
+    f"make_task(load_recipe({str(SAVED / 'recipe.yaml')!r}))": "task 'associative_recall'",
+    "make_task(load_recipe('classify', ['data.format=listops', 'data.source=x']))": "`format` for this task",
+    "make_task(load_recipe({earlier!r}, ['data.source=x']))": "task 'dna_classification'",
+    "load_tokenizer('dna')": "tokenizer 'dna'",
+    "open_rows({genes!r})": "cannot read ",
+    "open_source({genes!r})": "cannot read ",
+}
+IMAGES = "from lagwise.data.image_files import open_images; open_images({!r})"
+BENCH = "sys.argv[1:] = ['bench', 'tcn', '8']; from lagwise.cli import main; main()"
 
 
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        ("load_recipe('lra-text-small')", "recipe 'lra-text-small'"),
-        ("load_recipe('glue-rte', ['data.source=x'])", "recipe 'glue-rte'"),
-        (f"make_task(load_recipe({str(SAVED / 'recipe.yaml')!r}))", "task 'associative_recall'"),
-        ("make_task(load_recipe('classify', ['data.format=listops', 'data.source=x']))", "`format` for this task"),
-        ("make_task(load_recipe({earlier!r}, ['data.source=x']))", "task 'dna_classification'"),
-        ("load_tokenizer('dna')", "tokenizer 'dna'"),
-        ("open_rows({genes!r})", "cannot read "),
-        ("open_source({genes!r})", "cannot read "),
-    ],
-)
-def test_recipes_tasks_and_formats(call: str, what: str, tmp_path: Path) -> None:
+def test_what_is_in_the_package_works_with_it_and_is_named_without_it(tmp_path: Path) -> None:
     files = {"earlier": tmp_path / "recipe.yaml", "genes": tmp_path / "genes.fa"}
     files["earlier"].write_text("task: {name: sequence_classification, reverse_complement: true}\n")
     files["genes"].write_text(">a\nACGT\n")
-    code = "from lagwise.data import *; from lagwise.training import load_recipe, make_task; "
-    code += call.format(**{name: str(path) for name, path in files.items()})
-    assert output(code, hidden=False) == ""
-    last = output(code, hidden=True)
-    assert last.startswith(f"ValueError: {what}")
-    assert REMEDY in last
-
-
-def test_generated_images_without_the_package(tmp_path: Path) -> None:
-    code = "from lagwise.data.image_files import open_images; open_images({!r})"
-    assert f"data 'lra-pathfinder:10' {REMEDY}" in output(code.format("lra-pathfinder:10"), hidden=True)
     (tmp_path / "imgs" / "0").mkdir(parents=True)
     (tmp_path / "imgs" / "0" / "sample_0.png").write_bytes(b"x")
-    assert "lagwise-papers" in output(code.format(str(tmp_path)), hidden=True)
+    calls = [IMPORTS + call.format(**{name: str(path) for name, path in files.items()}) for call in CALLS]
+    mixers = [MODEL.format(mixer=mixer) for mixer in ("lru", "gmlp", "lrv")]
+    images = [IMAGES.format(source) for source in ("lra-pathfinder:10", str(tmp_path))]
+
+    *found, unknown = said([*calls, *mixers])
+    assert found == [""] * len(calls) + ["True"] * 2
+    assert "unknown token mixer: 'lrv'" in unknown
+    assert "No such command 'nothing'" in CliRunner().invoke(app, ["bench", "nothing"]).output
+
+    lines = said_without([*calls, *mixers, BENCH, *images])
+    for what, line in zip(CALLS.values(), lines, strict=False):
+        assert line.startswith(f"ValueError: {what}")
+        assert REMEDY in line
+    lru, gmlp, unknown, command, pathfinder, folder = lines[len(calls) :]
+    for mixer, line in (("lru", lru), ("gmlp", gmlp)):
+        assert line == f"ValueError: token mixer {mixer!r} {REMEDY}, in a clone of lagwise"
+    assert "unknown token mixer: 'lrv'" in unknown
+    assert command == f"error: command 'bench' {REMEDY}, in a clone of lagwise"
+    assert f"data 'lra-pathfinder:10' {REMEDY}" in pathfinder
+    assert "lagwise-papers" in folder

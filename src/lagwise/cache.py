@@ -82,14 +82,14 @@ def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]], *, resum
     return meta
 
 
-def keep_also(folder: Path, other: Path, meta: dict[str, Any]) -> None:
-    """Keep a folder of the cache, of which ``meta`` is known, under another name too. Its files are not copied where
-    the file system has hard links."""
+def keep_also(folder: Path, other: Path) -> None:
+    """Keep a folder of the cache under another name too. Its files are not copied where the file system has hard
+    links."""
 
     def make(partial: Path) -> dict[str, Any]:
         ignored = shutil.ignore_patterns(_META)
         shutil.copytree(folder, partial, copy_function=_link, dirs_exist_ok=True, ignore=ignored)
-        return meta
+        return _read_meta(folder) or {}
 
     cached_folder(other, make)
 

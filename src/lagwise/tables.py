@@ -1,8 +1,8 @@
-"""The parts that configurations name: how a name with options becomes a module.
+"""Names and options of configurations and recipes: their types and ranges, and how they become modules.
 
 A *spec* is a dictionary such as ``{"name": "rpe", "layers": 3}``. Each package has a plain table from names to classes.
 `build` looks the name up and checks every other key against the constructor, so that a typo is an error and not a
-default.
+default. `checked` does the same for a dataclass of a recipe's options, each with type, range, default and meaning.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import operator
 import os
 import reprlib
 import typing
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticKnownError
 
 from lagwise.files import one_line
 from lagwise.outside import elsewhere
@@ -25,6 +31,45 @@ _MAX_LISTED_CHARACTERS = 250  # of names in a message
 _QUOTED = reprlib.Repr()
 _QUOTED.maxstring, _QUOTED.maxother, _QUOTED.maxlevel = 100, 100, 3
 Spec = Mapping[str, Any]
+
+
+def _number(value: Any) -> Any:
+    """Refuse booleans as numbers. Integers and text pass, because YAML reads 1e-3 as text."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+Whole = Annotated[int, Strict(), Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[Whole, Field(ge=1)]
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+Weight = Annotated[Number, Field(ge=0)]
+Switch = Annotated[bool, Strict()]
+
+#: Makes a dataclass of options; the text below a field is its meaning.
+options = dataclass(config=ConfigDict(extra="forbid", use_attribute_docstrings=True))
+
+_RANGES = {
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+}
+_KINDS = {
+    "int": "an integer",
+    "float": "a finite number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "str": "text",
+    "string": "text",
+    "list": "a list",
+    "dict": "a mapping",
+    "dataclass": "a mapping",
+    "Mapping": "a mapping",
+    "Sequence": "a list",
+}
+_ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 
 
 def build(
@@ -44,8 +89,6 @@ def build(
     Raises:
         ValueError: For an unknown key, with the nearest known one.
     """
-    from lagwise.schema import typed  # loads pydantic
-
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ValueError(f"{what} must be a mapping with a 'name', got {shown(spec)}")
     part = table.get(known(spec["name"], table, what))
@@ -54,7 +97,7 @@ def build(
     options = {key: value for key, value in spec.items() if key != "name"}
     for key, value in options.items():
         known(key, [name for name in accepted if name not in context], f"option of {what} {spec['name']!r}")
-        options[key] = typed(kinds[key], value, prefix + key, most=LARGEST_OPTION)
+        options[key] = typed(kinds[key], value, prefix + key, max=LARGEST_OPTION)
     parameters = inspect.signature(part).parameters
     try:
         return part(*args, **{key: value for key, value in context.items() if key in parameters}, **options)
@@ -105,8 +148,94 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def check_integer(name: str, value: Any, least: int = 1) -> int:
-    """Return the value if it is an integer (not a boolean) of at least ``least``; otherwise raise a ValueError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {shown(value)}")
+def check_integer(name: str, value: Any, min: int = 1) -> int:
+    """Return the value if it is an integer (not a boolean) of at least ``min``; otherwise raise a ValueError."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < min:
+        raise ValueError(f"{name} must be an integer of at least {min}, got {shown(value)}")
     return value
+
+
+def typed(kind: Any, value: Any, where: str, *, max: int = 2**63 - 1) -> Any:
+    """Return the value if it has the type of an annotation; otherwise raise a ValueError.
+
+    Integers exclude booleans and 2.0, and are at most ``max`` in magnitude. A float is finite; it may be given as an
+    integer, or as text, because YAML reads 1e-3 as text. Sequences become lists.
+    """
+    members = [each for each in typing.get_args(kind) if each is not NoneType] if _is_union(kind) else [kind]
+    if len(members) == 1 and value is not None:
+        kind = members[0]
+    try:
+        return _adapter(kind, max).validate_python(value)
+    except ValidationError as error:
+        first = min(error.errors(include_url=False), key=lambda each: -len(each["loc"]))  # the innermost
+    place = first["loc"][_is_union(kind) :]  # without the member of the union
+    if _is_union(kind) and not place:
+        kinds = " or ".join(_KINDS[(typing.get_origin(each) or each).__name__] for each in members)
+        raise ValueError(f"{where} must be {kinds}, got {shown(value)}")
+    raise _as_error(_path(where, *place), first)
+
+
+@functools.cache
+def _adapter(kind: Any, max: int) -> TypeAdapter:
+    return TypeAdapter(_strict(kind, max), config=_ANY_CLASS)
+
+
+def _strict(kind: Any, max: int) -> Any:
+    """Make an annotation strict, as pydantic checks it in a recipe."""
+    plain = {int: Annotated[int, Strict(), Field(ge=-max, le=max)], float: Number, bool: Switch}
+    if typing.get_origin(kind) is Annotated:
+        return Annotated[kind, Field(le=max)] if typing.get_args(kind)[0] is int else kind
+    inner = [_strict(each, max) for each in typing.get_args(kind)]
+    if typing.get_origin(kind) in (list, tuple, Sequence):
+        return list[inner[0]]
+    if typing.get_origin(kind) in (dict, Mapping):
+        return dict[str, inner[1]]
+    return functools.reduce(operator.or_, inner) if _is_union(kind) else plain.get(kind, kind)
+
+
+def _path(*parts: Any) -> str:
+    """Join the parts of a path, as in ``a.b[1]``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (UnionType, typing.Union)
+
+
+def _as_error(where: str, first: Mapping[str, Any]) -> ValueError:
+    """Translate pydantic's error about a value into a ValueError in our words."""
+    if first["type"] in _RANGES:
+        return ValueError(f"{where} {_RANGES[first['type']].format(**first['ctx'])}, got {shown(first['input'])}")
+    kind = _KINDS.get(first["type"].partition("_")[0], "valid")
+    return ValueError(f"{where} must be {kind}, got {shown(first['input'])}")
+
+
+def checked(cls: type, values: Any, what: str) -> Any:
+    """Build a dataclass of options, which may hold others, from a mapping.
+
+    Raises:
+        ValueError: names the first key that is wrong by its place, and for an unknown key the nearest known one.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{what} must be a mapping, got {shown(values)}")
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == "unexpected_keyword_argument":
+        section: Any = cls
+        for part in place[:-1]:
+            section = section.__pydantic_fields__[part].annotation
+        names = list(section.__pydantic_fields__)
+        known(first["loc"][-1], names, f"key in {'.'.join(place[:-1])}" if place[1:] else f"section of {what}")
+    name = _path(place[0], *first["loc"][1:])
+    if first["type"] == "invalid_key":
+        raise ValueError(f"the keys of {what} must be text, got {shown(first['input'])} in {name!r}")
+    raise _as_error(name, first)
+
+
+def meanings(cls: Any) -> Iterator[tuple[str, Any, Any, str]]:
+    """Yield the name, type, default and meaning of each option of a dataclass."""
+    for name, field in cls.__pydantic_fields__.items():
+        yield name, field.annotation, field.default, field.description or ""

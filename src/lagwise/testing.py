@@ -73,8 +73,6 @@ def check_mixer(
         if kind.streams:
             check_streaming(factory, channels)
             check_padding_anywhere(factory, channels)
-            if takes_times(factory(channels, True)):
-                check_timed_stream(factory, channels)
             check_old_states(factory, channels)
             check_joined_states(factory, channels)
             if not state_grows(factory(channels, True)):
@@ -112,37 +110,44 @@ def check_causality(factory: Factory, channels: int) -> None:
     assert grad[:, :41].abs().max() > 1e-6, "an output has no gradient to its own and earlier tokens"
 
 
-def check_padding(factory: Factory, channels: int, causal: bool) -> None:
+def check_padding(factory: Factory, channels: int, causal: bool, *, times: bool = False) -> None:
     """Check that rows padded on either side, with large numbers or NaN, give the same as alone, and finite
-    gradients."""
+    gradients. times: with a time for every token."""
     mixer = factory(channels, causal).double()
-    x = _noise(1, 30, channels)
-    alone = mixer(x)
+    x, time = _noise(3, 30, channels), _times(3, 30) if times else None
+    alone = mixer(x, layout=Layout(token_time=time))
     for left, right, scale in ((7, 0, 1e3), (0, 7, 1e3), (4, 9, 1e3), (4, 9, float("nan"))):
-        parts = [scale * _noise(1, left, channels), x, scale * _noise(1, right, channels)]
+        parts = [scale * _noise(3, left, channels), x, scale * _noise(3, right, channels)]
         padded = torch.cat(parts, dim=1).requires_grad_()
-        mask = torch.tensor([[0] * left + [1] * 30 + [0] * right])
-        y = mixer(padded, mask=mask)
+        mask = torch.tensor([[0] * left + [1] * 30 + [0] * right] * 3).bool()
+        around = None if time is None else F.pad(time, (left, right), value=float("nan"))
+        y = mixer(padded, layout=Layout(mask, token_time=around))
         assert y.isfinite().all(), "outputs at padding that are not finite"
         _same(y[:, left : left + 30], alone, 1e-9, f"a row with {left} tokens of padding before and {right} after it")
         (grad,) = torch.autograd.grad(y[:, left : left + 30].sum(), padded)
         assert grad.isfinite().all(), "gradients that are not finite, of a row with NaN at its padding"
-    rows, extents = _noise(3, 30, channels), ((0, 30), (7, 30), (0, 21))
+    extents = ((0, 30), (7, 30), (0, 21))
     mask = torch.tensor([[start <= i < end for i in range(30)] for start, end in extents])
-    batch = mixer(rows, mask=mask)
-    for row, (start, end) in enumerate(extents):
-        what = f"row {row + 1} of a padded batch"
-        _same(batch[row : row + 1, start:end], mixer(rows[row : row + 1, start:end]), 1e-9, what)
+    batch = mixer(x, layout=Layout(mask, token_time=time))
+    for i, (start, end) in enumerate(extents):
+        row = slice(i, i + 1), slice(start, end)
+        expected = mixer(x[row], layout=Layout(token_time=None if time is None else time[row]))
+        _same(batch[row], expected, 1e-9, f"row {i + 1} of a padded batch")
 
 
-def check_packing(factory: Factory, channels: int, causal: bool) -> None:
-    """Check that documents packed into a row, separated by seq_idx, give the same as alone."""
+def check_packing(factory: Factory, channels: int, causal: bool, *, times: bool = False) -> None:
+    """Check that documents packed into a row, separated by seq_idx, give the same as alone. times: with a time for
+    every token."""
     mixer = factory(channels, causal).double()
-    documents = [_noise(1, n, channels) for n in (5, 1, 30, 29)]  # the last two share a batch
-    row = torch.cat(documents, dim=1).requires_grad_()
-    seq_idx = torch.cat([torch.full((1, d.shape[1]), i) for i, d in enumerate(documents)], dim=1)
-    packed = mixer(row, seq_idx=seq_idx)
-    _same(packed, torch.cat([mixer(d) for d in documents], dim=1), 1e-9, "packed documents")
+    sizes = [5, 1, 30, 29]  # the last two share a batch
+    row = _noise(1, sum(sizes), channels).requires_grad_()
+    time = _times(1, sum(sizes)) if times else None
+    seq_idx = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))[None]
+    packed = mixer(row, layout=Layout(seq_idx=seq_idx, token_time=time))
+    pieces = [None] * len(sizes) if time is None else time.split(sizes, 1)
+    documents = zip(row.split(sizes, 1), pieces, strict=True)
+    alone = [mixer(document, layout=Layout(token_time=piece)) for document, piece in documents]
+    _same(packed, torch.cat(alone, dim=1), 1e-9, "packed documents")
     (grad,) = torch.autograd.grad(packed[:, 6:36].sum(), row)
     outside = torch.cat([grad[:, :6], grad[:, 36:]], dim=1)
     assert outside.abs().max() == 0, "a document has a gradient to another"
@@ -266,31 +271,36 @@ def check_weights(factory: Factory, channels: int, causal: bool) -> None:
     assert torch.equal(mixer(x), other(x)), "another mixer with the same state_dict gives other outputs"
 
 
-def check_streaming(factory: Factory, channels: int, lengths: Sequence[int] = (1, 3, 64, 301)) -> None:
-    """Chunks of any size, and single tokens, give the same as the whole sequence."""
+def check_streaming(
+    factory: Factory, channels: int, lengths: Sequence[int] = (1, 3, 64, 301), *, times: bool = False
+) -> None:
+    """Chunks of any size, and single tokens, give the same as the whole sequence. times: with a time for every
+    token."""
     for length in lengths:
         mixer = factory(channels, True).double()
-        x = _noise(2, length, channels)
-        whole = mixer(x)
+        x, time = _noise(2, length, channels), _times(2, length) if times else None
+        whole = mixer(x, layout=Layout(token_time=time))
         generator = torch.Generator().manual_seed(length)
         sizes = torch.randint(1, 81, (length,), generator=generator, device="cpu").tolist()
-        _same(streamed(mixer, x, sizes), whole, 1e-9, f"chunks of a sequence of {length}")
+        _same(streamed(mixer, x, sizes, time), whole, 1e-9, f"chunks of a sequence of {length}")
         state, tokens = mixer.init_state(2), []
-        for token in x[:, : min(length, 40)].unbind(1):
-            y, state = mixer.step(token, state)
+        for i in range(min(length, 40)):
+            y, state = mixer.step(x[:, i], state, None if time is None else time[:, i])
             tokens.append(y)
         _same(torch.stack(tokens, 1), whole[:, : len(tokens)], 1e-9, "single tokens")
 
 
-def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int]) -> Tensor:
+def streamed(mixer: Mixer, x: Tensor, sizes: Sequence[int], time: Tensor | None = None) -> Tensor:
     """Compute outputs for x ``(batch, length, channels)``, prefilled in chunks of these sizes while tokens remain, and
-    the rest in one chunk."""
-    state, parts, rest = mixer.init_state(x.shape[0]), [], x
+    the rest in one chunk. time: that of each token, ``(batch, length)``."""
+    state, parts, at = mixer.init_state(x.shape[0]), [], 0
     for size in (*sizes, x.shape[1]):
-        if rest.shape[1]:
-            y, state = mixer.prefill(rest[:, :size], state)
+        if at < x.shape[1]:
+            own = slice(at, at + size)
+            layout = Layout(token_time=None if time is None else time[:, own])
+            y, state = mixer.prefill(x[:, own], state, layout=layout)
             parts.append(y)
-            rest = rest[:, size:]
+            at += size
     return torch.cat(parts, dim=1)
 
 
@@ -304,81 +314,49 @@ def takes_times(mixer: Mixer) -> bool:
 
 
 def check_times(factory: Factory, channels: int, causal: bool) -> None:
-    """Times of 1 change no output; with other times, padding and other documents of a row have no effect, and gradients
-    equal finite differences, also those of times."""
+    """Times of 1 change no output; with other times, padding, other documents of a row and the cuts of a stream have no
+    effect, and gradients equal finite differences, also those of times."""
     mixer = factory(channels, causal).double()
     x, time = _noise(2, 70, channels), _times(2, 70)
     _same(mixer(x, layout=Layout(token_time=torch.ones_like(time))), mixer(x), 1e-9, "tokens with times of 1")
-    whole = mixer(x, layout=Layout(token_time=time))
-    assert not torch.allclose(whole, mixer(x)), "times of tokens have no effect"
-    for before, after in ((5, 0), (0, 7), (3, 2)):
-        padding = (0, 0, before, after)
-        mask = torch.zeros(2, before + 70 + after, dtype=torch.bool)
-        mask[:, before : before + 70] = True
-        layout = Layout(mask, token_time=F.pad(time, (before, after), value=float("nan")))
-        y = mixer(F.pad(x, padding, value=float("nan")), layout=layout)[:, before : before + 70]
-        _same(y, whole, 1e-9, f"times with {before} and {after} tokens of padding")
-    documents = torch.tensor([[0] * 70 + [1] * 70])
-    packed = Layout(seq_idx=documents, token_time=time.reshape(1, -1))
-    y = mixer(x.reshape(1, -1, channels), layout=packed).unflatten(1, (2, -1))[0]
-    _same(y, whole, 1e-9, "documents with times, packed into a row")
+    assert not torch.allclose(mixer(x, layout=Layout(token_time=time)), mixer(x)), "times of tokens have no effect"
     some, short = [p for p in mixer.parameters() if p.numel() <= 64][:2], time[:1, :6].clone().requires_grad_()
     signal = x[:1, :6].clone().requires_grad_()
     torch.autograd.gradcheck(
         lambda a, t, *_: mixer(a, layout=Layout(token_time=t)), (signal, short, *some), fast_mode=True
     )
-
-
-def check_timed_stream(factory: Factory, channels: int) -> None:
-    """Check that tokens with times of their own give the same in chunks, one by one, and with padding anywhere in a
-    stream."""
-    mixer = factory(channels, True).double()
-    x, time = _noise(2, 90, channels), _times(2, 90)
-    whole, state, parts, at = mixer(x, layout=Layout(token_time=time)), mixer.init_state(2), [], 0
-    for size in (1, 30, 2, 50):
-        own = slice(at, at + size)
-        y, state = mixer.prefill(x[:, own], state, layout=Layout(token_time=time[:, own]))
-        parts.append(y)
-        at += size
-    for i in range(at, 90):
-        token, state = mixer.step(x[:, i], state, time[:, i])
-        parts.append(token[:, None])
-    _same(torch.cat(parts, 1), whole, 1e-9, "chunks of tokens with times")
-    mask = torch.rand(2, 90, generator=torch.Generator().manual_seed(0), device="cpu").to(x.device) > 0.3
-    outputs, state = [], mixer.init_state(2)
-    for own in (slice(0, 40), slice(40, 90)):
-        y, state = mixer.prefill(x[:, own], state, layout=Layout(mask[:, own], token_time=time[:, own]))
-        outputs.append(y)
-    for row, kept in enumerate(mask):
-        alone = mixer(x[row, kept][None], layout=Layout(token_time=time[row, kept][None]))[0]
-        _same(torch.cat(outputs, 1)[row, kept], alone, 1e-9, "a stream with times and padding")
+    check_padding(factory, channels, causal, times=True)
+    check_packing(factory, channels, causal, times=True)
+    if causal and mixer.streams:
+        check_streaming(factory, channels, [90], times=True)
+        check_padding_anywhere(factory, channels, times=True)
 
 
 def _times(batch: int, length: int) -> Tensor:
     return torch.rand(batch, length, dtype=torch.float64) * 3 + 0.1
 
 
-def check_padding_anywhere(factory: Factory, channels: int) -> None:
+def check_padding_anywhere(factory: Factory, channels: int, *, times: bool = False) -> None:
     """Rows of a stream with padding before, within and after their text, or with nothing else, continue as if they had
-    only their real tokens, whether they have begun or not."""
+    only their real tokens, whether they have begun or not. times: with a time for every token."""
     mixer = factory(channels, True).double()
-    x, masks = _noise(5, 60, channels), torch.ones(5, 60, dtype=torch.bool)
+    x, masks = _noise(5, 63, channels), torch.ones(5, 63, dtype=torch.bool)
+    time = _times(5, 63) if times else None
     masks[0, 13:20] = False  # after a text that goes on
     masks[1, :4] = masks[1, 20:26] = False  # before it, twice
-    masks[2, 5:9] = masks[2, 31:33] = masks[2, 50:] = False
+    masks[2, 5:9] = masks[2, 31:33] = masks[2, 50:60] = False
     masks[3, :40] = False  # nothing else, twice
     x[~masks] = float("nan")
-    y, state = [], mixer.init_state(5)
-    for start, stop in ((0, 20), (20, 40), (40, 60)):
-        part, state = mixer.prefill(x[:, start:stop], state, mask=masks[:, start:stop])
-        y.append(part)
-    outputs, more = torch.cat(y, 1), _noise(5, 3, channels)
+    parts, state = [], mixer.init_state(5)
+    for own in (slice(0, 20), slice(20, 40), slice(40, 60), slice(60, 63)):
+        chunk = None if time is None else time[:, own]
+        part, state = mixer.prefill(x[:, own], state, layout=Layout(masks[:, own], token_time=chunk))
+        parts.append(part)
+    outputs = torch.cat(parts, 1)
     assert outputs.isfinite().all(), "outputs at the padding of a stream that are not finite"
-    rest, _ = mixer.prefill(more, state)
-    for row, (tokens, mask) in enumerate(zip(x, masks, strict=True)):
-        alone = mixer(torch.cat([tokens[mask], more[row]])[None])[0]
-        found = torch.cat([outputs[row, mask], rest[row]])
-        _same(found, alone, 1e-9, f"row {row + 1} of a stream with padding")
+    for i, (tokens, mask) in enumerate(zip(x, masks, strict=True)):
+        alone = mixer(tokens[mask][None], layout=Layout(token_time=None if time is None else time[i, mask][None]))[0]
+        _same(outputs[i, mask], alone, 1e-9, f"row {i + 1} of a stream with padding")
 
 
 def check_old_states(factory: Factory, channels: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lagwise.data import open_rows, prepare_labelled
-from lagwise.data.series_rows import open_series
+from lagwise.data.series import open_series
 
 TS = """# two dimensions
 @problemName waves

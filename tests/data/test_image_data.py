@@ -25,7 +25,7 @@ from lagwise.data.images import (
     decode,
     encode_array,
 )
-from lagwise.data.labelled_images import images_key, prepare_images
+from lagwise.data.labelled_images import prepare_images
 
 
 def prepared(name: Path | str, tmp_path: Path, **options):
@@ -331,10 +331,9 @@ def test_what_a_reader_should_know_is_noted(tmp_path: Path) -> None:
 
 def test_the_cache_key_depends_on_classes_and_size(tmp_path: Path) -> None:
     root = folder_of(tmp_path / "data", *arrays())
-    before = images_key(open_images(str(root)), None, 3)
-    assert images_key(open_images(str(root)), (8, 8), 3) != before
+    before = open_images(str(root)).key()
     (root / "dog").rename(root / "fox")
-    assert images_key(open_images(str(root)), None, 3) != before
+    assert open_images(str(root)).key() != before
 
 
 def test_arrays_without_images_to_train_on_are_refused(tmp_path: Path) -> None:

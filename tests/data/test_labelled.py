@@ -19,7 +19,7 @@ from scipy.io import wavfile
 
 import lagwise.data.labelled as labelled_module
 from lagwise import LagwiseConfig
-from lagwise.data import LabelledData, open_rows, prepare_labelled
+from lagwise.data import LabelledData, open_rows, open_series, prepare_labelled
 from lagwise.data.rows import RowSource
 
 
@@ -335,7 +335,7 @@ class TestCache:
         monkeypatch.setattr(labelled_module, "_write", full)
         with pytest.raises(OSError, match="LAGWISE_CACHE"):
             prepare(source, cache=tmp_path)
-        assert [file.suffix for file in (tmp_path / "labelled").iterdir()] == [".lock"]
+        assert [file.suffix for file in (tmp_path / "labelleddata").iterdir()] == [".lock"]
 
 
 def test_declared_classes_are_classes(tmp_path: Path) -> None:
@@ -488,3 +488,28 @@ def test_numbers_and_categories_are_no_texts(tmp_path: Path) -> None:
     found = prepare(str(tmp_path / "c.csv"))
     assert found.encoder.columns == ("review",)
     assert "only column 'review' is read as text, not x, y" in found.notes
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "values"])
+def test_a_group_is_in_one_split_and_is_no_input(tmp_path: Path, inputs: str) -> None:
+    cells = {
+        "tokens": ["text", *(f"a{i}" for i in range(60))],
+        "values": ["x,y", *(f"{i}.5,{i}.25" for i in range(60))],
+    }
+    groups = ["subject", *(str(i // 4) for i in range(60))]
+    lines = [f"{a},{b},{c}" for a, b, c in zip(cells[inputs], groups, ["label", *["no", "yes"] * 30], strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    options: dict[str, Any] = {"inputs": inputs, "group": "subject", "cache": tmp_path, "progress": False}
+    source: Any = open_rows(str(tmp_path / "rows.csv"))
+    if inputs == "values":
+        source = open_series(str(tmp_path / "rows.csv"), "label", group="subject")
+        assert source.reading_options()["features"] == ["x", "y"]
+    found = prepare_labelled(source, **options)
+    read = {
+        "tokens": lambda row: int(bytes(row["input_ids"][1:])),
+        "values": lambda row: int(row["input_values"][0][0]),
+    }
+    shown = {split: list(map(read[inputs], rows)) for split, rows in found.splits.items()}
+    assert {split: len({i // 4 for i in each}) for split, each in shown.items()} == {"train": 11, "valid": 2, "test": 2}
+    assert sum(map(len, shown.values())) == 60
+    assert all(len(each) % 4 == 0 for each in shown.values())

@@ -14,7 +14,7 @@ import pytest
 from lagwise.data import open_rows
 from lagwise.data.augmentation import CHANGES, changed, filtered, stretched
 from lagwise.data.labelled_series import prepare_series
-from lagwise.data.series_windows import RandomWindows, WindowCollator, even_windows, step_targets
+from lagwise.data.series_windows import LabelledWindows, RandomWindows, WindowCollator, even_windows, step_targets
 
 
 def rows(**changes: Any) -> list[dict[str, Any]]:
@@ -158,7 +158,8 @@ def test_windows_are_reproducible(tmp_path: Path) -> None:
 
     def windows(**options: Any) -> RandomWindows:
         scale = {"mean": data.mean, "std": data.std}
-        return RandomWindows(data.splits["train"], 12, 16, 4, 3, False, seed=1, **scale, **options)
+        own = LabelledWindows(data.splits["train"], 4, 3, length=16, **scale, **options)
+        return RandomWindows(own.draw, own.lengths, 12, seed=1)
 
     for options in ({}, {"changes": strengths}):
         one, other = windows(**options), windows(**options)

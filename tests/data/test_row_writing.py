@@ -8,8 +8,8 @@ import numpy as np
 
 from lagwise.data import open_rows
 from lagwise.data.row_writing import rows_as_csv, write_sounds
-from lagwise.data.series_files import read_sound
 from lagwise.data.several_labels import known_several
+from lagwise.data.sound_files import read_sound
 
 
 def test_lists_of_names_are_read_as_they_were(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from scipy.io import wavfile
 
 from lagwise.data import open_rows, open_series, prepare_labelled
 from lagwise.data.labelled_rows import read_labelled
-from lagwise.data.series_files import read_sound
+from lagwise.data.sound_files import read_sound
 
 RATE = 8000
 
@@ -346,7 +346,7 @@ def test_lines_without_the_labels_of_other_splits_are_lines(tmp_path: Path) -> N
 @pytest.mark.parametrize("features", [["label", "x"], ["x", "x"]])
 def test_the_label_is_no_feature(tmp_path: Path, features: list[str]) -> None:
     (tmp_path / "a.csv").write_text("x,label\n1,2\n")
-    with pytest.raises(ValueError, match="must be different columns without that of the labels, 'label'"):
+    with pytest.raises(ValueError, match="must be different columns without those of labels or targets, 'label'"):
         open_series(str(tmp_path), "label", features=features)
 
 

@@ -126,7 +126,7 @@ def test_lines_that_are_series_have_several_columns_of_labels(tmp_path: Path) ->
     found = read_labelled(source, ("input_values",), ["low", "high"], values=True)
     assert (found.kind, found.label_names) == ("multi_label", ("low", "high"))
     assert source.reading_options() == {"lines": True, "features": ["a", "b"]}
-    with pytest.raises(ValueError, match=r"without that of the labels, 'low', 'high', got \['high'\]"):
+    with pytest.raises(ValueError, match=r"without those of labels or targets, 'low', 'high', got \['high'\]"):
         open_series(str(tmp_path / "series.csv"), ["low", "high"], features=["high"])
 
 
@@ -203,14 +203,14 @@ def test_rows_are_divided_by_their_rarest_label() -> None:
 def test_too_few_rows_without_labels_are_trained(texts: list[str]) -> None:
     """One row, or many with the same text, cannot be in all three splits."""
     rows = Dataset.from_dict({"text": [*map(str, range(20)), *texts], "label": [[1]] * 20 + [[0]] * len(texts)})
-    places = split_places({"train": rows}, "label", groups=strata(rows["label"][:], 6))
+    places = split_places({"train": rows}, "label", kinds=strata(rows["label"][:], 6))
     assert {split: len(own or []) for split, (_, own) in places.items()} == {
         "train": 16 + len(texts),
         "valid": 2,
         "test": 2,
     }
     with pytest.raises(ValueError, match=r"1 of None"):
-        split_places({"train": Dataset.from_dict(rows[20:21])}, "label", groups=[None])
+        split_places({"train": Dataset.from_dict(rows[20:21])}, "label", kinds=[None])
 
 
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ";"), ("a.tsv", "\t"), ("a.csv", "|")])

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 import os
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
+from scipy.io import wavfile
 
 from lagwise.data import open_rows, open_source, open_stream, prepare_labelled, read_documents, reading
+from lagwise.data import sources as sources_module
 from lagwise.data.split_files import write_row_split
+from lagwise.runs import evaluate_run
+from lagwise.training import load_recipe, train
 
 TEXT = "A line of text, with ünïcödé in it.\n" * 200
 
@@ -198,7 +206,7 @@ def test_data_sets_are_sources_themselves_and_saved(tmp_path: Path) -> None:
     assert list(open_source(str(tmp_path / "two")).documents("test")) == ["row 2", "row 3"]
     stream = open_stream(str(tmp_path / "two"), "bytes")
     assert next(iter(stream.rows))["text"] == "row 0"
-    with pytest.raises(ValueError, match="must be a name, a Dataset or a DatasetDict, got list"):
+    with pytest.raises(ValueError, match="or a table of pandas, polars or pyarrow, got list"):
         open_rows([1])  # type: ignore[arg-type]
 
 
@@ -249,3 +257,39 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 def test_a_file_that_was_compressed_twice_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(gzip.compress(TEXT.encode())))
     assert list(read_documents(tmp_path / "a.txt.gz")) == [TEXT]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "pyarrow", "polars"])
+def test_tables_in_memory_are_sources(kind: str, tmp_path: Path) -> None:
+    rows = {"text": [f"row {i}" for i in range(40)], "label": ["a", "b"] * 20}
+    library: Any = pytest.importorskip(kind)
+    table = library.table(rows) if kind == "pyarrow" else library.DataFrame(rows)
+    assert prepare_labelled(table, cache=tmp_path, progress=False).label_names == ("a", "b")
+    assert open_rows(table).key() == open_rows(library.table(rows) if kind == "pyarrow" else table).key()
+    if kind == "pandas":
+        table["label"] = table["label"].astype("category")
+        assert prepare_labelled(table.set_index("text", drop=False), cache=tmp_path, progress=False).label_names
+
+
+def test_a_training_and_an_evaluation_hash_each_file_of_the_data_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(20):
+        file = tmp_path / "data" / ["high", "low"][i % 2] / f"{i}.wav"
+        file.parent.mkdir(exist_ok=True, parents=True)
+        wavfile.write(file, 8000, (9999 * np.sin(np.arange(64) * (0.2 + i % 2 + i / 999))).astype(np.int16))
+    monkeypatch.setattr(sources_module, "_SETTLED", -1)
+    hashed: Counter[str] = Counter()
+    original = hashlib.file_digest
+
+    def counted(file: Any, *options: Any) -> Any:
+        hashed[Path(file.name).relative_to(tmp_path).parts[0] if "/data/" in file.name else ""] += 1
+        return original(file, *options)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    recipe = load_recipe("signal", [f"data.source={tmp_path / 'data'}", "model=linear", "training.report_to=none"])
+    train(recipe, tmp_path / "run", progress=False)
+    assert hashed["data"] == 20
+    sources_module._digest.cache_clear()  # as in another process
+    evaluate_run(tmp_path / "run", progress=False)
+    assert hashed["data"] == 40

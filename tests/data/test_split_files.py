@@ -119,9 +119,9 @@ def contents(task: Any) -> dict[str, list[Any]]:
         ("lines.csv", lines, "test.csv"),
         ("recordings", recordings, "test/cat"),
         ("sounds", sounds, "train/cat"),
-        ("rows.npz", npz, "train.npz"),
-        ("rows.ts", ts, "train.ts"),
-        ("rows.arff", arff, "train.arff"),
+        ("rows.npz", npz, "train.parquet"),
+        ("rows.ts", ts, "train.parquet"),
+        ("rows.arff", arff, "train.parquet"),
     ],
 )
 def test_rows_are_in_the_same_splits(name: str, write: Callable[[Path], None], written: str, tmp_path: Path) -> None:

@@ -64,6 +64,22 @@ def test_named_splits_are_kept() -> None:
     assert split_rows(named, "label") == named
 
 
+@pytest.mark.parametrize("label", ["label", None])
+def test_rows_of_a_group_stay_together(label: str | None) -> None:
+    rows = {"subject": [f"s{i // 10}" for i in range(400)], "text": [str(i) for i in range(400)]}
+    found = split_rows(
+        {"train": datasets.Dataset.from_dict({**rows, "label": [i % 2 for i in range(400)]})}, label, group="subject"
+    )
+    subjects = {split: {*part["subject"][:]} for split, part in found.items()}
+    assert [len(each) for each in subjects.values()] == [32, 4, 4]
+    assert len(set.union(*subjects.values())) == 40
+    rows["subject"][7] = ""
+    with pytest.raises(ValueError, match="row 8 of train has no 'subject'"):
+        split_rows({"train": datasets.Dataset.from_dict(rows)}, group="subject")
+    with pytest.raises(ValueError, match="too few different values of 'text'"):
+        split_rows({"train": datasets.Dataset.from_dict(rows).select([0, 1])}, group="text")
+
+
 def test_numbers_are_not_classes() -> None:
     splits = split_rows({"train": table(TEXTS, list(range(353)))})
     assert {s: len(r) for s, r in splits.items()} == {"train": 283, "valid": 35, "test": 35}

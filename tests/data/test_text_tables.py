@@ -252,10 +252,10 @@ def test_every_reader_reads_a_table_alike(tmp_path: Path, name: str, data: bytes
     np.testing.assert_array_equal(series.frame, VALUES)
 
 
-def test_decimal_commas_of_labels_are_numbers(tmp_path: Path) -> None:
+def test_cells_are_read_as_they_are_written(tmp_path: Path) -> None:
     table = "text;score;name;codes\nfine, so;1,5;1,5 m;1,2,3\nbad;-2;x;4,5,6\nnone;;y;\n"
     rows = open_rows(str(write(tmp_path / "a.csv", table))).read()["train"]
-    assert rows["score"][:] == ["1.5", "-2", ""]
+    assert rows["score"][:] == ["1,5", "-2", ""]
     assert rows["name"][:] == ["1,5 m", "x", "y"]
     assert rows["text"][0] == "fine, so"
     assert rows["codes"][:] == ["1,2,3", "4,5,6", ""]

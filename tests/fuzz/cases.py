@@ -82,7 +82,8 @@ def draw(seed: int) -> Case:
     rng = random.Random(seed)
     longest = _QUICK_LONGEST if seed < QUICK and seed % 10 else LONGEST
     longest = int(longest ** rng.random() ** 0.7)
-    name, dtype, masked = rng.choice(list(MIXERS)), rng.choice((torch.float32, torch.float64)), rng.random() < 0.7
+    name = list(MIXERS)[seed // 2 % len(MIXERS)]  # every second seed of the normal suite is slow
+    dtype, masked = rng.choice((torch.float32, torch.float64)), rng.random() < 0.7
     kind = MIXERS[name]
     causal = kind.directions[0] if len(kind.directions) == 1 else rng.random() < 0.7
     streamed = causal and kind.streams and rng.random() < 0.6

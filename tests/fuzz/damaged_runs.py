@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,29 +16,29 @@ from lagwise.models import load_model
 from lagwise.training import resume
 
 Case = tuple[str, Callable[[Path, Path], object]]
+Change = Callable[[Path], object]
 
 JSON_DAMAGES = (b"", b"[]", b"null", b"5", b'"text"', b"{", b"[" * 100_000, b"\xff\xfe", b"\0" * 10)
 
 
 def run_folders() -> Iterator[Case]:
     """A trained run with one of its files damaged."""
-    for content in (*JSON_DAMAGES, b"{}"):
-        for file in ("config.json", "trainer_state.json", "run.json"):
-            yield f"{file} is {content[:20]!r}", _damaged(file, content)
-    for content in JSON_DAMAGES:
-        for file in ("tokenizer.json", "tokenizer_config.json", "evaluation.json", "generation_config.json"):
-            yield f"{file} is {content[:20]!r}", _damaged(file, content)
-    for file in ("model.safetensors", "checkpoint-2/optimizer.pt", "checkpoint-2/scheduler.pt"):
-        for content in (b"", b"\0" * 100, b"{}", b"\xff" * 1000, b"PK\3\4" + b"\0" * 50):
-            yield f"{file} is {content[:20]!r}", _damaged(file, content)
-    for content in (b"", b"\0" * 100, b"PK\3\4"):
-        yield f"rng_state.pth is {content[:20]!r}", _damaged("checkpoint-2/rng_state.pth", content)
+    pickled = (b"", b"\0" * 100, b"{}", b"\xff" * 1000, b"PK\3\4" + b"\0" * 50)
+    lines = (b"[]\n{}\n", b"5\n{}\n", b'{"loss": 1}\n{}\n', b'{"step": "x"}\n{}\n', b"\xff\n{}\n", b"{\n{}\n")
+    recipes = (b"", b"[1]", b"model: 5", b"data: {}\ntraining: {steps: x}", b"\xff\xfe\xfd", b"[" * 5000)
+    for files, contents in (
+        (("config.json", "trainer_state.json", "run.json"), (*JSON_DAMAGES, b"{}")),
+        (("tokenizer.json", "tokenizer_config.json", "evaluation.json", "generation_config.json"), JSON_DAMAGES),
+        (("model.safetensors", "checkpoint-2/optimizer.pt", "checkpoint-2/scheduler.pt"), pickled),
+        (("checkpoint-2/rng_state.pth",), (b"", b"\0" * 100, b"PK\3\4")),
+        (("recipe.yaml",), recipes),
+        (("metrics.jsonl",), lines),
+    ):
+        for file, content in itertools.product(files, contents):
+            change: Change = lambda path, content=content: path.write_bytes(content)  # noqa: E731
+            yield f"{file} is {content[:20]!r}", _changed(file, change)
     for evaluation in ({"valid": 5}, {"valid": {}, "test": 5}, {"valid": {}, "test": [{}]}, {"test": [5]}):
-        yield f"evaluation.json is {evaluation}", _damaged("evaluation.json", json.dumps(evaluation).encode())
-    for content in (b"", b"[1]", b"model: 5", b"data: {}\ntraining: {steps: x}", b"\xff\xfe\xfd", b"[" * 5000):
-        yield f"recipe.yaml is {content[:20]!r}", _damaged("recipe.yaml", content)
-    for lines in (b"[]\n{}\n", b"5\n{}\n", b'{"loss": 1}\n{}\n', b'{"step": "x"}\n{}\n', b"\xff\n{}\n", b"{\n{}\n"):
-        yield f"metrics.jsonl is {lines!r}", _damaged("metrics.jsonl", lines)
+        yield f"evaluation.json is {evaluation}", _configured("evaluation.json", evaluation)
     for file in ("config.json", "model.safetensors", "tokenizer.json", "recipe.yaml", "run.json"):
         yield f"{file} is missing", _changed(file, lambda path: path.unlink())
     for fields in (
@@ -56,7 +57,7 @@ def run_folders() -> Iterator[Case]:
         *({"max_position_embeddings": value} for value in (0, -1, 1.5, "x")),
         *({"position_embedding": value} for value in ("learned", "nothing", 5)),
     ):
-        yield f"config.json has {str(fields)[:60]}", _configured(fields)
+        yield f"config.json has {str(fields)[:60]}", _configured("config.json", fields)
     weights: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
         "of no tensors": lambda w: w.clear(),
         "without one": lambda w: w.popitem(),
@@ -84,7 +85,7 @@ def run_folders() -> Iterator[Case]:
     }
     for field, values in states.items():
         for value in values:
-            yield f"trainer_state.json has {field}={value!r}", _state(field, value)
+            yield f"trainer_state.json has {field}={value!r}", _configured("trainer_state.json", {field: value})
     pickles: dict[str, tuple[Any, ...]] = {
         "optimizer.pt": ([], {}, {"state": 5, "param_groups": 5}, {"state": {}, "param_groups": []}, torch.zeros(3)),
         "scheduler.pt": ([], {}, 5, {"last_epoch": 7}, {"last_epoch": "x"}, torch.zeros(3)),
@@ -92,10 +93,8 @@ def run_folders() -> Iterator[Case]:
     }
     for file, contents in pickles.items():
         for content in contents:
-            yield (
-                f"{file} holds {str(content)[:40]}",
-                _changed(f"checkpoint-2/{file}", lambda path, c=content: torch.save(c, path)),
-            )
+            change = lambda path, content=content: torch.save(content, path)  # noqa: E731
+            yield f"{file} holds {str(content)[:40]}", _changed(f"checkpoint-2/{file}", change)
 
 
 def _use(run: Path) -> None:
@@ -110,32 +109,23 @@ def _use(run: Path) -> None:
     resume(run, progress=False)
 
 
-def _changed(file: str, change: Callable[[Path], object]) -> Callable[[Path, Path], object]:
+def _changed(file: str, change: Change) -> Callable[[Path, Path], object]:
     def check(folder: Path, run: Path) -> None:
         shutil.copytree(run, folder / "run", dirs_exist_ok=True)
-        names = [file]
-        if file == "trainer_state.json":
-            names = ["checkpoint-2/trainer_state.json"]
-        for name in names:
-            change(folder / "run" / name)
+        change(folder / "run" / ("checkpoint-2/" * (file == "trainer_state.json") + file))
         _use(folder / "run")
 
     return check
 
 
-def _damaged(file: str, content: bytes) -> Callable[[Path, Path], object]:
-    return _changed(file, lambda path: path.write_bytes(content))
+def _configured(file: str, fields: dict[str, Any]) -> Callable[[Path, Path], object]:
+    """Other values in a file of JSON, which may be absent."""
 
-
-def _configured(fields: dict[str, Any]) -> Callable[[Path, Path], object]:
-    return _changed("config.json", lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **fields})))
-
-
-def _state(field: str, value: Any) -> Callable[[Path, Path], object]:
     def change(path: Path) -> None:
-        path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        path.write_text(json.dumps({**content, **fields}))
 
-    return _changed("checkpoint-2/trainer_state.json", change)
+    return _changed(file, change)
 
 
 def _weights(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

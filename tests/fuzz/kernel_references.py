@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lagwise.kernels import KERNELS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda x: x.clamp(min=0),
@@ -22,13 +24,38 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def kernel_at(kernel: Any, lags: Tensor) -> Tensor:
     """Values ``(channels, n)`` at integer lags ``(n,)``. KeyError for a kernel that has no reference."""
-    values = KERNELS[type(kernel).__name__](kernel, lags.double())
+    name = next(name for name, kind in KERNELS.items() if type(kernel) is kind)
+    values = REFERENCES[name](kernel, lags.double())
     return values * (lags >= 0) if kernel.causal else values
 
 
 def smooth_at(kernel: Any, lags: Tensor) -> Tensor:
     """Values of the part that SKI interpolates, at real lags."""
     return SMOOTH[type(kernel).__name__](kernel, lags)
+
+
+def lags(n: int) -> Tensor:
+    """Of a token (rows) behind another (columns)."""
+    return torch.arange(n)[:, None] - torch.arange(n)
+
+
+def affine(layer: Any, x: Tensor) -> Tensor:
+    y = x @ layer.weight.t()
+    return y if layer.bias is None else y + layer.bias
+
+
+def joined(sides: Sequence[Tensor], lags: Tensor, direct: Tensor | None = None) -> Tensor:
+    """Of the values of each direction at the distances of the lags. Both have lag 0."""
+    values = sides[0] if len(sides) == 1 else sides[0] * (lags >= 0) + sides[1] * (lags <= 0)
+    return values if direct is None else values + direct[:, None] * (lags == 0)
+
+
+def looked_up(sides: Sequence[Tensor], lags: Tensor) -> Tensor:
+    """Of the taps of each direction, zero beyond. The second begins at lag -1 and reaches as far as the first."""
+    reach = sides[0].shape[1]
+    index = torch.where(lags < 0, -lags - 1, lags).long().clamp(max=reach - 1)
+    values = [side[:, index] * (lags.abs() < reach) for side in sides]
+    return values[0] if len(sides) == 1 else torch.where(lags < 0, values[1], values[0])
 
 
 def network(net: Any, x: Tensor) -> Tensor:
@@ -109,9 +136,8 @@ def ema_sides(kernel: Any, lags: Tensor) -> Tensor:
     return sides if kernel.truncation is None else sides * (distance < kernel.truncation)
 
 
-def ema_kernel(kernel: Any, lags: Tensor) -> Tensor:
-    sides = ema_sides(kernel, lags)
-    return sides[0] if kernel.causal else sides[0] * (lags >= 0) + sides[1] * (lags <= 0)
+def ema(kernel: Any, lags: Tensor) -> Tensor:
+    return joined(ema_sides(kernel, lags), lags)
 
 
 def ema_smooth(kernel: Any, lags: Tensor) -> Tensor:
@@ -129,8 +155,7 @@ def cema(kernel: Any, lags: Tensor) -> Tensor:
     for _ in range(int(lags.abs().max())):
         powers.append(powers[-1] * q)
     sides = (gamma[..., None] * torch.stack(powers, -1)[..., lags.abs().long()]).sum(2).real
-    values = sides[0] if kernel.causal else sides[0] * (lags >= 0) + sides[1] * (lags <= 0)
-    return values + kernel.omega[:, None] * (lags == 0)
+    return joined(sides, lags, kernel.omega)
 
 
 def modal(kernel: Any, lags: Tensor) -> Tensor:
@@ -139,8 +164,7 @@ def modal(kernel: Any, lags: Tensor) -> Tensor:
     angle = kernel.angle[..., None] * distance
     real, imaginary = kernel.amplitude[..., 0, None], kernel.amplitude[..., 1, None]
     sides = (size * (real * angle.cos() - imaginary * angle.sin())).sum(2)
-    values = sides[0] if kernel.causal else sides[0] * (lags >= 0) + sides[1] * (lags <= 0)
-    return values + kernel.direct[:, None] * (lags == 0)
+    return joined(sides, lags, kernel.direct)
 
 
 def sampled(kernel: Any) -> tuple[Tensor, Tensor]:
@@ -153,8 +177,7 @@ def state_space(kernel: Any, poles: Tensor, scale: Tensor, lags: Tensor) -> Tens
     weights = torch.view_as_complex(kernel.amplitude.contiguous()) * scale
     powers = poles[..., None] ** lags.abs()
     sides = torch.einsum("dci,cil->dcl", weights, powers).real
-    values = sides[0] if kernel.causal else sides[0] * (lags >= 0) + sides[1] * (lags <= 0)
-    return values + kernel.direct[:, None] * (lags == 0)
+    return joined(sides, lags, kernel.direct)
 
 
 def mean_exponential(z: Tensor) -> Tensor:
@@ -184,7 +207,7 @@ def s4(kernel: Any, lags: Tensor) -> Tensor:
     p, b, c = (torch.view_as_complex(t.contiguous()) for t in (kernel.low_rank, kernel.input, kernel.output))
     a, p, b, c = (torch.cat([t, t.conj()], -1) for t in (half, p, b, c))
     matrix, eye = torch.diag(a) - torch.outer(p, p.conj()), torch.eye(len(a), dtype=a.dtype)
-    rows = []
+    channels = []
     for channel, step in enumerate(kernel.log_step.exp()):
         below = torch.linalg.inv(eye - step / 2 * matrix)
         power, state = below @ (eye + step / 2 * matrix), below @ (step * b)
@@ -194,10 +217,8 @@ def s4(kernel: Any, lags: Tensor) -> Tensor:
             states.append(whole @ state)
             state = power @ state
         found = (c[:, channel].conj() @ torch.stack(states, -1)).real
-        found = F.pad(found, (0, 1))[:, lags.abs().long().clamp(max=found.shape[1])]
-        values = found[0] if kernel.causal else found[0] * (lags >= 0) + found[1] * (lags <= 0)
-        rows.append(values + kernel.direct[channel] * (lags == 0))
-    return torch.stack(rows)
+        channels.append(F.pad(found, (0, 1))[:, lags.abs().long().clamp(max=found.shape[1])])
+    return joined(torch.stack(channels, 1), lags, kernel.direct)
 
 
 def sgconv(kernel: Any, lags: Tensor) -> Tensor:
@@ -213,13 +234,8 @@ def sgconv(kernel: Any, lags: Tensor) -> Tensor:
             right = (left + 1).clamp(max=size - 1)
             part = weight[:, scale, left] * (1 - share) + weight[:, scale, right] * share
             parts.append(part * kernel.decay[:, None] ** scale)
-        sides.append(F.pad(torch.cat(parts, 1), (0, 1)))
-    reach = sides[0].shape[1] - 1
-    after = sides[0][:, torch.where(lags >= 0, lags, reach).long().clamp(max=reach)]
-    if kernel.causal:
-        return after
-    before = torch.where((lags < 0) & (-lags < reach), -lags - 1, reach).long()  # as far as the other side
-    return after + sides[1][:, before]
+        sides.append(torch.cat(parts, 1))
+    return looked_up(sides, lags)
 
 
 def hyena_smooth(kernel: Any, lags: Tensor) -> Tensor:
@@ -250,37 +266,18 @@ def spectral(kernel: Any, lags: Tensor) -> Tensor:
     count = kernel.weight.shape[3]
     values, vectors = values.flip(0)[:count], vectors.flip(1)[:, :count]
     vectors = vectors * (vectors * torch.as_tensor(hankel_filters(kernel.span, count).T)).sum(0).sign()
-    filters = F.pad((values.clamp(min=0) ** 0.25)[:, None] * vectors.t(), (0, 1))
+    filters = (values.clamp(min=0) ** 0.25)[:, None] * vectors.t()
     sides = []
     for weight in kernel.weight:
         side = weight[:, 0] @ filters
         if kernel.alternating:
-            side = side + (weight[:, 1] @ filters) * (1 - 2 * (torch.arange(kernel.span + 1) % 2))
+            side = side + (weight[:, 1] @ filters) * (1 - 2 * (torch.arange(kernel.span) % 2))
         sides.append(side)
-    after = sides[0][:, torch.where(lags >= 0, lags, kernel.span).long().clamp(max=kernel.span)]
-    if kernel.causal:
-        return after
-    before = torch.where((lags < 0) & (-lags < kernel.span), -lags - 1, kernel.span).long()
-    return after + sides[1][:, before]
+    return looked_up(sides, lags)
 
 
-KERNELS: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "RPEKernel": rpe,
-    "FreeKernel": free,
-    "FrequencyKernel": frequency,
-    "WarpedKernel": warped,
-    "EMAKernel": ema_kernel,
-    "ModalKernel": modal,
-    "CEMAKernel": cema,
-    "S4DKernel": s4d,
-    "DSSKernel": dss,
-    "S4Kernel": s4,
-    "SGConvKernel": sgconv,
-    "HyenaKernel": hyena,
-    "SpectralKernel": spectral,
+REFERENCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    each.__name__: each
+    for each in (rpe, free, frequency, warped, ema, modal, cema, s4d, dss, s4, sgconv, hyena, spectral)
 }
 SMOOTH = {"RPEKernel": rpe, "WarpedKernel": warped_smooth, "EMAKernel": ema_smooth, "HyenaKernel": hyena_smooth}
-
-
-def affine(layer: Any, x: Tensor) -> Tensor:
-    return x @ layer.weight.t() + layer.bias

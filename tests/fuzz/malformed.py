@@ -122,7 +122,7 @@ def _overridden(*texts: str, name: str = "tnn-lm", step: bool = False) -> Callab
         if step:
             config = model_config(recipe, task, {"vocab_size": 8})
             rows, length = recipe.training.batch_size, recipe.data.length
-            check_step_memory(task.model_class, config, rows, length, checkpointing=False)
+            check_step_memory(task.head, config, rows, length, checkpointing=False)
 
     return check
 
@@ -143,60 +143,47 @@ def options() -> Iterator[Case]:
                     continue
                 for text in wrong_values(hints[parameter.name]):
                     spec = {"name": name, parameter.name: yaml.safe_load(text)}
-                    yield (
-                        f"{what} {name} {parameter.name}={text[:40]}",
-                        lambda folder, run, t=table, f=first, s=spec, w=what, c=context: build(t, s, f, what=w, **c),
-                    )
-            spec = {"name": name, "nonsense": 1}
-            yield (
-                f"{what} {name} nonsense",
-                lambda folder, run, t=table, f=first, s=spec, w=what, c=context: build(t, s, f, what=w, **c),
-            )
+                    yield f"{what} {name} {parameter.name}={text[:40]}", _built(table, spec, first, what, context)
+            yield f"{what} {name} nonsense", _built(table, {"name": name, "nonsense": 1}, first, what, context)
+
+
+def _built(
+    table: Any, spec: dict[str, Any], first: Any, what: str, context: dict[str, Any]
+) -> Callable[[Path, Path], object]:
+    return lambda folder, run: build(table, spec, first, what=what, **context)
 
 
 def recipes() -> Iterator[Case]:
     """Files that are not recipes."""
     bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
     merges = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40))
-    contents: dict[str, bytes] = {
-        "a list": b"[1, 2]",
-        "a number": b"5",
-        "text": b"just words",
-        "a model that is a list": b"model: [1]",
-        "data that are null": b"data: null",
-        "unclosed": b"model: [unclosed",
-        "tabs": b"model:\n\thidden_size: 5",
-        "binary": bytes(range(256)),
-        "latin1": "description: größe".encode("latin1"),
-        "zeros": b"\0" * 100,
-        "1,000 deep": b"model: " + b"[" * 1000 + b"]" * 1000,
-        "100,000 deep": b"[" * 100_000,
-        "1,000 mappings deep": b"model: " + b"{a: " * 1000 + b"1" + b"}" * 1000,
-        "an alias bomb": f"model:\n  {bomb.replace(chr(10), chr(10) + '  ')}".encode(),
-        "a bomb of merges": f"model:\n  {merges.replace(chr(10), chr(10) + '  ')}".encode(),
-        "an alias of itself": b"model: &a {b: *a}",
-        "an unknown alias": b"model: *nothing",
-        "2 MB": b"description: " + b"x" * 2_000_000,
-        "20,000 values": b"model: [" + b"1, " * 20_000 + b"]",
-        "a Python object": b"model: !!python/object/apply:os.system ['true']",
-        "a date as a number": b"training: {steps: 2020-01-01}",
-        "an unhashable key": b"model: {[1]: 2}",
-        "a number as a key": b"model: {1: 2}",
-        "two documents": b"model: {}\n---\nmodel: {}",
-        "an unknown section": b"modell: {}",
-        "a block that is a list": b"model: {block: []}",
-        "a block without a name": b"model: {block: {token_mixer: {name: gtu}}}",
-        "a chain of nothing": b"model: {block: {name: chain, blocks: []}}",
-        "a chain of text": b"model: {block: {name: chain, blocks: [prenorm]}}",
-        "a deep chain": b"model: {block: {name: chain, blocks: [{name: chain, blocks: [{name: prenorm}]}]}}",
-    }
+    nested = [f"model:\n  {text.replace(chr(10), chr(10) + '  ')}".encode() for text in (bomb, merges)]
+    contents = (
+        *(
+            b"[1, 2]",
+            b"5",
+            b"just words",
+            b"model: [1]",
+            b"data: null",
+            b"model: [unclosed",
+            b"model:\n\thidden_size: 5",
+        ),
+        *(bytes(range(256)), "description: größe".encode("latin1"), b"\0" * 100, *nested, b"[" * 100_000),
+        *(b"model: " + b"[" * 1000 + b"]" * 1000, b"model: " + b"{a: " * 1000 + b"1" + b"}" * 1000),
+        *(b"model: &a {b: *a}", b"model: *nothing", b"description: " + b"x" * 2_000_000),
+        *(b"model: [" + b"1, " * 20_000 + b"]", b"model: !!python/object/apply:os.system ['true']"),
+        *(b"training: {steps: 2020-01-01}", b"model: {[1]: 2}", b"model: {1: 2}", b"model: {}\n---\nmodel: {}"),
+        *(b"modell: {}", b"model: {block: []}", b"model: {block: {token_mixer: {name: gtu}}}"),
+        *(b"model: {block: {name: chain, blocks: []}}", b"model: {block: {name: chain, blocks: [prenorm]}}"),
+        b"model: {block: {name: chain, blocks: [{name: chain, blocks: [{name: prenorm}]}]}}",
+    )
 
     def check(folder: Path, run: Path, content: bytes) -> None:
         (folder / "recipe.yaml").write_bytes(content)
         check_recipe(load_recipe(str(folder / "recipe.yaml")))
 
-    for name, content in contents.items():
-        yield f"recipe: {name}", lambda folder, run, c=content: check(folder, run, c)
+    for content in contents:
+        yield f"recipe: {content[:40]!r}", lambda folder, run, c=content: check(folder, run, c)
     for name in ("", "tnn", "nothing.yaml", "~nosuchuser/recipe.yaml", "x" * 300, "../tnn-lm", "a\0.yaml"):
         yield f"recipe named {name[:40]!r}", lambda folder, run, n=name: load_recipe(n)
 
@@ -254,16 +241,15 @@ def data() -> Iterator[Case]:
         "tokenizer.json": (b"", b"[]", b"null", b"{}", b'{"model": 5}', b"[" * 100_000, bytes(range(256))),
         "merges.txt": (b"", b"a", bytes(range(256))),
     }
+
+    def load(folder: Path, run: Path, file: str, content: bytes) -> None:
+        (folder / file).write_bytes(content)
+        (folder / "tokenizer_config.json").write_text("{}")
+        load_tokenizer(str(folder))
+
     for file, contents_ in tokenizers.items():
         for content in contents_:
-            yield (
-                f"tokenizer: {file} is {content[:20]!r}",
-                lambda folder, run, f=file, c=content: (
-                    (folder / f).write_bytes(c),
-                    (folder / "tokenizer_config.json").write_text("{}"),
-                    load_tokenizer(str(folder)),
-                ),
-            )
+            yield f"tokenizer: {file} is {content[:20]!r}", lambda *at, f=file, c=content: load(*at, f, c)
 
 
 def corpus() -> list[Case]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from family_references import FAMILY
-from kernel_references import ACTIVATIONS, affine, kernel_at, smooth_at
+from attention_references import attention_reference, chunked_attention_reference
+from family_references import FAMILY, heads_of
+from kernel_references import ACTIVATIONS, affine, kernel_at, lags, smooth_at
 from torch import Tensor
 
 from lagwise.mixers import MIXERS
@@ -41,8 +42,8 @@ def causal_ski(kernel: Any, ski: Any, x: Tensor) -> Tensor:
     plan = ski.plan(kernel)
     nodes = (len(x) - 1) // plan.spacing + plan.degree + 1
     w = interpolation(len(x), nodes, -(plan.degree // 2) * plan.spacing, plan.spacing, plan.degree)
-    lags = torch.arange(max(nodes, plan.short_nodes)) * plan.spacing
-    short, coarse = split_kernel(kernel_at(kernel, torch.arange(plan.width)), kernel_at(kernel, lags), plan)
+    at_nodes = torch.arange(max(nodes, plan.short_nodes)) * plan.spacing
+    short, coarse = split_kernel(kernel_at(kernel, torch.arange(plan.width)), kernel_at(kernel, at_nodes), plan)
     return causal_product(short, x) + w @ causal_product(coarse, w.t() @ x)
 
 
@@ -52,8 +53,8 @@ def two_sided_ski(kernel: Any, ski: Any, x: Tensor) -> Tensor:
     rank = min(ski.rank, n)
     spacing = (n - 1) / (rank - 1) if rank > 1 else 1.0
     w = interpolation(n, rank, 0.0, spacing, min(ski.degree, rank - 1))
-    lags = torch.arange(1 - n, n)
-    local = kernel_at(kernel, lags) - smooth_at(kernel, lags.double())
+    every = torch.arange(1 - n, n)
+    local = kernel_at(kernel, every) - smooth_at(kernel, every.double())
     coarse = smooth_at(kernel, torch.arange(1 - rank, rank, dtype=x.dtype) * spacing)
     return product(local, x) + w @ product(coarse, w.t() @ x)
 
@@ -78,26 +79,22 @@ def tcn(mixer: Any, x: Tensor) -> Tensor:
             if mixer.norm == "rms":
                 h = h / (h.square().mean(1, keepdim=True) + 1e-6).sqrt()
             taps, dilation = mixer.taps[number], mixer.dilations[number]
-            lags = range(before - size + 1, before + 1)
+            by = range(before - size + 1, before + 1)
             if mixer.circular:
-                shifted = [h[(torch.arange(n) - lag * dilation) % n] for lag in lags]
+                shifted = [h[(torch.arange(n) - lag * dilation) % n] for lag in by]
             else:
                 wide = F.pad(h, (0, 0, before * dilation, (size - 1 - before) * dilation))
-                shifted = [wide[(before - lag) * dilation :][:n] for lag in lags]
+                shifted = [wide[(before - lag) * dilation :][:n] for lag in by]
             h = activation(sum(x_l * t for x_l, t in zip(shifted, taps.unbind(1), strict=True)))
         x = x + h if mixer.residual else h
     return x
 
 
 def attention(mixer: Any, x: Tensor) -> Tensor:
-    query, key, value = (t.unflatten(1, (mixer.heads, -1)).transpose(0, 1) for t in affine(mixer.qkv, x).chunk(3, 1))
-    lag = lag_matrix(len(x))
-    scores = query @ key.mT / math.sqrt(query.shape[2])
-    if mixer.position == "alibi":
-        scores = scores - torch.tensor(alibi(mixer.heads), dtype=x.dtype)[:, None, None] * lag.abs()
-    if mixer.causal:
-        scores = scores.masked_fill(lag < 0, float("-inf"))
-    return affine(mixer.out, (scores.softmax(2) @ value).transpose(0, 1).flatten(1))
+    slopes = torch.tensor(alibi(mixer.heads), dtype=x.dtype) if mixer.position == "alibi" else None
+    heads = (heads_of(t, mixer.heads)[None] for t in affine(mixer.qkv, x).chunk(3, 1))
+    y = attention_reference(*heads, causal=mixer.causal, slopes=slopes)
+    return affine(mixer.out, y[0].transpose(0, 1).flatten(1))
 
 
 def alibi(heads: int) -> list[float]:
@@ -109,35 +106,21 @@ def alibi(heads: int) -> list[float]:
 def chunked_attention(mixer: Any, x: Tensor) -> Tensor:
     core, n = mixer.attention, len(x)
     chunk = core.chunk if mixer.training else core.evaluation_chunk
-    query, key, value = (t.unflatten(1, (core.heads, -1)).transpose(0, 1) for t in affine(mixer.qkv, x).chunk(3, 1))
-    home, lag = torch.arange(n) // chunk, lag_matrix(n)
-    allowed = home[:, None] == home
-    if core.sliding:
-        allowed, chunk = allowed | (home[:, None] - home == 1), 2 * chunk
-    if mixer.causal:
-        allowed = allowed & (lag >= 0)
-    bias = torch.zeros(1, dtype=x.dtype)
-    near = lag.clamp(1 - chunk, chunk - 1)  # the others are not allowed
+    query, key, value = (heads_of(t, core.heads) for t in affine(mixer.qkv, x).chunk(3, 1))
+    reach = 2 * chunk if core.sliding else chunk
+    lag, bias = torch.arange(1 - reach, reach), None
     if core.position == "rope":
         query, key = (turned(t, torch.arange(n) if core.sliding else torch.arange(n) % chunk) for t in (query, key))
     elif core.position == "simple":
-        bias = core.lag_table[:, near + core.lag_table.shape[1] // 2]
+        bias = core.lag_table[:, lag + core.lag_table.shape[1] // 2]
     elif core.position == "rotary":
         a, b = core.rotary_pair
-        lags = torch.arange(1 - chunk, chunk)
-        bias = (turned(a[:, None].expand(-1, len(lags), -1), lags) * b[:, None]).sum(2)[:, near + chunk - 1]
-    scores = query @ key.mT
-    if core.function == "softmax":
-        scores = scores / math.sqrt(query.shape[2]) + bias
-        weights = scores.masked_fill(~allowed, float("-inf")).softmax(2)
-    else:
-        scores = scores / allowed.sum(1, keepdim=True) + bias
-        if core.function == "laplace":
-            weights = (1 + torch.erf((scores - math.sqrt(1 / 2)) / math.sqrt(2 / (4 * math.pi)))) / 2
-        else:
-            weights = scores.clamp(min=0) ** 2
-        weights = weights * allowed
-    return affine(mixer.out, (weights @ value).transpose(0, 1).flatten(1))
+        bias = (turned(a[:, None].expand(-1, len(lag), -1), lag) * b[:, None]).sum(2)
+    if bias is not None and not core.sliding:
+        bias = bias[:, lags(chunk) + chunk - 1]
+    options = {"causal": mixer.causal, "function": core.function, "bias": bias, "sliding": core.sliding}
+    y = chunked_attention_reference(query[None], key[None], value[None], chunk=chunk, **options)
+    return affine(mixer.out, y[0].transpose(0, 1).flatten(1))
 
 
 def turned(x: Tensor, places: Tensor) -> Tensor:
@@ -159,23 +142,12 @@ def gtu2d(mixer: Any, x: Tensor) -> Tensor:
 
 
 REFERENCES: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "toeplitz": toeplitz,
-    "gtu": gtu,
-    "attention": attention,
-    "ema": ema,
-    "tcn": tcn,
-    "chunked_attention": chunked_attention,
-    "grid": grid,
-    "gtu2d": gtu2d,
+    **{each.__name__: each for each in (toeplitz, gtu, attention, ema, tcn, chunked_attention, grid, gtu2d)},
     **{name: partial(of_paper, toeplitz=toeplitz) for name, of_paper in FAMILY.items()},
 }
 
 
 # What they are made of.
-
-
-def lag_matrix(n: int) -> Tensor:
-    return torch.arange(n)[:, None] - torch.arange(n)
 
 
 def interpolation(length: int, nodes: int, start: float, spacing: float, degree: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from lagwise.mixers import MIXERS, Mixer
 from lagwise.ops import Layout
 from lagwise.tables import build
-from lagwise.testing import check_timed_stream, check_times, takes_times
+from lagwise.testing import check_times, takes_times
 
 CONTINUOUS: dict[str, dict[str, Any]] = {
     "s4d": {"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3}},
@@ -43,7 +43,6 @@ def test_times_obey_the_contract(name: str) -> None:
     torch.manual_seed(0)
     for causal in (True, False):
         check_times(lambda channels, causal: make(name, channels, causal), 6, causal)
-    check_timed_stream(lambda channels, _: make(name, channels), 6)
 
 
 @pytest.mark.parametrize("name", sorted({*CONTINUOUS} - {"bilinear", "ema"}))

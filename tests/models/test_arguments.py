@@ -87,6 +87,7 @@ def test_the_tokenizer_has_the_models_length_limit(tmp_path) -> None:
         assert load_tokenizer(str(tmp_path)).model_max_length == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_cache_is_a_pytree_of_tensors(recipe: str) -> None:
     """A flattened and rebuilt cache continues like the original."""

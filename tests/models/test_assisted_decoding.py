@@ -38,7 +38,7 @@ def noisy(model: LagwiseForCausalLM, recipe: str) -> LagwiseForCausalLM:
     return draft
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @every_recipe
 def test_the_text_equals_greedy_decoding(recipe: str) -> None:
     model, ids = tiny(recipe, sharp=True), prompt()
@@ -97,6 +97,7 @@ def test_sampling_draws_from_the_models_own_distribution() -> None:
     torch.testing.assert_close(found.double(), first, rtol=0, atol=0.2)
 
 
+@pytest.mark.sampled(2)
 @every_recipe
 def test_crop_goes_back_to_a_recorded_state(recipe: str) -> None:
     model, ids = tiny(recipe), torch.randint(0, 256, (2, 50))

@@ -63,7 +63,8 @@ def test_pooling_ignores_padding(pooling: str, block: str) -> None:
     torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@both_ways
 def test_it_learns_the_position_of_a_token(causal: bool) -> None:
     """The label is whether the only 7 of a text is in its first half, which a bag of tokens cannot tell."""
     torch.manual_seed(0)
@@ -125,7 +126,7 @@ def test_pipelines_and_the_trainer_with_a_bert_style_tokenizer(tmp_path: Path) -
     assert torch.isfinite(torch.tensor(trainer.train().training_loss))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pooling", SINGLE)
 def test_classifiers_export_with_and_without_a_mask(pooling: str) -> None:
     model, ids = make(BLOCKS["tnn"], pooling=pooling), torch.randint(0, 256, (2, 20))

@@ -50,6 +50,7 @@ def test_greedy_equals_the_argmax_of_full_forward_passes(recipe: str) -> None:
         torch.testing.assert_close(torch.stack(out.logits).double(), torch.stack(logits), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @every_recipe
 def test_sampling_and_beams_equal_recomputation(recipe: str) -> None:
     """Also in single precision."""
@@ -64,7 +65,7 @@ def test_sampling_and_beams_equal_recomputation(recipe: str) -> None:
         assert torch.equal(*results), options
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @every_recipe
 def test_prompts_of_very_different_lengths(recipe: str) -> None:
     model, prompts = tiny(recipe, sharp=True), [prompt(1, 1), prompt(1, 60)]
@@ -77,6 +78,7 @@ def test_prompts_of_very_different_lengths(recipe: str) -> None:
             assert torch.equal(together[1], alone[1]), extra
 
 
+@pytest.mark.sampled(3)
 @every_recipe
 def test_continuing_from_a_returned_cache(recipe: str) -> None:
     """For a padded batch, with the generated text and further tokens."""
@@ -94,6 +96,7 @@ def test_continuing_from_a_returned_cache(recipe: str) -> None:
         assert torch.equal(more, anew), extra
 
 
+@pytest.mark.sampled(3)
 @every_recipe
 def test_prompts_of_embeddings(recipe: str) -> None:
     model, ids = tiny(recipe, sharp=True), prompt()
@@ -101,6 +104,7 @@ def test_prompts_of_embeddings(recipe: str) -> None:
     assert torch.equal(model.generate(inputs_embeds=embedded, **GREEDY), model.generate(ids, **GREEDY)[:, 40:])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_forward_generates_the_same_text() -> None:
     """In inference mode, PyTorch refuses operators whose results share memory with their inputs."""

@@ -24,7 +24,6 @@ from lagwise.models import (
 )
 from lagwise.models.export import export_forward
 from lagwise.models.linear import convolutions as convolutions_module
-from lagwise.models.linear.columns import Columns
 from lagwise.models.linear.convolutions import KERNELS, Convolutions
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.linear.patches import Patches
@@ -127,29 +126,6 @@ def test_a_first_answer_of_series_streams_probabilities() -> None:
     assert stream.samples == 50
 
 
-def test_columns_are_standardised_and_compared_with_quantiles() -> None:
-    rows = series(3)
-    made = Columns(3, levels=4, mean=[0.5, 0.0, 0.0], std=[2.0, 1.0, 1.0])
-    made.prepare(torch.cat(rows))
-    z = (rows[0] - torch.tensor([0.5, 0.0, 0.0])) / torch.tensor([2.0, 1.0, 1.0])
-    shares = (z[:, :, None] > made.biases).float()
-    torch.testing.assert_close(made(rows[0][None])[0], torch.cat([z.mean(0), shares.mean(0).flatten()]))
-    whole = (torch.cat(rows)[:, :1] - 0.5) / 2
-    assert [float((whole > bias).float().mean()) for bias in made.biases[0]] == pytest.approx(
-        [0.8, 0.6, 0.4, 0.2], abs=0.02
-    )
-    x, mask = torch.full((2, 70, 3), 7.0), torch.zeros(2, 70, dtype=torch.bool)
-    x[0, :50], mask[0, :50], x[1, 9:], mask[1, 9:] = rows[0], True, rows[1], True
-    torch.testing.assert_close(made(x, mask), torch.cat([made(row[None]) for row in rows[:2]]))
-    first, state = made.step(rows[1][None, :20], made.start(1))
-    rest, _ = made.step(rows[1][None, 20:], state)
-    for n in (1, 20, 21, 61):
-        torch.testing.assert_close(torch.cat([first, rest], 1)[0, n - 1], made(rows[1][None, :n])[0])
-    made.drop_levels()
-    assert made(rows[0][None]).shape == (1, made.size) == (1, 3)
-    assert Columns.plan(3000) == {"levels": 0}
-
-
 def byte_rows(texts: list[str], tokenizer: object = None) -> tuple[torch.Tensor, torch.Tensor]:
     rows = [list(text.encode()) if tokenizer is None else tokenizer(text)["input_ids"] for text in texts]  # type: ignore
     ids = torch.zeros(len(rows), max(map(len, rows)) + 3, dtype=torch.long)
@@ -164,7 +140,8 @@ def test_ngrams_are_those_of_scikit_learn() -> None:
 
     ids, mask = byte_rows(TEXTS)
     own = spellings(load_tokenizer("bytes"))
-    options, made = Ngrams.fitted(own, [(ids, mask, None)], words=2, characters=[2, 3], pairs=False, min_rows=1)
+    rows = {"input_ids": ids, "attention_mask": mask}
+    options, made = Ngrams.chosen(own, [rows], words=2, characters=[2, 3], pairs=False, min_rows=1)
     words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\b\w+\b", binary=True)
     characters = TfidfVectorizer(analyzer="char", ngram_range=(2, 3), binary=True)
     expected = [words.fit_transform(TEXTS), characters.fit_transform([f" {' '.join(text.split())} " for text in TEXTS])]
@@ -185,7 +162,8 @@ def test_ngrams_do_not_depend_on_the_tokenizer() -> None:
         (spellings(load_tokenizer("bytes")), byte_rows(TEXTS)),
         (spellings(tokenizer), byte_rows(TEXTS, tokenizer)),
     ):
-        _, made = Ngrams.fitted(own, [(ids, mask, None)], words=2, characters=[2, 5], pairs=False, min_rows=1)
+        rows = {"input_ids": ids, "attention_mask": mask}
+        _, made = Ngrams.chosen(own, [rows], words=2, characters=[2, 5], pairs=False, min_rows=1)
         features = made(ids, mask)
         dense = torch.zeros(len(TEXTS), made.size).scatter_add(1, features.numbers, features.values)
         found.append(dense)
@@ -205,7 +183,8 @@ def test_a_pair_has_features_of_either_text_of_both_their_difference_and_cosine(
     ids, mask = byte_rows(texts)
     types = (torch.arange(ids.shape[1]) >= start).long().expand_as(ids)
     own = spellings(load_tokenizer("bytes"))
-    _, made = Ngrams.fitted(own, [(ids, mask, types)], **options, pairs=True, min_rows=1)
+    rows = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    _, made = Ngrams.chosen(own, [rows], **options, pairs=True, min_rows=1)
     found = made(ids, mask, types)
     dense = torch.zeros(2, made.size).scatter_add(1, found.numbers, found.values)
     first, second, both, apart = dense[:, :-2].unflatten(1, (4, made.count)).unbind(1)
@@ -252,7 +231,7 @@ def test_features_of_photos_take_little_memory() -> None:
     script = """
 import torch
 from lagwise.models.linear.patches import Patches
-from lagwise.training.linear_fits import LinearRows, _dense_rows
+from lagwise.training.linear_fits import _matrix
 
 def peak():  # in kB
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
@@ -260,7 +239,7 @@ def peak():  # in kB
 batches = [{"pixel_values": torch.randn(20, 3, 256, 256), "labels": torch.zeros(20)} for _ in range(4)]
 features, before = Patches(3, side=6, filters=64, regions=3), peak()
 features.prepare([image for batch in batches for image in batch["pixel_values"]], 0)
-_dense_rows(features, LinearRows(batches[:3], batches[3:], {}), 0)
+_matrix(features, batches)
 print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -318,6 +297,9 @@ def test_wrong_options_are_named() -> None:
         Ngrams(258, kept=[1])
     with pytest.raises(ValueError, match="features must be a mapping"):
         LagwiseLinearConfig(features={"side": 2})
+    table = LagwiseLinearConfig(features={"name": "columns", "levels": 3}, inputs={"name": "values", "features": 2})
+    with pytest.raises(ValueError, match=r"columns of a table.* sklearn.ensemble.HistGradientBoostingClassifier\(\)"):
+        LagwiseLinearForSequenceClassification(table)  # of version 0.3
     assert AutoModelForSequenceClassification._model_mapping[LagwiseLinearConfig]
 
 
@@ -328,7 +310,8 @@ def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
     import onnxruntime
 
     own, (ids, mask) = spellings(load_tokenizer("bytes")), byte_rows(TEXTS)
-    options, made = Ngrams.fitted(own, [(ids, mask, None)], words=2, characters=[2, 3], pairs=False, min_rows=1)
+    rows = {"input_ids": ids, "attention_mask": mask}
+    options, made = Ngrams.chosen(own, [rows], words=2, characters=[2, 3], pairs=False, min_rows=1)
     config = LagwiseLinearConfig(features={"name": "ngrams", **options}, inputs={"name": "tokens"}, num_labels=3)
     model = LagwiseLinearForSequenceClassification(config).eval()
     model.features.load_state_dict(made.state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from safetensors.torch import save_file
 from tiny_models import LIMIT, RECIPES, VARIANTS, tiny
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from lagwise.blocks.norm import RMSNorm
 from lagwise.data import load_tokenizer
+from lagwise.mixers import TimestepNorm
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM, StreamingCache, load_model
 from lagwise.training.recipe import load_recipe
 
@@ -55,10 +58,7 @@ def test_published_sizes(recipe: str, parameters: float, tolerance: float) -> No
     with torch.device("meta"):
         head = LagwiseForCausalLM if causal else LagwiseForMaskedLM
         model = head(LagwiseConfig(**load_recipe(recipe).model, causal=causal))
-    found = sum(p.numel() for p in model.parameters())
-    assert found == pytest.approx(
-        parameters, abs=0 if isinstance(parameters, int) else {39e6: 5e5}.get(parameters, 1e5)
-    )
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, abs=tolerance)
     if recipe == "tnn-wikitext-103":
         assert sum(layer.block.token_mixer.toeplitz.channels for layer in model.model.layers) == 10_752
 
@@ -106,6 +106,7 @@ def test_kernel_networks_keep_their_own_initialization() -> None:
     assert raw.diff(dim=1).abs().max() > 0.01
 
 
+@pytest.mark.sampled(3)
 @every_model
 def test_gradient_checkpointing_does_not_change_gradients(kind: str) -> None:
     model, ids = make(kind).train(), prompt()
@@ -198,40 +199,61 @@ def test_wrong_configurations_are_named(fields: dict, message: str) -> None:
         LagwiseForCausalLM(LagwiseConfig(**{"hidden_size": 8, "num_hidden_layers": 1, **fields}))
 
 
-class TestDamagedFolders:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        make().save_pretrained(tmp_path)
-        load_tokenizer("bytes").save_pretrained(tmp_path)
-        return tmp_path
+@torch.no_grad()
+def test_the_final_norm_goes_on_over_chunks_and_begins_anew_in_documents() -> None:
+    model, ids = tiny("megalodon-lm"), torch.randint(0, 256, (1, 40))
+    whole = model.model(ids).last_hidden_state
+    cache = StreamingCache(2)  # for the layers alone
+    parts = [model.model(part, past_key_values=cache).last_hidden_state for part in ids.split(13, 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
+    packed = model.model(torch.cat([ids, ids], 1), seq_idx=torch.tensor([[0] * 40 + [1] * 40])).last_hidden_state
+    torch.testing.assert_close(packed, torch.cat([whole, whole], 1), rtol=0, atol=1e-10)
+    hidden = model.model(ids, output_hidden_states=True).hidden_states
+    assert len(hidden) == 3
+    torch.testing.assert_close(hidden[-1], whole)
 
-    def test_no_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match="there is no folder"):
-            load_model(tmp_path / "nothing")
-        with pytest.raises(FileNotFoundError, match=r"config\.json"):
-            load_model(tmp_path)
 
-    def test_truncated_weights(self, folder: Path) -> None:
-        weights = folder / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-100])
-        with pytest.raises(ValueError, match="truncated or damaged"):
-            load_model(folder)
+def test_norms_begin_without_effect() -> None:
+    model = LagwiseForCausalLM(tiny("megalodon-lm").config)
+    norms = [m for m in model.modules() if isinstance(m, TimestepNorm | RMSNorm)]
+    assert len(norms) == 5
+    for norm in norms:
+        assert norm.weight is not None
+        assert (norm.weight == 1).all()
 
-    def test_a_pickle_is_never_loaded(self, folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
-        with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin is a pickle"):
-            load_model(folder)
-        with pytest.raises(OSError, match="safetensors"):
-            AutoModelForCausalLM.from_pretrained(folder)
 
-    def test_weights_of_another_shape(self, folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        config["num_hidden_layers"] = 3
-        (folder / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ValueError, match="do not fit"):
-            load_model(folder)
+def _truncate(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
 
-    def test_whole_folder_loads(self, folder: Path) -> None:
-        copy = shutil.copytree(folder, folder / "copy")
-        assert load_model(copy)[0].config.hidden_size == 16
+
+def _pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+    with pytest.raises(OSError, match="safetensors"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def _add_a_layer(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, "there is no folder"),
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json"),
+        (_truncate, "truncated or damaged"),
+        (_pickle, r"pytorch_model\.bin is a pickle"),
+        (_add_a_layer, "do not fit"),
+    ],
+)
+def test_damaged_folders(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    make().save_pretrained(folder)
+    load_tokenizer("bytes").save_pretrained(folder)
+    assert load_model(folder)[0].config.hidden_size == 16
+    damage(folder)
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        load_model(folder)

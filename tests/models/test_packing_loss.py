@@ -56,6 +56,7 @@ COLLATORS: dict[str, Callable[[list], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @every_recipe
 def test_packed_equals_separate(recipe: str) -> None:
     model, examples = tiny(recipe).train(), documents()

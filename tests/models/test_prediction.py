@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from lagwise import LagwiseConfig, LagwiseForPrediction
 from lagwise.models.configuration import SINGLE
-from lagwise.models.loading import load_model
 
 NAN = float("nan")
 
@@ -85,14 +83,6 @@ def test_missing_targets_are_not_scored() -> None:
     torch.testing.assert_close(out.loss, (out.prediction_outputs - future)[kept].square().mean())
     out.loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_it_is_saved_and_loaded(tmp_path: Path, device: torch.device) -> None:
-    model, x = tiny(), past()
-    model.save_pretrained(tmp_path)
-    loaded, tokenizer = load_model(tmp_path, device=device)
-    assert tokenizer is None
-    torch.testing.assert_close(loaded(past_values=x).prediction_outputs, model(past_values=x).prediction_outputs)
 
 
 @pytest.mark.parametrize(

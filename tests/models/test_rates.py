@@ -36,6 +36,7 @@ def make(mixer: dict[str, Any], rate: float = 1.0, *, layers: int = 1, **fields:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONTINUOUS)
 @pytest.mark.parametrize("half", [True, False])
 def test_a_held_signal_gives_the_same_at_half_the_rate(name: str, half: bool) -> None:
@@ -73,6 +74,7 @@ def test_a_model_at_another_rate_is_converted_to_state_spaces_at_that_rate(rate:
     assert (found - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_a_saved_model_is_loaded_for_a_rate_and_streams_there(name: str, tmp_path: Path, device: torch.device) -> None:
     model = make(CONTINUOUS[name], layers=2).float()

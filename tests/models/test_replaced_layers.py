@@ -43,6 +43,7 @@ def logits_and_text(model: LagwiseForCausalLM) -> tuple[Tensor, Any]:
     return logits, model.generate(TOKENS, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
 
 
+@pytest.mark.sampled(3)
 @every_model
 def test_linear_layers_can_be_replaced(recipe: str) -> None:
     model = tiny(recipe)
@@ -58,6 +59,7 @@ def test_linear_layers_can_be_replaced(recipe: str) -> None:
     assert all(adapter.up.grad is not None and adapter.up.grad.any() for adapter in adapters)
 
 
+@pytest.mark.sampled(3)
 @every_model
 def test_per_row_gradients_by_torch_func(recipe: str) -> None:
     model = tiny(recipe)
@@ -72,6 +74,7 @@ def test_per_row_gradients_by_torch_func(recipe: str) -> None:
         torch.testing.assert_close(rows[name].mean(0), parameter.grad, rtol=1e-7, atol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.real_device
 @every_model
 def test_weights_may_be_offloaded(recipe: str, device: torch.device) -> None:

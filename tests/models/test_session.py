@@ -78,6 +78,7 @@ class Texts:
             torch.testing.assert_close(logits, alone, rtol=0, atol=1e-9)
 
 
+@pytest.mark.sampled(2)
 @every_model
 def test_sequences_that_come_and_go_get_the_same_logits_as_alone(kind: str) -> None:
     texts = Texts(make(kind), prefill_chunk=50)

@@ -30,7 +30,6 @@ def models() -> list[tuple[Any, dict[str, Tensor]]]:
     attention = {"name": "prenorm", "token_mixer": {"name": "attention", "heads": 2}}
     forecasts = {"inputs": {"name": "values", "features": 4}, "prediction_length": 3}
     return [
-        (LagwiseForCausalLM(LagwiseConfig(**SIZES)), {"input_ids": ids}),
         (LagwiseForCausalLM(LagwiseConfig(**SIZES, block=attention)), {"input_ids": ids}),
         (LagwiseForMaskedLM(LagwiseConfig(**encoder)), {"input_ids": ids}),
         (LagwiseForPrediction(LagwiseConfig(**encoder, **forecasts)), {"past_values": torch.randn(2, 16, 1)}),

@@ -11,28 +11,13 @@ from tiny_models import tiny, tiny_step
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
 from lagwise.models.step import StreamingStep
-from lagwise.ops.streaming.blocks import Tile
+from lagwise.ops.streaming.blocks import Contribution
 
 case = functools.cache(tiny_step)
 _NARROW = {"name": "mega", "memory": {"name": "ema", "dimension": 1}, "query_size": 2, "value_size": 1, "chunk": 4}
 KINDS = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "tcnca-lm", "megalodon-lm")
 KINDS += ("converted", "positions", "family", "context")
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-@pytest.mark.sampled(2)
-@kinds
-@torch.no_grad()
-def test_the_step_equals_the_model(kind: str) -> None:
-    model, ids = case(kind), torch.randint(6, (2, 60))
-    step = StreamingStep(model)
-    expected, state = model(ids).logits, step.start(2)
-    shapes = {name: tensor.shape for name, tensor in state.items()}
-    for number, tokens in enumerate(ids.unbind(1)):
-        logits, state = step(tokens, state)
-        torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-10 * float(expected.abs().max()))
-    assert {name: tensor.shape for name, tensor in state.items()} == shapes
-    assert not any(tensor.is_complex() for tensor in state.values())
 
 
 @pytest.mark.parametrize("prompt", [0, 560])
@@ -59,20 +44,27 @@ def test_a_step_of_ski_reaches_as_far_as_its_kernel(prompt: int, monkeypatch: py
 
 @kinds
 @torch.no_grad()
-def test_a_cache_converts_to_the_steps_state_and_back(kind: str) -> None:
-    """After padded prompts, which give rows different offsets."""
+def test_the_step_equals_the_model(kind: str) -> None:
+    """From the first token, and from a cache of padded prompts, which give rows different offsets, and back to it."""
     model, ids = case(kind), torch.randint(6, (2, 60))
+    step, expected = StreamingStep(model), model(ids).logits
+    state = step.start(2)
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    for number, tokens in enumerate(ids[:, :30].unbind(1)):
+        logits, state = step(tokens, state)
+        torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-10 * float(expected.abs().max()))
+    assert {name: tensor.shape for name, tensor in state.items()} == shapes
+    assert not any(tensor.is_complex() for tensor in state.values())
     mask = torch.ones_like(ids)
     mask[1, :9] = 0
     expected = model(ids, attention_mask=mask).logits
     cache = StreamingCache(len(model.model.layers))
     model(ids[:, :30], attention_mask=mask[:, :30], past_key_values=cache)
-    step = StreamingStep(model)
     state, _ = step.take(cache)
     for number in range(30, 45):
         logits, state = step(ids[:, number], state)
         torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-9)
-    step.give(state, cache)
+    step.give([*state.values()], cache)
     after = model(ids[:, 45:], past_key_values=cache).logits
     torch.testing.assert_close(after, expected[:, 45:], rtol=0, atol=1e-9)
 
@@ -110,17 +102,17 @@ def test_followers_of_exact_kernels(recipe: str) -> None:
         for follower in followers:
             follower.advance()
         torch.testing.assert_close(logits, expected[:, number], rtol=0, atol=1e-9)
-    step.give(state, cache, followers)
+    step.give([*state.values()], cache, followers)
     after = model(ids[:, 350:], past_key_values=cache).logits
     torch.testing.assert_close(after, expected[:, 350:], rtol=0, atol=1e-9)
 
 
 @torch.no_grad()
 def test_a_state_and_its_follower_share_the_block_they_start_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, cache, made = tiny("fd-tnn-lm"), StreamingCache(2), Tile.of
+    model, cache, made = tiny("fd-tnn-lm"), StreamingCache(2), Contribution.of
     model(torch.randint(258, (1, 128)), past_key_values=cache)
     starts: list[int] = []
-    monkeypatch.setattr(Tile, "of", lambda taps, tokens, start: starts.append(start) or made(taps, tokens, start))
+    monkeypatch.setattr(Contribution, "of", lambda *given: starts.append(given[1] * given[2]) or made(*given))
     _, followers = StreamingStep(model, online=True).take(cache)
     assert starts == [128] * len(followers)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import torch
@@ -69,9 +71,14 @@ _STEPS: dict[str, dict[str, Any]] = {
 
 def tiny_step(kind: str, **fields: Any) -> LagwiseForCausalLM:
     """The model of a recipe, of a variant of `tnn-lm`, or ``converted`` to state spaces, which has a step."""
-    recipe = "tnn-lm" if kind == "converted" or kind in _STEPS else kind
-    model = tiny(recipe, sharp=True, **{**_STEPS.get(kind, {}), **fields})
-    return model.to_recurrent() if kind == "converted" else model
+    if kind == "converted":
+        return copy.deepcopy(_converted(str(torch.get_default_device()), tuple(fields.items())))
+    return tiny("tnn-lm" if kind in _STEPS else kind, sharp=True, **{**_STEPS.get(kind, {}), **fields})
+
+
+@functools.cache  # a conversion takes seconds
+def _converted(device: str, fields: tuple[tuple[str, Any], ...]) -> LagwiseForCausalLM:
+    return tiny("tnn-lm", sharp=True, **dict(fields)).to_recurrent(progress=False)
 
 
 def tiny_head(recipe: str, *, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:

@@ -22,7 +22,6 @@ from lagwise.ops.attention import (
     rotary_factors,
     rotate,
 )
-from lagwise.ops.operators import in_graph
 
 every_function = pytest.mark.parametrize("function", ATTENTION_FUNCTIONS)
 
@@ -175,7 +174,8 @@ def test_graphs_with_an_operator_or_operations(
     function: str, apart: bool, masked: bool, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients, also of the bias, whether a graph calls an operator or what it does."""
-    monkeypatch.setattr(chunked, "kept_apart", lambda x: apart and in_graph())
+    for each in (chunked._attention, chunked._rotated):
+        monkeypatch.setattr(each, "_where", lambda *_: apart)
     q, k, v = inputs(2, 2, 20)
     bias = torch.randn(2, 15, dtype=torch.float64, requires_grad=True) if biased else None
     mask = torch.ones(2, 20, dtype=torch.bool) if masked else None

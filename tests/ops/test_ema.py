@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import block_scan, ema_scan, toeplitz_product
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph
 from lagwise.ops.recurrence import diagonal, ema_blocks, ema_parameters, ema_taps
 
 CHANNELS, DIMENSION = 3, 4

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lagwise.ops import constants
 from lagwise.ops.ski import NodeGrid, inducing_grid, interpolation, interpolation_matrix, prolong, restrict, spaced_grid
@@ -13,8 +11,11 @@ from lagwise.ops.ski import NodeGrid, inducing_grid, interpolation, interpolatio
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 
 GRIDS = [
-    *(inducing_grid(n, r, d) for n in (1, 2, 3, 63, 64, 100, 1021) for r in (2, 5, 64) for d in (0, 1, 2, 3)),
-    *(spaced_grid(n, h, d) for n in (1, 2, 8, 63, 64, 65, 300) for h in (1, 5, 8) for d in (1, 3, 5)),
+    *(
+        inducing_grid(n, r, d)
+        for n, r, d in ((1, 2, 1), (2, 5, 0), (63, 5, 3), (64, 64, 2), (100, 64, 1), (1021, 5, 0))
+    ),
+    *(spaced_grid(n, h, d) for n, h, d in ((1, 5, 3), (2, 1, 1), (8, 8, 5), (65, 5, 1), (300, 8, 3))),
 ]
 
 
@@ -57,16 +58,6 @@ def test_spaced_weights_repeat_and_are_never_one_sided() -> None:
     w = interpolation_matrix(spaced_grid(64, 8, 3))
     torch.testing.assert_close(w[8:16, 1:5], w[0:8, 0:4], rtol=0, atol=0)
     assert w[0].nonzero().flatten().tolist() == [1]  # token 0 lies on the second node, in the middle of its four
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 400), st.integers(2, 80), st.integers(0, 4))
-def test_any_inducing_grid(length: int, rank: int, degree: int) -> None:
-    grid = inducing_grid(length, rank, degree)
-    x = torch.randn(1, length, 2, dtype=torch.float64)
-    torch.testing.assert_close(
-        restrict(x, grid), torch.einsum("ip,bic->bpc", interpolation_matrix(grid), x), rtol=0, atol=1e-10
-    )
 
 
 def test_wrong_arguments_are_named() -> None:

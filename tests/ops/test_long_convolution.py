@@ -61,17 +61,6 @@ def test_float32_is_accurate_at_both_ends_of_100000_tokens() -> None:
         assert (ours - true).abs().max() < 1e-6 * true.abs().max()
 
 
-@pytest.mark.real_device
-def test_compiled_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectral, "_PART", 64)
-    compiled = torch.compile(toeplitz_product, backend="aot_eager")
-    x, taps = torch.randn(2, 300, 2, requires_grad=True), torch.randn(2, 300, requires_grad=True)
-    ours, exact = compiled(x, taps), toeplitz_product(x, taps)
-    torch.testing.assert_close(ours, exact)
-    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (x, taps)) for y in (ours, exact)), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_usual_lengths_are_one_part() -> None:
     assert spectral.plan_product(8192, 8192, 0, "auto").frames == 1
     assert spectral.plan_product(100_000, 100_000, 0, "fft").frames == 1

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lagwise.ops import dilated_convolution, native, ski_product, toeplitz_product
+from lagwise.ops import dilated_convolution, native
 from lagwise.ops.native import library
+from lagwise.ops.toeplitz import convolution
 from lagwise.ops.toeplitz import direct as local
-from lagwise.ops.toeplitz import direct_product
 
 pytestmark = pytest.mark.cpu
 compiled = pytest.mark.usefixtures("_compiled")
@@ -117,17 +117,6 @@ def test_gradients_are_the_same_with_and_without_native_code(
 
 
 @pytest.mark.parametrize("has_native", [True, False])
-@pytest.mark.parametrize(("last", "dilation"), [(3, 1), (30, 1), (5, 4)])
-def test_metadata_for_compilers_is_correct(
-    monkeypatch: pytest.MonkeyPatch, has_native: bool, last: int, dilation: int
-) -> None:
-    """Shape, strides and dtype of the result in a captured graph."""
-    monkeypatch.setattr(native, "available", lambda: has_native and library._loops() is not None)
-    y, x = torch.randn(2, 150, 20), torch.randn(2, 150, 20)
-    torch.library.opcheck(torch.ops.lagwise.tap_gradient, (y, x, 0, last, dilation))
-
-
-@pytest.mark.parametrize("has_native", [True, False])
 def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch, has_native: bool) -> None:
     monkeypatch.setattr(native, "available", lambda: has_native and library._loops() is not None)
     y, x = integers(2, 20, 5), integers(2, 20, 5)
@@ -143,36 +132,11 @@ def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch
 def test_an_infinite_token_affects_only_outputs_in_reach(origin: int, dilation: int) -> None:
     x, taps = torch.randn(1, 40, 6), torch.rand(6, 2) + 1
     x[:, 20] = torch.inf
-    y = direct_product(x, taps, origin, dilation)
+    y = convolution(x, taps, origin, "direct", dilation)
     assert {i for i in range(40) if not y[0, i].isfinite().all()} == {
         20 - origin * dilation,
         20 + (1 - origin) * dilation,
     }
-
-
-@pytest.mark.parametrize("length", [40, 128])
-@pytest.mark.parametrize("product", ["direct", "dilated", "ski", "ski and local", "auto"])
-def test_results_may_be_modified_in_place(product: str, length: int) -> None:
-    x, taps = torch.randn(2, length, 16, requires_grad=True), torch.randn(16, 7, requires_grad=True)
-    functions = {
-        "direct": lambda: direct_product(x, taps, 3),
-        "dilated": lambda: dilated_convolution(x, taps, 2),
-        "ski": lambda: ski_product(x, taps),
-        "ski and local": lambda: ski_product(x, taps, local=(taps, 3)),
-        "auto": lambda: toeplitz_product(x, taps),
-    }
-    expected = torch.autograd.grad((2 * functions[product]()).square().sum(), (x, taps))
-    got = torch.autograd.grad(functions[product]().mul_(2).square().sum(), (x, taps))
-    torch.testing.assert_close(got, expected)
-
-
-def test_an_expanded_gradient_is_supported() -> None:
-    """The gradient of a sum is one expanded number."""
-    x = torch.randn(2, 40, 6, requires_grad=True)
-    taps = torch.randn(6, 5, requires_grad=True)
-    direct_product(x, taps, 2).sum().backward()
-    expected = torch.autograd.grad(direct_product(x, taps, 2), (x, taps), torch.ones(2, 40, 6))
-    torch.testing.assert_close((x.grad, taps.grad), expected)
 
 
 @compiled
@@ -230,7 +194,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compile
     assert compiler in str(said[0].message)
     monkeypatch.setattr(library, "_loops", functools.cache(library._loops))
     with pytest.warns(UserWarning, match="falling back to PyTorch"):
-        direct_product(x, taps, 0).sum().backward()
+        convolution(x, taps, 0, "direct").sum().backward()
     assert taps.grad is not None
 
 

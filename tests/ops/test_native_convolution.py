@@ -201,16 +201,6 @@ def test_gated_units(
     assert_near(got, with_gradients(plain_unit(causal), *exact, weight=weight.double()), TOLERANCE[dtype])
 
 
-def test_second_derivatives_of_gated_units() -> None:
-    inputs = [torch.randn(2, 50, 8, requires_grad=True) for _ in range(2)]
-    inputs += [torch.randn(8, 50, requires_grad=True), torch.randn(2, 8, requires_grad=True)]
-    found = []
-    for function in (unit(True, "fft"), plain_unit(True)):
-        first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
-        found.append(torch.autograd.grad(sum(t.square().sum() for t in first), inputs))
-    assert_near(found[0], found[1], 1e-5)
-
-
 @pytest.mark.parametrize("kernel", [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8}])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_mixer_gates_in_the_loops(kernel: dict[str, Any], half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,26 +235,11 @@ def test_the_future_leaks_no_more_than_before(engine: str) -> None:
     assert ours <= 2 * before + 1e-7
 
 
-def test_an_empty_batch() -> None:
-    x, taps = torch.randn(0, 50, 20), torch.randn(20, 50)
-    got = with_gradients(fft(True), x, taps, weight=x)
-    assert [t.shape for t in got] == [x.shape, x.shape, taps.shape]
-    assert not got[2].any()
-
-
 def test_the_loops_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     monkeypatch.setattr(native, "convolve", lambda *given: called.append(given) or torch.zeros(1, 600, 16))
     fft(True, "auto")(torch.randn(1, 600, 16), torch.randn(16, 600))
     assert called
-
-
-def test_metadata_for_compilers_is_correct() -> None:
-    x, taps = torch.randn(2, 60, 20), torch.randn(20, 60)
-    plan = spectral.plan_product(60, 60, 0, "fft").for_loops()
-    torch.library.opcheck(torch.ops.lagwise.convolve, (x, taps, plan, None, None))
-    for wanted in ((True, True), (True, False), (False, True)):
-        torch.library.opcheck(torch.ops.lagwise.convolve_gradients, (x, x, taps, plan, None, None, *wanted))
 
 
 DRIVER = r"""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lagwise.ops import online_prefill, toeplitz_product
 from lagwise.ops.streaming import OnlineState, OnlineTaps
-from lagwise.ops.streaming.blocks import Tile
+from lagwise.ops.streaming.blocks import Contribution
 from lagwise.ops.window import Window
 
 CHANNELS = 3
@@ -217,8 +217,8 @@ def test_cost_per_token_is_even_and_log_squared(monkeypatch: pytest.MonkeyPatch)
 
 def test_nothing_is_computed_for_a_block_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[int] = []
-    made = Tile.of
-    monkeypatch.setattr(Tile, "of", lambda taps, tokens, start: starts.append(start) or made(taps, tokens, start))
+    made = Contribution.of
+    monkeypatch.setattr(Contribution, "of", lambda *given: starts.append(given[1] * given[2]) or made(*given))
     x = torch.randn(1, 257, 3)
     with torch.no_grad():
         state = stream(torch.randn(3, 300), batch=1)

@@ -21,7 +21,7 @@ from lagwise.mixers.attention import _slope_table
 from lagwise.mixers.causal_ski import _split_lags
 from lagwise.ops.constants import cached_tables
 from lagwise.ops.frequencies import inverse_of_parts
-from lagwise.ops.operators import exporting, in_graph
+from lagwise.ops.operation import exporting, in_graph
 from lagwise.ops.ski import SKIPlan
 
 

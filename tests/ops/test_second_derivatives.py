@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.ops import SKIPlan, block_scan, causal_ski_product, dilated_convolution, ski_product, toeplitz_product
-from lagwise.ops.bilinear import differentiable_gradients
+from lagwise.ops import block_scan, toeplitz_product
+from lagwise.ops.operation import differentiable_gradients
 from lagwise.ops.packing import move_rows
-from lagwise.ops.ski import ragged_ski_product
-from lagwise.ops.toeplitz import spectral, spectral_product
 
 pytestmark = pytest.mark.real_device  # forward-mode derivatives
 
@@ -26,39 +24,6 @@ def check(function: Callable[..., Any], *inputs: Tensor) -> None:
     forward = {"check_forward_ad": True}
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True, **forward)
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True, check_fwd_over_rev=True)
-
-
-@pytest.mark.parametrize("engine", ["fft", "overlap_save", "direct"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_toeplitz_engines(engine: str, causal: bool) -> None:
-    check(lambda x, t: toeplitz_product(x, t, causal=causal, engine=engine), *leaves((2, 70, 3), (3, 33)))
-
-
-def test_taps_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectral, "_PART", 8)
-    check(lambda x, t: toeplitz_product(x, t, engine="auto"), *leaves((2, 70, 3), (3, 33)))
-
-
-def test_frequencies() -> None:
-    check(spectral_product, *leaves((2, 9, 3), (2, 3, 11)))
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_dilated(causal: bool) -> None:
-    check(lambda x, t: dilated_convolution(x, t, 3, causal=causal), *leaves((2, 20, 3), (3, 5)))
-
-
-def test_ski() -> None:
-    x, coefficients, taps = leaves((2, 40, 3), (3, 15), (3, 5))
-    check(lambda x, a, t: ski_product(x, a, degree=3, local=(t, 2)), x, coefficients, taps)
-    check(lambda x, a: ski_product(x, a), x, coefficients)
-    check(lambda x, s, a: causal_ski_product(x, s, a, SKIPlan(4, 16, 1)), *leaves((2, 40, 3), (3, 16), (3, 12)))
-
-
-def test_ski_with_a_grid_per_row() -> None:
-    first, lengths = torch.tensor([0, 3]), torch.tensor([20, 11])
-    x, coefficients, taps = leaves((2, 20, 3), (2, 3, 9), (3, 5))
-    check(lambda x, a, t: ragged_ski_product(x, a, first, lengths, local=(t, 2)), x, coefficients, taps)
 
 
 @pytest.mark.parametrize("reverse", [0, 2])

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lagwise.kernels import RPEKernel
@@ -28,7 +30,7 @@ from lagwise.ops.ski import (
     ski_reference,
     split_kernel,
 )
-from lagwise.ops.toeplitz import block_lag_products, direct_product
+from lagwise.ops.toeplitz import block_lag_products
 
 pytestmark = pytest.mark.usefixtures("uninitialised_is_nan")
 
@@ -39,9 +41,8 @@ def smooth(lag: Tensor) -> Tensor:
 
 
 @pytest.mark.covers("SKI-TNN §3.2.1 and alg. 1")
-@pytest.mark.parametrize("length", [1, 2, 5, 63, 64, 100, 1021])
-@pytest.mark.parametrize("rank", [2, 5, 64, 100])
-@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 300), st.integers(2, 100), st.integers(0, 3))
 def test_ski_equals_w_a_w_transposed(length: int, rank: int, degree: int) -> None:
     """SKI-TNN §3.2.1 and alg. 1, for values and gradients."""
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
@@ -56,8 +57,7 @@ def test_ski_equals_w_a_w_transposed(length: int, rank: int, degree: int) -> Non
 
 
 @pytest.mark.covers("SKI-TNN §3.2.1")
-@pytest.mark.parametrize("rank", [2, 5, 64])
-@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+@pytest.mark.parametrize(("rank", "degree"), [(2, 1), (5, 0), (5, 3), (64, 2)])
 def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None:
     """SKI-TNN §3.2.1 per row, for lengths below and above the rank: values and gradients."""
     first, lengths = torch.tensor([0, 3, 149, 20, 86, 40]), torch.tensor([150, 2, 1, 40, 64, 65])
@@ -78,20 +78,6 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
     gradients = (torch.autograd.grad(y, (tokens, a, local), weight, retain_graph=True) for y in (fast, exact))
     for got, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
-
-
-@pytest.mark.real_device
-@pytest.mark.parametrize("local", [False, True])
-def test_a_graph_has_the_values_and_gradients(local: bool) -> None:
-    x, coefficients, taps = (torch.randn(*shape) for shape in ((2, 40, 3), (3, 17), (3, 5)))
-
-    def loss(x: Tensor, coefficients: Tensor, taps: Tensor) -> Tensor:
-        return ski_product(x, coefficients, local=(taps, 2) if local else None).square().sum()
-
-    given = [each.requires_grad_() for each in (x, coefficients, taps)]
-    expected = torch.autograd.grad(loss(*given), given, allow_unused=True)
-    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(torch.autograd.grad(compiled(*given), given, allow_unused=True), expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 5), (2, 2, 5), (2, 3, 13)])
@@ -117,6 +103,7 @@ def test_error_falls_with_the_spacing(degree: int, order: int) -> None:
 
 
 @pytest.mark.covers("SKI-TNN app. B")
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("length", [1, 3, 63, 64, 100, 333])
 def test_causal_ski_equals_its_matrix(plan: SKIPlan, length: int) -> None:
@@ -155,7 +142,8 @@ def rpe_taps(decay: float, length: int = 1500) -> Tensor:
         return RPEKernel(6, decay=decay).double().taps(length)
 
 
-@pytest.mark.parametrize("decay", [0.99, pytest.param(0.999, marks=pytest.mark.slow), 1.0])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("decay", [0.99, 0.999, 1.0])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-3, 1e-4])
 def test_a_tolerance_is_met_in_the_maximum_norm(decay: float, tolerance: float) -> None:
     taps = rpe_taps(decay)
@@ -206,6 +194,7 @@ def test_one_rough_channel_among_many_is_detected() -> None:
         plan_from_tolerance(taps, 1e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [1, 2, 40, 700, 2000])
 @pytest.mark.parametrize("n_taps", [1, 30, 700, 3000])
 def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
@@ -226,19 +215,6 @@ def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
             torch.testing.assert_close(got.sum(1), wanted.sum(1), rtol=2e-2, atol=1e-6)
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 0), (0, 70), (-5, 5), (3, 90), (-80, -60)])
-@pytest.mark.parametrize("length", [1, 64, 200])
-def test_lag_products(first: int, last: int, length: int) -> None:
-    """The gradient of T_sparse (SKI-TNN §3.2), summed lag by lag."""
-    x, y = torch.randn(2, 2, length, 3, dtype=torch.float64)
-    expected = torch.zeros(3, last - first + 1, dtype=torch.float64)
-    for n, lag in enumerate(range(first, last + 1)):
-        for i in range(length):
-            if 0 <= i - lag < length:
-                expected[:, n] += (y[:, i] * x[:, i - lag]).sum(0)
-    torch.testing.assert_close(block_lag_products(y, x, first, last), expected, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -248,22 +224,11 @@ def test_lag_products(first: int, last: int, length: int) -> None:
         (lambda: SKIPlan(8, 64, 2).check(), "odd"),
         (lambda: block_lag_products(torch.zeros(1, 9, 2), torch.zeros(1, 9, 2), 2, 1), "after the last"),
         (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), causal=False, engine="ski"), "causal"),
-        (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), tolerance=0.1), "exact"),
     ],
 )
 def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.covers("SKI-TNN §3.2")
-@pytest.mark.parametrize("origin", [0, 3, 8])
-def test_direct_product_equals_a_depthwise_convolution(origin: int) -> None:
-    """T_sparse of SKI-TNN §3.2."""
-    x, taps = torch.randn(2, 40, 3, dtype=torch.float64), torch.randn(3, 9, dtype=torch.float64)
-    image = torch.nn.functional.pad(x.transpose(1, 2), (8 - origin, origin))
-    expected = torch.nn.functional.conv1d(image, taps.flip(1)[:, None], groups=3).transpose(1, 2)
-    torch.testing.assert_close(direct_product(x, taps, origin), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [100, 128])

@@ -74,7 +74,8 @@ def test_images_of_other_sizes_are_scored(tmp_path: Path) -> None:
     assert all(same[name] == found["test"][name] for name in ("accuracy", "macro_f1"))
 
     task: Any = make_task(load_run(run))
-    rows, true = task.open(run=run, progress=False).scored["test"]
+    rows = task.open(run=run, progress=False).rows.splits["test"]
+    true = rows["label"][:]
     model = LagwiseForImageClassification.from_pretrained(run).eval()
     images = [decode(row["image"], 3, "").resize((12, 12), resample=2) for row in rows]
     pixels = (np.stack([np.array(image) for image in images]) / 255 - task.mean) / task.std

@@ -50,7 +50,7 @@ def test_a_causal_model_is_scored_as_it_streams(tmp_path: Path) -> None:
     run = train(recipe(EVENTS, tmp_path / "data"), tmp_path / "run", progress=False)
     data = opened(tmp_path / "data", EVENTS)
     model, _ = load_model(run)
-    samples, _ = next(iter(data.scored["test"]))
+    samples, _ = next(iter(data._scored["test"]))
     stream = StreamingClassifier(model)
     pushed = torch.cat([stream.push(part) for part in torch.tensor(samples).split(7)])
     whole = data.task.probabilities(model, samples)
@@ -64,7 +64,7 @@ def test_every_event_is_scored_at_its_position(tmp_path: Path) -> None:
     data = opened(tmp_path, EVENTS)
 
     def perfect(samples: np.ndarray) -> np.ndarray:
-        labels = next(own for values, own in data.scored["test"] if len(values) == len(samples))
+        labels = next(own for values, own in data._scored["test"] if len(values) == len(samples))
         steps = -(-(len(samples) + data.task.delay) // data.task.stride)
         p = np.zeros((steps, 3))
         p[:, 0] = 1
@@ -73,16 +73,16 @@ def test_every_event_is_scored_at_its_position(tmp_path: Path) -> None:
         return p
 
     data.task.probabilities = lambda model, samples: perfect(samples)  # type: ignore[method-assign]
-    data.scored = {"test": list(data.scored["test"])}
+    data._scored = {"test": list(data._scored["test"])}
     result = data.evaluate(None, progress=False)
-    events = sum((labels > 0).sum() for _, labels in data.scored["test"])
+    events = sum((labels > 0).sum() for _, labels in data._scored["test"])
     assert result["test"] == {"accuracy": 1, "macro_f1": 1, "found": 1, "precision": 1, "rows": events}
     assert result["known_positions"]["accuracy"] == 1
 
 
 def test_delay_and_stride_of_steps_reach_every_sample(tmp_path: Path) -> None:
     data = opened(tmp_path, STEPS, "task.stride=3", "task.delay=4")
-    samples, labels = next(iter(data.scored["test"]))
+    samples, labels = next(iter(data._scored["test"]))
     steps = -(-(len(samples) + 4) // 3)
     targets = data._targets(labels, steps)
     last = len(labels) - 1  # its label is also that of the samples which fill the last step
@@ -138,7 +138,7 @@ def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) ->
 
 def test_the_data_are_read_once(tmp_path: Path) -> None:
     data = opened(tmp_path, EVENTS)
-    source = data.task.open_rows(str(tmp_path / "events.jsonl"))
+    source = data.task.rows(str(tmp_path / "events.jsonl"))
     before = data.rows.folder.stat().st_mtime_ns
     again = prepare_series(source, events="at", progress=False)
     assert again.folder == data.rows.folder

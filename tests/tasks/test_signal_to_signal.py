@@ -15,7 +15,7 @@ from scipy.io import wavfile
 from typer.testing import CliRunner
 
 from lagwise.cli.main import app
-from lagwise.data.series_files import read_sound
+from lagwise.data.sound_files import read_sound
 from lagwise.evaluation.signals import si_sdr, signal_scores
 from lagwise.models import StreamingRegressor, load_model
 from lagwise.runs import evaluate_run, predict_run
@@ -122,7 +122,7 @@ def test_columns_are_learned_and_written(tmp_path: Path, monkeypatch: pytest.Mon
     failed = CliRunner().invoke(app, ["predict", str(run), "--data", str(source), "--out", str(tmp_path / "folder")])
     assert "only sounds are written to a folder" in str(failed.exception)
     both = predict_run(run, source=str(tmp_path / "data"), progress=False)
-    assert len(make_task(load_recipe(str(run / "recipe.yaml"))).as_csv(both).splitlines()) == 1 + 6 * 120
+    assert len(make_task(load_recipe(str(run / "recipe.yaml"))).table(both)) == 6 * 120
 
 
 @pytest.mark.sampled(2)

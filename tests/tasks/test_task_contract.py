@@ -14,7 +14,7 @@ from every_task import CASES, recipe
 
 from lagwise.analysis.report import plot_run
 from lagwise.runs import evaluate_run, predict_run
-from lagwise.tasks import TASKS
+from lagwise.tasks import TASKS, Task, TaskData
 from lagwise.training import load_recipe, make_task, read_metrics, resume, train
 
 every_case = pytest.mark.parametrize("name", CASES)
@@ -134,3 +134,10 @@ def test_changed_data_are_detected(tmp_path: Path) -> None:
         file.write("a new row,yes\n")
     with pytest.raises(ValueError, match="has changed since"):
         evaluate_run(run, progress=False)
+
+
+def test_a_task_has_few_public_names() -> None:
+    """What a new kind of task has to know; an option or a helper of one task is no part of it."""
+    for cls in (Task, TaskData):
+        names = {name for base in cls.__mro__[:-1] for name in (*vars(base), *base.__annotations__)}
+        assert len({name for name in names if not name.startswith("_")}) <= 22, cls

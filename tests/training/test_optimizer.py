@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.training import Recipe, resume, train
 from lagwise.training import optimizer as optimizer_module
-from lagwise.training.optimizer import Muon, make_optimizer, orthogonal
+from lagwise.training.optimizer import AdamW, Muon, clip_gradients, make_optimizer, orthogonal, sparse_tables
 from lagwise.training.recipe import TrainingOptions
 
 
@@ -145,7 +145,7 @@ def test_muon_takes_the_matrices_of_linear_layers_in_blocks() -> None:
     assert sorted(grouped) == sorted(names)
     for group in optimizer.param_groups:
         assert group["lr"] == TrainingOptions().learning_rate
-    assert type(make_optimizer(model, TrainingOptions())) is torch.optim.AdamW
+    assert type(make_optimizer(model, TrainingOptions())) is AdamW
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -164,3 +164,51 @@ def test_hooks_of_a_step_run_once() -> None:
     optimizer.register_step_post_hook(lambda *_: seen.append("post"))
     optimizer.step()
     assert seen == ["post"]
+
+
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_rows_of_a_sparse_gradient_are_updated_as_by_sparse_adam(kind: type[AdamW]) -> None:
+    tables = [nn.Embedding(20, 3, sparse=True) for _ in range(2)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    dense = nn.Parameter(torch.ones(2))
+    own = kind([tables[0].weight, dense], lr=0.1, weight_decay=0.0, fused=True)
+    expected = torch.optim.SparseAdam([tables[1].weight], lr=0.1, betas=(0.0, 0.999))
+    for ids in ([1, 4, 4], [4, 7, 1], [0, 0, 0]):
+        for table in tables:
+            (table(torch.tensor(ids)).sin() * torch.arange(3.0)).sum().backward()
+        dense.grad = torch.ones(2)
+        own.step()
+        expected.step()
+        expected.zero_grad()
+    torch.testing.assert_close(tables[0].weight, tables[1].weight)
+    assert bool((dense < 1).all())
+
+
+def test_only_rows_that_a_step_reads_change_in_tables_of_ngrams() -> None:
+    config = LagwiseConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, ngram_sizes=[2], match_sizes=[1])
+    model, options = LagwiseForCausalLM(config), TrainingOptions()
+    table = model.get_submodule("model.embed_ngrams.table")
+    before, ids = table.weight.detach().clone(), torch.tensor([[1, 2, 3, 1, 2]])
+    optimizer = make_optimizer(model, options)
+    dense = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, table.weight)[0]
+    with sparse_tables(model, options):
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert table.weight.grad.is_sparse
+    assert not table.sparse
+    torch.testing.assert_close(table.weight.grad.to_dense(), dense)
+    optimizer.step()
+    assert torch.equal((table.weight != before).any(1), (dense != 0).any(1))
+
+
+def test_sparse_gradients_are_clipped_with_the_others() -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(6, 2)) for _ in range(4)]
+    rows = torch.tensor([[1, 3, 3]])
+    sparse = torch.sparse_coo_tensor(rows, torch.randn(3, 2), (6, 2), check_invariants=True)
+    for parameter in parameters[::2]:
+        parameter.grad = torch.full((6, 2), 2.0)
+    parameters[1].grad, parameters[3].grad = sparse, sparse.to_dense()
+    norms = clip_gradients(parameters[:2], 1.0), nn.utils.clip_grad_norm_(parameters[2:], 1.0)
+    torch.testing.assert_close(*norms)
+    torch.testing.assert_close(parameters[1].grad.to_dense(), parameters[3].grad)
+    torch.testing.assert_close(parameters[0].grad, parameters[2].grad)

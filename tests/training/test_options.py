@@ -72,7 +72,7 @@ def test_the_warmup_is_at_most_a_tenth(tiny_recipe: Recipe, tmp_path: Path) -> N
 def test_generated_data_have_no_epochs(tmp_path: Path) -> None:
     made = recipe("associative recall", tmp_path / "data")
     made.training.epochs = 1.0
-    with pytest.raises(ValueError, match=r"training\.epochs does not apply"):
+    with pytest.raises(ValueError, match="`epochs` does not apply to data that are generated"):
         train(made, tmp_path / "run", progress=False)
 
 

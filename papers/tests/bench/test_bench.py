@@ -10,23 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers import ToeplitzMixer
-from lagwise.ops import toeplitz_matrix
+from lagwise.ops import dilated_convolution, toeplitz_matrix
 from lagwise.ops.toeplitz import receptive_field
-from lagwise_papers.bench import ema_tcn, ops, tcn_shapes, toeplitz
-from lagwise_papers.bench.harness import check_layer, check_matrix, peak_memory
+from lagwise_papers.bench import ema_tcn, ops, toeplitz
+from lagwise_papers.bench.harness import Comparison, check_layer, check_matrix, peak_memory
 from lagwise_papers.bench.peers import LiteralEMA, LiteralTNO, load_peer
-from lagwise_papers.bench.tcn_shapes import choose_tcn
+from lagwise_papers.bench.tcn_shapes import choose_tcn, covering_shapes
 from lagwise_papers.bench.timing import interleaved, save_results
 
 
 @pytest.mark.covers("TNN eq. 21 to 26")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_literal_peer_equals_our_layer(causal: bool, dtype: torch.dtype) -> None:
+def test_the_literal_peer_equals_our_layer(causal: bool) -> None:
     """With equal parameters both compute the same function."""
-    ours, literal = ToeplitzMixer(5, causal=causal).to(dtype), LiteralTNO(5, causal=causal).to(dtype)
+    ours, literal = ToeplitzMixer(5, causal=causal), LiteralTNO(5, causal=causal)
     literal.load_state_dict(ours.kernel.network.state_dict())
-    x = torch.randn(2, 200, 5, dtype=dtype)
+    x = torch.randn(2, 200, 5)
     torch.testing.assert_close(ours(x), literal(x), rtol=1e-3, atol=1e-4)
 
 
@@ -53,25 +52,26 @@ def test_wrong_layers_are_not_timed() -> None:
         with pytest.raises(ValueError, match="not timed"):
             check_layer(wrong, 6, 100)
 
-
-def test_wrong_two_sided_layers_are_not_timed() -> None:
-    assert check_layer(ToeplitzMixer(6, causal=False), 6, 100, causal=False) < 1e-5
+    two_sided = ToeplitzMixer(6, causal=False)
+    assert check_layer(two_sided, 6, 100, causal=False) < 1e-5
     with pytest.raises(ValueError, match="not timed"):
-        check_layer(ToeplitzMixer(6, causal=False), 6, 100, causal=True)
-
-
-def test_a_wrong_dense_matrix_is_not_timed() -> None:
+        check_layer(two_sided, 6, 100, causal=True)
     layer = ToeplitzMixer(6)
     matrices = toeplitz_matrix(layer.kernel.taps(50).detach().double(), 50)[[0, 5]]
     assert check_matrix(layer, matrices, torch.tensor([0, 5]), 6) < 1e-5
     with pytest.raises(ValueError, match="dense matrix"):
         check_matrix(layer, matrices, torch.tensor([1, 5]), 6)
+    stack = ema_tcn.BareTCN(4, 300, causal=True)
+    assert ema_tcn.check(stack, 4, 300, causal=True) < 1e-5
+    with pytest.raises(ValueError, match="not a stack of dilated convolutions"):
+        ema_tcn.check(stack, 4, 300, causal=False)
 
 
 @pytest.mark.covers("SKI-TNN fig. 1")
 def test_every_operator_is_checked_and_timed(tmp_path: Path) -> None:
     peers = {"another": load_peer("lagwise_papers.bench.toeplitz:literal")}
-    rows = ops.time_ops([30, 200], channels=8, tokens=400, repeats=2, peers=peers, memory=False, progress=False)
+    comparison = Comparison(8, tokens=400, repeats=2, memory=False, progress=False)
+    rows = ops.time_ops([30, 200], comparison, peers=peers)
     assert [(row.causal, row.length, row.batch) for row in rows] == [
         (True, 30, 13),
         (True, 200, 2),
@@ -96,12 +96,11 @@ def test_methods_are_interleaved() -> None:
         interleaved({}, repeats=1)
 
 
-def test_a_run_with_a_peer(tmp_path: Path) -> None:
-    peers = {"another": load_peer("lagwise_papers.bench.toeplitz:literal")}
-    rows = toeplitz.time_layers([64], channels=8, tokens=128, repeats=2, peers=peers, memory=False, progress=False)
-    assert set(rows[0].seconds) == {"lagwise", "literal", "another"}
-    assert rows[0].ratio("lagwise") == 1
-    assert len(toeplitz.table_rows(rows)) == 3
+def test_layers_are_timed_and_saved(tmp_path: Path) -> None:
+    comparison = Comparison(8, tokens=128, repeats=2, memory=False, progress=False)
+    rows = toeplitz.time_layers([64], comparison, {})
+    assert set(rows[0].seconds) == {"lagwise", "literal"}
+    assert len(toeplitz.table_rows(rows)) == 2
     save_results(tmp_path / "r.json", "command", {"layers": rows})
     saved = json.loads((tmp_path / "r.json").read_text())
     assert saved["results"]["layers"][0]["seconds"]["literal"]["median"] > 0
@@ -142,29 +141,34 @@ def test_megas_literal_average_equals_ours(causal: bool) -> None:
 
 @pytest.mark.covers("TCNCA app. H, fig. 2 and 7")
 def test_averages_and_convolutions_are_timed() -> None:
-    (row,) = ema_tcn.time_ema_tcn([300], channels=4, repeats=2, memory=False, progress=False)
+    comparison = Comparison(4, tokens=1, repeats=2, memory=False, progress=False)
+    (row,) = ema_tcn.time_ema_tcn([300], comparison)
     assert row.forward.keys() == row.step.keys() == row.error.keys()
     assert ema_tcn.PEER in row.forward
     assert row.error[ema_tcn.TCN] < 1e-5
     assert receptive_field(17, row.dilation, 4) >= 300 > receptive_field(17, row.dilation - 1, 4)
-    (both,) = ema_tcn.time_ema_tcn([300], channels=4, causal=False, repeats=2, memory=False, progress=False)
+    (both,) = ema_tcn.time_ema_tcn([300], comparison, causal=False)
     assert len(ema_tcn.table_rows([row, both])) == 11
     assert len(ema_tcn.figure({"causal": [row], "two-sided": [both]}).axes) == 4
 
 
-def test_a_wrong_stack_is_not_timed() -> None:
-    layer = ema_tcn.BareTCN(4, 300, causal=True)
-    assert ema_tcn.check(layer, 4, 300, causal=True) < 1e-5
-    with pytest.raises(ValueError, match="not a stack of dilated convolutions"):
-        ema_tcn.check(layer, 4, 300, causal=False)
-
-
 @pytest.mark.covers("TCNCA app. D")
-def test_the_cheapest_stack_is_found_and_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cheapest_stack_is_found() -> None:
     choices = choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False)
     assert [c.seconds.median for c in choices] == sorted(c.seconds.median for c in choices)
     assert all(receptive_field(*c.shape) >= 60 and c.shape.dilation <= c.shape.kernel_size for c in choices)
-    monkeypatch.setattr(tcn_shapes, "interleaved", None)  # nothing is timed the second time
-    assert choose_tcn(60, channels=4, tokens=60, repeats=2, progress=False) == choices
     with pytest.raises(ValueError, match="length must be an integer of at least 2, got 1"):
         choose_tcn(1)
+
+
+@pytest.mark.covers("TCNCA app. D")
+@pytest.mark.parametrize("length", [2, 100, 1000])
+@pytest.mark.parametrize("causal", [True, False])
+def test_covering_stacks_reach_every_token(length: int, causal: bool) -> None:
+    """The last token of a text (or the middle token of a text of twice the length) depends on all others."""
+    for kernel_size, dilation, depth in covering_shapes(length, causal=causal):
+        signal = torch.zeros(1, 2 * length - 1, 1)
+        signal[:, 0 if causal else length - 1] = 1
+        for i in range(depth):
+            signal = dilated_convolution(signal, torch.ones(1, kernel_size), dilation**i, causal=causal)
+        assert (signal[0, :, 0][: length if causal else None] > 0).all()

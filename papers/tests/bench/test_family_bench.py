@@ -1,12 +1,14 @@
-"""The benchmark of all mixers measures each once, relative to TNN, and refuses wrong results."""
+"""The benchmark of all mixers measures each once, relative to TNN, and its contract in figures; a wrong one shows."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +17,13 @@ from torch import Tensor
 from lagwise.kernels import KERNELS
 from lagwise.mixers import MIXERS, Mixer, ShortConvMixer
 from lagwise.ops import Layout
+from lagwise.tables import build
 from lagwise_papers.bench.attention_peers import ATTENTION_PEERS
 
 
-@pytest.fixture(scope="module")
-def family() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "family_bench", Path(__file__).parents[2] / "benchmarks" / "family_steps.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def family(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("family_steps")
 
 
 def given(out: Path, names: str, **options: object) -> argparse.Namespace:
@@ -99,3 +95,39 @@ def test_wrong_results_are_not_timed(
     (row,) = json.loads(out.read_text())["results"]["rows"]
     assert "step" not in row
     assert "of the largest value" in row["refused"]
+
+
+@pytest.fixture
+def contract(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("contract")
+
+
+@pytest.mark.parametrize("name", ["tnn", "gmlp", "fnet", "gtu2d"])
+@torch.no_grad()
+def test_errors_are_those_of_rounding(contract: ModuleType, name: str) -> None:
+    mixer = build(
+        MIXERS, contract.token_mixers(100)[name], 8, what="mixer", causal=contract.directions(name)[0]
+    ).double()
+    found = dict(contract.errors(mixer, 100, torch.float64))
+    wanted = {"formula"} | (set() if mixer.needs_grid else {"padding", "packing"})
+    wanted |= ({"future", "streaming"} if mixer.streams else {"future"}) if mixer.causal else set()
+    assert found.keys() == wanted
+    assert max(found.values()) < 1e-12
+
+
+class Wrong(ShortConvMixer):
+    """Mixes padding and later tokens."""
+
+    def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
+        y, state = super().mix(x, state, layout)
+        return y + x.roll(-1, 1), state
+
+
+@torch.no_grad()
+def test_a_wrong_mixer_shows(contract: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer: Mixer = Wrong(8, causal=True).double()
+    monkeypatch.setattr(
+        sys.modules["family_steps"], "reference", lambda right, x: ShortConvMixer(8).double()(x[None])[0]
+    )
+    found = dict(contract.errors(mixer, 100, torch.float64))
+    assert min(found.values()) > 1e-3, found

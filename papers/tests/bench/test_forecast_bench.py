@@ -21,10 +21,12 @@ def series(rows: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(rows, 2)).cumsum(0)
 
 
-def test_every_test_window_is_scored_once() -> None:
+@pytest.mark.parametrize("logs", [False, True])
+def test_every_test_window_is_scored_once(logs: bool) -> None:
     """107 test rows and a horizon of 10 give 98 windows, not a multiple of any usual batch size. None is dropped, and
-    the result is the mean over exactly these windows."""
-    x, options = series(600), {"look_back": 48}
+    the result is the mean over exactly these windows. Logarithms are scored as values."""
+    x = np.exp(series(600) / 20) if logs else series(600)
+    options = {"look_back": 48, "logs": logs}
     cell = bench.run_benchmark(x, bench.Benchmark("made", PARTS), 10, options)
     assert cell["windows"] == 107 - 10 + 1
     forecaster = LagForecaster(10, validation=100, refit=False, **options).fit(x[:400])
@@ -35,24 +37,7 @@ def test_every_test_window_is_scored_once() -> None:
         errors.append((forecast - x[start : start + 10]) / deviation)
     assert cell["mse"] == pytest.approx(np.mean(np.square(errors)))
     assert cell["mae"] == pytest.approx(np.mean(np.abs(errors)))
-    assert forecaster.mean_ == pytest.approx(mean)
-
-
-def test_logarithms_are_scored_as_values() -> None:
-    x, options = np.exp(series(600) / 20), {"look_back": 48, "logs": True}
-    cell = bench.run_benchmark(x, bench.Benchmark("made", PARTS), 10, options)
-    forecaster = LagForecaster(10, validation=100, refit=False, **options).fit(x[:400])
-    errors = [forecaster.predict(X=x[s - 48 : s]) - x[s : s + 10] for s in range(400, 507 - 10 + 1)]
-    assert cell["mse"] == pytest.approx(np.mean(np.square(errors / x[:300].std(0))))
-    assert cell["mae"] == pytest.approx(np.mean(np.abs(errors / x[:300].std(0))))
-
-
-def test_tables_of_one_model_that_validation_does_not_choose() -> None:
-    """Several folds and logarithms have errors of other windows or values, so such a table has no chosen row."""
-    row = {"data": "illness", "horizon": 24, "mse": 0.1, "validation_mse": 0.1, "parameters": 20_000, "crps": None}
-    for more in ({"model": "folds", "folds": 4}, {"model": bench.LOGS}):
-        assert bench.table_rows([row | more])[1][0] == [more["model"], "0.100", "20,000"]
-        assert bench.coverage_rows([row | more], "crps")[1] == []
+    assert logs or forecaster.mean_ == pytest.approx(mean)
 
 
 def test_models_do_not_use_the_test_part() -> None:
@@ -62,14 +47,6 @@ def test_models_do_not_use_the_test_part() -> None:
     cells = [bench.run_benchmark(each, bench.Benchmark("made", PARTS), 10, {"look_back": 48}) for each in (x, changed)]
     assert cells[0]["validation_mse"] == cells[1]["validation_mse"]
     assert cells[0]["mse"] != cells[1]["mse"]
-
-
-def test_published_splits() -> None:
-    assert bench.BENCHMARKS["ETTh1"].split(17420) == (8640, 11520, 14400)
-    assert bench.BENCHMARKS["ETTm1"].split(69680) == (34560, 46080, 57600)
-    assert bench.BENCHMARKS["weather"].split(52696) == (36887, 42157, 52696)
-    with pytest.raises(ValueError, match="ETTh1 must have at least 14400 rows, got 100"):
-        bench.BENCHMARKS["ETTh1"].split(100)
 
 
 def test_small_models_have_few_parameters() -> None:
@@ -82,26 +59,14 @@ def test_small_models_have_few_parameters() -> None:
                 assert fitted.n_parameters_ <= 10_000, name
 
 
-def test_table_beside_published_figures() -> None:
-    rows = [
-        {"data": data, "horizon": 96, "model": model, "mse": mse, "validation_mse": 1 - mse, "parameters": size}
-        for data in ("ETTh1", "ETTh2", "ETTm1", "ETTm2")
-        for model, mse, size in (("large", 0.1, 20_000), ("small", 0.3, 900), ("tiny", 0.2, 90))
-    ]
-    head, lines = bench.table_rows(rows)
-    shown = {line[0]: line[1:] for line in lines}
-    assert head == ["", "ETTh1", "ETTh2", "ETTm1", "ETTm2", "ETT", "parameters"]
-    assert shown["large"] == ["0.100"] * 4 + ["0.1000", "20,000"]
-    assert shown["chosen by validation"][-2:] == ["0.3000", "900"]  # whatever the test error is
-    assert shown["FITS (published)"][:2] == ["0.407", "0.333"]
-
-
 def test_files_are_found_and_missing_files_are_named(tmp_path: Path) -> None:
     made = pd.DataFrame({"date": range(3), "a": [1.0, 2.0, 3.0]})
     made.to_csv(tmp_path / "exchange_rate.csv.xz", index=False)
     assert bench.read_benchmark(tmp_path, "exchange").tolist() == [[1.0], [2.0], [3.0]]
     with pytest.raises(FileNotFoundError, match=r"no national_illness\.csv, "):
         bench.read_benchmark(tmp_path, "illness")
+    with pytest.raises(ValueError, match="ETTh1 must have at least 14400 rows, got 100"):
+        bench.BENCHMARKS["ETTh1"].split(100)
     with pytest.raises(ValueError, match="unknown data set: 'ETTh'; did you mean"):
         bench.run_benchmarks(tmp_path, ["ETTh"])
 

@@ -1,4 +1,4 @@
-"""The benchmark of generation checks streaming before it times it."""
+"""The benchmarks of generation check streams, and that drafts do not change the text, before they time them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 from lagwise.cli.main import app
 from lagwise.mixers import ToeplitzMixer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.ops import toeplitz_product
+from lagwise.training import Recipe, train
 from lagwise_papers.bench import generate
-from lagwise_papers.bench.future_fill import ContinuousFutureFill, EpochedFutureFill, future_fill
+from lagwise_papers.bench.drafts import table_rows, time_drafts
 from lagwise_papers.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
-from lagwise_papers.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE, Layer, state_bytes
-from lagwise_papers.bench.whole_streams import LAGWISE, PEERS, OnlineStream, StreamFactory
+from lagwise_papers.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE
 
 
 @pytest.mark.parametrize("peer", [RingBuffer, lambda mixer: NStates(mixer, 400)])
@@ -66,50 +65,38 @@ def test_wrong_streams_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         generate.time_generation("blocks", [40], [1])
 
 
-def test_state_bytes_count_all_storage() -> None:
-    layer = Layer(ToeplitzMixer(4, kernel={"name": "modal", "modes": 8}), 3)
-    memory = 2 * 3 * 8 * 4 * 4  # real and imaginary parts; the poles belong to the mixer
-    assert state_bytes(layer.state) == memory
-    assert state_bytes((layer.state, layer.state)) == memory
+FIELDS = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "block": {"name": "mega"}}
 
 
-@pytest.mark.parametrize("length", [1, 50, 700])
-@pytest.mark.parametrize(
-    "make", [OnlineStream, EpochedFutureFill, ContinuousFutureFill, lambda *a: ContinuousFutureFill(*a, tile=1)]
-)
-@torch.no_grad()
-def test_whole_streams_equal_the_product(make: StreamFactory, length: int) -> None:
-    taps, x = torch.randn(3, length, dtype=torch.float64), torch.randn(2, length, 3, dtype=torch.float64)
-    stream = make(taps, 2)
-    y = torch.cat([stream.step(token) for token in x.split(1, dim=1)], dim=1)
-    torch.testing.assert_close(y, toeplitz_product(x, taps), rtol=0, atol=1e-10)
+def test_a_perfect_draft_needs_few_forwards() -> None:
+    model = LagwiseForCausalLM(LagwiseConfig(**FIELDS)).eval()
+    prompts = list(torch.randint(20, (2, 12)))
+    plain, *drafted = time_drafts(model, model, prompts, sizes=[4], new_tokens=12, repeats=2, progress=False)
+    assert (plain.method, plain.forwards_per_token, plain.equal) == ("none", 1.0, 1.0)
+    assert [row.method for row in drafted] == ["model", "lookup"]
+    assert all(row.equal == 1 for row in drafted)
+    assert len(table_rows([plain, *drafted])) == 3
 
 
-def test_future_fill_is_its_sum() -> None:
-    inputs, taps = torch.randn(2, 9, 3, dtype=torch.float64), torch.randn(3, 20, dtype=torch.float64)
-    expected = [sum(inputs[:, j] * taps[:, 9 + s - 1 - j] for j in range(9)) for s in range(1, 6)]
-    torch.testing.assert_close(future_fill(inputs, taps, 5), torch.stack(expected, 1), rtol=0, atol=1e-12)
+def test_drafts_that_change_the_text_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draft = (LagwiseForCausalLM(LagwiseConfig(**FIELDS)).eval() for _ in range(2))
+    generate = model.generate
+
+    def wrong(*args: object, **options: object) -> torch.Tensor:
+        text = generate(*args, **options).clone()
+        text[:, -1] += (1 if text[0, -1] < 19 else -1) * ("assistant_model" in options)
+        return text
+
+    monkeypatch.setattr(model, "generate", wrong)
+    with pytest.raises(ValueError, match=r"drafts of \('model', 2\) change the text"):
+        time_drafts(model, draft, [torch.tensor([1, 2])], sizes=[2], new_tokens=2, repeats=2, progress=False)
 
 
-def test_whole_streams_are_checked_and_timed_beside_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "theirs.py").write_text(
-        "from lagwise_papers.bench.future_fill import EpochedFutureFill as exact\n\n\n"
-        "def wrong(taps, batch):\n    return exact(1.01 * taps, batch)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    out = tmp_path / "streams.json"
-    arguments = ["bench", "generate", "--what", "streams", "--lengths", "150", "--batches", "2", "--channels", "4"]
-    arguments += ["--repeats", "2", "--threads", "1"]
-    result = CliRunner().invoke(app, [*arguments, "--peer", "theirs:exact", "--out", str(out)])
+def test_the_command_of_drafts(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    out = tmp_path / "drafts.json"
+    arguments = ["bench", "drafts", run, "--draft", run, "--sizes", 2, "--prompts", 1, "--tokens", 4, "--repeats", 2]
+    result = CliRunner().invoke(app, [*map(str, arguments), "--prompt-tokens", "20", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    rows = json.loads(out.read_text())["results"]["streams"]["batch 2"]
-    assert [row["method"] for row in rows] == [LAGWISE, *PEERS, "theirs:exact"]
-    assert all(0 < row["token"]["median"] <= row["slowest"] for row in rows)
-    few = ["--lengths", "60,150", "--most-tokens", "200", "--no-baselines", "--out", str(out)]
-    assert CliRunner().invoke(app, [*arguments, *few]).exit_code == 0
-    rows = json.loads(out.read_text())["results"]["streams"]["batch 2"]
-    assert [(row["method"], row["length"]) for row in rows] == [(LAGWISE, 60)]
-    wrong = CliRunner().invoke(app, [*arguments, "--peer", "theirs:wrong"])
-    assert "theirs:wrong differs from the product of the whole text" in str(wrong.exception)
-    other = CliRunner().invoke(app, ["bench", "generate", "--peer", "theirs:exact"])
-    assert "needs --what streams" in str(other.exception)
+    rows = json.loads(out.read_text())["results"]["rows"]
+    assert [(row["method"], row["draft_tokens"]) for row in rows] == [("none", 0), ("model", 2), ("lookup", 2)]

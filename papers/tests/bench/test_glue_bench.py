@@ -22,7 +22,7 @@ from lagwise.training import train
 from lagwise.training.trainer import LagwiseTrainer
 from lagwise_papers.bench import glue
 from lagwise_papers.bench.glue import compare_glue, table_head, table_rows
-from lagwise_papers.bench.text_baselines import majority, tf_idf
+from lagwise_papers.bench.text_baselines import bag_of_bytes, majority, tf_idf
 from lagwise_papers.data.published import open_glue
 
 SMALL = [
@@ -86,7 +86,6 @@ def test_the_table_has_means_and_spreads(whole: dict[str, Any]) -> None:
     assert table_rows(results) == [("a", "37.5 ± 17.7", "25.0 ± 0.0", "31.2 ± 8.8"), ("b", "50.0", "-", "-")]
 
 
-@pytest.mark.slow
 def test_a_resumed_comparison_has_the_same_scores(
     folder: Path, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,9 +169,6 @@ def test_errors_are_raised_before_training(
     with pytest.raises(error, match=message):
         compare(folder, tmp_path / "out", **changes)
     assert not (tmp_path / "out").exists()
-
-
-def test_names_must_differ(folder: Path, tmp_path: Path) -> None:
     for runs in ([], [folder / "encoder", folder / "encoder"], [folder / "majority"]):
         with pytest.raises((ValueError, FileNotFoundError), match=r"one or more folders with different names"):
             compare_glue(runs, str(folder / "data"), tmp_path / "out", tasks=["cola"], progress=False)
@@ -202,3 +198,5 @@ def test_baselines_learn_from_words(tmp_path: Path) -> None:
     true = np.asarray(pairs.splits["test"]["__label__"][:])
     mean = np.mean(pairs.splits["train"]["__label__"][:])
     assert majority(pairs)["mean_squared_error"] == pytest.approx(np.mean((true - mean) ** 2))
+    with pytest.raises(ValueError, match="are numbers"):
+        bag_of_bytes(pairs)

@@ -146,10 +146,6 @@ class TestScheduledExamples:
             windows = TrainingWindows(text_data.splits["train"], length, 600, 0)
             assert all(torch.equal(ids, windows[n]["input_ids"]) for n, ids in enumerate(mine))
 
-    def test_a_single_length_equals_fixed_windows(self, text_data: TokenData) -> None:
-        examples, plain = ScheduledExamples(text_data, [32], 3, 5, 7), text_data.training_examples(32, 15, 7)
-        assert all(torch.equal(examples[i]["input_ids"], plain[i]["input_ids"]) for i in range(15))
-
     def test_text_shorter_than_the_largest(self, text_data: TokenData) -> None:
         with pytest.raises(ValueError, match="fewer than one sequence of 1000000"):
             ScheduledExamples(text_data, [16, 10**6], 3, 5, 0)

@@ -23,38 +23,32 @@ from lagwise_papers.data.pathfinder import CONTOUR, DISTRACTOR, PARAMETERS
 Drawn = dict[int, tuple[np.ndarray, np.ndarray, pathfinder._Drawing, np.ndarray]]
 
 
-def several(side: int, blocks: int) -> list[Any]:
-    """Images, labels, shapes and marks of the first blocks."""
-    made: list[Any] = []
+@pytest.fixture(scope="module")
+def drawn() -> Drawn:
+    """Images, labels, shapes and marks of the first block of each size."""
+    drawings = {}
     with pytest.MonkeyPatch.context() as patch:
-        place, placed = pathfinder._marks, []
+        marks, placed = pathfinder._marks, []
 
-        def recorded(drawing: pathfinder._Drawing, *given: Any) -> np.ndarray:
-            placed.append((drawing, place(drawing, *given)))
+        def recorded(drawing: pathfinder._Drawing, *rest: Any) -> np.ndarray:
+            placed.append((drawing, marks(drawing, *rest)))
             return placed[-1][1]
 
         patch.setattr(pathfinder, "_marks", recorded)
-        for block in range(blocks):
-            made.append((*pathfinder.images(0, block, side=side), *placed.pop()))
-    return made
+        for side in (32, 128):
+            drawings[side] = (*pathfinder.images(0, 0, side=side), *placed.pop())
+    return drawings
 
 
-@pytest.fixture(scope="module")
-def drawn() -> Drawn:
-    return {side: several(side, 1)[0] for side in (32, 128)}
-
-
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pathfinder") / "data"
-    generate("lra-pathfinder", folder, rows=20, seed=0, texts=None, progress=False)
+def published(folder: Path, count: int = 10, label: int = 0) -> Path:
+    """A set of black images in the published format."""
+    (folder / "imgs" / "0").mkdir(parents=True)
+    (folder / "metadata").mkdir()
+    for i in range(count):
+        (folder / "imgs" / "0" / f"sample_{i}.png").write_bytes(pathfinder.encoded(np.zeros((32, 32), np.uint8)))
+    lines = [f"imgs/0 sample_{i}.png {i} {label}\n" for i in range(count)]
+    (folder / "metadata" / "0.npy").write_text("".join(lines))
     return folder
-
-
-@pytest.fixture
-def published(generated: Path, tmp_path: Path) -> Path:
-    """A folder in the published format, to be changed."""
-    return shutil.copytree(generated, tmp_path / "data")
 
 
 def by_grey_values(images: np.ndarray, labels: np.ndarray) -> float:
@@ -67,21 +61,6 @@ def by_distance(marks: np.ndarray, labels: np.ndarray) -> float:
     """Accuracy of the best threshold on the distance of the marks."""
     joined = labels[np.argsort(np.linalg.norm(marks[:, 0] - marks[:, 1], axis=-1))]
     return 0.5 + np.abs(np.cumsum(2 * joined - 1)).max() / len(joined)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("side", "bright"), [(32, 0.8), (128, 0.95)])
-def test_images_show_two_marks(drawn: Drawn, side: int, bright: float) -> None:
-    images, labels, _, marks = drawn[side]
-    assert images.shape == (256, side, side)
-    assert labels.sum() == 128
-    for image, own in zip(images, marks, strict=True):
-        found, count = ndimage.label(image > bright * 255)
-        sizes = np.bincount(found.ravel(), minlength=count + 1)[1:]
-        places = 1 + np.flatnonzero(sizes > 1)  # where paddles meet a pixel may be bright, too
-        assert len(places) == 2
-        centres = np.array(ndimage.center_of_mass(found > 0, found, places))[:, ::-1] + 0.5
-        assert cdist(own, centres).min(1).max() < 1
 
 
 def test_images_show_all_contours(drawn: Drawn) -> None:
@@ -124,30 +103,19 @@ def test_contours_have_the_published_geometry(drawn: Drawn, side: int, turn: flo
         assert cdist(whole, whole)[apart & inside[:, None] & inside].min() >= 2 * margin - 1e-9
 
 
-def test_grey_values_do_not_reveal_the_label(drawn: Drawn) -> None:
-    for images, labels, *_ in drawn.values():
+def test_grey_values_and_the_distance_of_the_marks_do_not_reveal_the_label(drawn: Drawn) -> None:
+    for images, labels, _, marks in drawn.values():
         assert by_grey_values(images, labels) < 0.6  # three deviations of chance are 0.094
-
-
-def test_the_distance_of_the_marks_does_not_reveal_the_label(drawn: Drawn) -> None:
-    for _, labels, _, marks in drawn.values():
         assert by_distance(marks, labels) < 0.6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("side", "grey", "distance"), [(32, 0.535, 0.55), (128, 0.535, 0.57)])
-def test_simple_statistics_of_many_images_do_not_reveal_the_label(side: int, grey: float, distance: float) -> None:
-    images, labels, _, marks = zip(*several(side, 8), strict=True)
-    images, labels, marks = map(np.concatenate, (images, labels, marks))
-    assert by_grey_values(images, labels) < grey  # 2,048 images; three deviations of chance are 0.033
-    assert by_distance(marks, labels) < distance
-
-
-@pytest.mark.slow
-def test_pathfinder_is_written_and_read_in_the_published_format(published: Path, tmp_path: Path, drawn: Drawn) -> None:
-    root = published / "curv_contour_length_14"
+def test_pathfinder_is_written_and_read_in_the_published_format(tmp_path: Path, drawn: Drawn) -> None:
+    folder = tmp_path / "data"
+    generate("lra-pathfinder", folder, rows=20, seed=0, texts=None, progress=False)
+    root = folder / "curv_contour_length_14"
     assert (root / "metadata" / "0.npy").read_text().splitlines()[3].split()[:3] == ["imgs/0", "sample_3.png", "3"]
-    data = prepare_images(open_images(str(published)), channels=1, cache=tmp_path / "c", progress=False)
+    data = prepare_images(open_images(str(folder)), channels=1, cache=tmp_path / "c", progress=False)
     assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 16, "valid": 2, "test": 2}
     assert (data.label_names, data.size) == (("apart", "joined"), (32, 32))
     images, labels, *_ = drawn[32]  # an image depends only on the seed, the part and its index
@@ -157,41 +125,36 @@ def test_pathfinder_is_written_and_read_in_the_published_format(published: Path,
     assert data.splits["test"][1]["image"] == pathfinder.encoded(last)
     (root / "imgs" / "0" / "sample_5.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"sample_5\.png is not a readable image"):
-        prepare_images(open_images(str(published)), cache=tmp_path / "c", progress=False)
+        prepare_images(open_images(str(folder)), cache=tmp_path / "c", progress=False)
     (root / "imgs" / "0" / "sample_5.png").unlink()
     with pytest.raises(FileNotFoundError, match=r"0\.npy, line 6: no image"):
-        open_images(str(published))
+        open_images(str(folder))
     (root / "metadata" / "0.npy").write_text("imgs/0 sample_0.png\n")
     with pytest.raises(ValueError, match="a folder, a file, a number and a label"):
-        open_images(str(published))
+        open_images(str(folder))
 
 
-def test_incomplete_metadata_are_refused(published: Path) -> None:
-    table = published / "curv_contour_length_14" / "metadata" / "0.npy"
+def test_incomplete_metadata_are_refused(tmp_path: Path) -> None:
+    folder = published(tmp_path / "curv_contour_length_14", count=16)
+    table = folder / "metadata" / "0.npy"
     lines = table.read_text().splitlines(keepends=True)
     table.write_text("".join(lines[:5]))
     with pytest.raises(ValueError, match=r"11 images of .* are not in its metadata, first .*\.png"):
-        open_images(str(published))
+        open_images(str(folder))
     table.write_text("".join([*lines, lines[0]]))
     with pytest.raises(ValueError, match=r"0\.npy, line 17: .*sample_0\.png' is listed twice"):
-        open_images(str(published))
+        open_images(str(folder))
     table.write_text("")
     with pytest.raises(ValueError, match=r"0\.npy is empty"):
-        open_images(str(published))
+        open_images(str(folder))
     shutil.rmtree(table.parent)
     with pytest.raises(ValueError, match="Pathfinder's folder imgs, but not its folder metadata"):
-        open_images(str(published))
+        open_images(str(folder))
 
 
 def test_of_the_published_difficulties_the_hard_one_is_read(tmp_path: Path) -> None:
-    image = pathfinder.encoded(np.zeros((32, 32), np.uint8))
     for number, name in enumerate(("curv_baseline", "curv_contour_length_9", "curv_contour_length_14")):
-        (tmp_path / name / "imgs" / "0").mkdir(parents=True)
-        (tmp_path / name / "metadata").mkdir()
-        for i in range(10):
-            (tmp_path / name / "imgs" / "0" / f"sample_{i}.png").write_bytes(image)
-        lines = [f"imgs/0 sample_{i}.png {i} {number // 2}\n" for i in range(10)]
-        (tmp_path / name / "metadata" / "0.npy").write_text("".join(lines))
+        published(tmp_path / name, label=number // 2)
     with pytest.warns(UserWarning, match=r"several sets .*curv_baseline.* only curv_contour_length_14 is read"):
         source = open_images(str(tmp_path))
     assert {file.parent.parent.parent.name for files in source.files.values() for file in files} == {

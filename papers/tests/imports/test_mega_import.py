@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -170,13 +168,3 @@ def test_a_causal_model_that_depends_on_later_tokens_is_refused() -> None:
         from_mega({**values("causal"), "bidirectional": True}, given)
     with pytest.raises(ValueError, match=r"MEGA has no weight 'mega\.layers\.0\.extra'"):
         from_mega(values("causal"), {**given, "mega.layers.0.extra": torch.zeros(1)})
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "LAGWISE_MEGA_PYTHON" not in os.environ, reason="names no Python with transformers 4.41 to make them"
-)
-def test_models_newly_made_by_transformers(tmp_path: Path) -> None:
-    subprocess.run([os.environ["LAGWISE_MEGA_PYTHON"], SAVED / "make.py", tmp_path], check=True)
-    for name in HEADS:
-        compare(from_mega(values(name), weights(tmp_path / name)), tmp_path / name)

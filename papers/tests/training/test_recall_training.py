@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_results import losses
 
 from lagwise.models import generate_text, load_model
 from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
 from lagwise_papers.data.associative_recall import AssociativeRecall
-
-
-def losses(run: Path) -> dict[float, float]:
-    return {line["step"]: line["loss"] for line in read_metrics(run) if "loss" in line}
 
 
 @pytest.mark.slow
@@ -50,27 +47,6 @@ def test_the_logged_accuracy_equals_that_of_the_saved_model(recall_recipe: Recip
     right = model(ids).logits[:, -2].argmax(-1) == ids[:, -1]
     logged = next(line["eval_accuracy"] for line in read_metrics(run) if "eval_accuracy" in line)
     assert logged == pytest.approx(right.float().mean().item())
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("length", 15, "even and at least 4"),
-        ("evaluate_length", 15, "even and at least 4"),
-        ("vocab_size", 7, "even and at least 4"),
-    ],
-)
-def test_refusals(recall_recipe: Recipe, tmp_path: Path, option: str, value: object, message: str) -> None:
-    setattr(recall_recipe.data, option, value)
-    with pytest.raises(ValueError, match=message):
-        train(recall_recipe, tmp_path / "run", progress=False)
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_unknown_loss_is_refused(recall_recipe: Recipe, tmp_path: Path) -> None:
-    recall_recipe.task["loss"] = "evry"
-    with pytest.raises(ValueError, match="did you mean 'every'"):
-        train(recall_recipe, tmp_path / "run", progress=False)
 
 
 def test_a_folder_with_the_tasks_name_is_not_read_as_text(

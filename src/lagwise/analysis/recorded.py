@@ -14,7 +14,14 @@ import yaml
 from lagwise.files import RECIPE_FILE, TOKENIZER, beside, one_line, read_json
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Metric, Table, Task
-from lagwise.training import Recipe, final_model, joined_answer, kept_first_answer, read_metrics
+from lagwise.training import (
+    Recipe,
+    final_model,
+    joined_answer,
+    kept_first_answer,
+    logged_headline,
+    read_metrics,
+)
 
 T = TypeVar("T")
 
@@ -87,7 +94,7 @@ class RecordedRun:
     @property
     def headline(self) -> Metric:
         """The metric by which the task compares checkpoints."""
-        return self.task.logged_headline(self.metrics)
+        return logged_headline(self.task, self.metrics)
 
     @property
     def other_data(self) -> str | None:

@@ -8,10 +8,13 @@ from lagwise.analysis.kernels import learned_kernels
 from lagwise.analysis.page import Section, write_page
 from lagwise.analysis.plots import kernel_curves, kernel_matrices
 from lagwise.analysis.recorded import facts_table, recorded_run, training_command, undamaged
-from lagwise.models import load_model
+from lagwise.models import generate_text, load_model
+from lagwise.models.embeddings import patch_side
 from lagwise.tasks import Table
 
 SAMPLE_FILE = "sample.txt"
+_KERNEL_LENGTH = 2048  # lags of a learned kernel that are drawn
+_SAMPLE_TOKENS = 300
 
 
 def plot_run(run: Path) -> list[Path]:
@@ -26,7 +29,8 @@ def plot_run(run: Path) -> list[Path]:
 def _plot_run(folder: Path) -> list[Path]:
     model, tokenizer = load_model(folder)
     run = recorded_run(folder)
-    kernels = learned_kernels(model, run.task.kernel_length(model.config))
+    of_images = run.task.inputs == "patches"
+    kernels = learned_kernels(model, max(run.task.size) // patch_side(model.config) if of_images else _KERNEL_LENGTH)
     figures = run.task.figures(run.metrics, run.evaluation)
     first, *others = figures  # the first shows the learning, the others the results
     sections = [
@@ -44,8 +48,11 @@ def _plot_run(folder: Path) -> list[Path]:
         table = Table("Reach", ("layer", "lags with half the energy", "with 99 %"), rows)
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
     written = (folder / SAMPLE_FILE).read_text(encoding="utf-8") if (folder / SAMPLE_FILE).is_file() else ""
-    if sample := written or run.task.sample(model, tokenizer):
-        sections.append(Section("A sample", code=sample))
+    count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
+    if not written and run.task.predicts == "bits_per_byte" and count > 0:
+        written = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
+    if written:
+        sections.append(Section("A sample", code=written))
     sections += [
         Section("Recipe", code=run.recipe.to_yaml(), folded=True),
         Section("Machine and versions", tables=[facts_table({"": run.machine()})]),

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from lagwise.blocks.channel import Block
@@ -30,6 +31,9 @@ class ChainBlock(Block):
 
     Options:
         blocks: list of specs.
+        input_residual: add the chain's input again before each block but the first: block i reads
+            ``a_i h_{i-1} + b_i h_0`` with learned numbers, 1 and 0 in a new model. What the input has of embeddings,
+            such as those of n-grams, then does not have to pass through all blocks.
 
     TCNCA-simple (TCNCA fig. 4), a TCN, then attention in chunks, then an MLP, each with a plain residual, is::
 
@@ -41,7 +45,16 @@ class ChainBlock(Block):
     input of every block, and recomputes one block at a time.
     """
 
-    def __init__(self, channels: int, *, causal: bool = True, blocks: Sequence[Mapping[str, Any]] = ()):
+    undecayed = ("shares",)  # a and b of the blocks but the first
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        causal: bool = True,
+        blocks: Sequence[Mapping[str, Any]] = (),
+        input_residual: bool = False,
+    ):
         super().__init__(channels)
         if isinstance(blocks, str | Mapping) or not blocks:
             raise ValueError(f"blocks must be a list of at least one block, got {blocks!r}")
@@ -49,15 +62,18 @@ class ChainBlock(Block):
             build(LINKS, spec, channels, what=f"block {index} of the chain", causal=causal)
             for index, spec in enumerate(blocks)
         )
+        self.shares = nn.Parameter(torch.tensor([[1.0, 0.0]] * (len(blocks) - 1))) if input_residual else None
         self.gradient_checkpointing = False
         self._gradient_checkpointing_func: Callable[..., Tensor] | None = None  # both are set by transformers
 
     def mix(self, x: Tensor, state: ChainState | None, layout: Layout) -> tuple[Tensor, Any]:
         recomputed = self._gradient_checkpointing_func if self.gradient_checkpointing and self.training else None
-        after = []
-        for block, before in zip(
-            self._links(), [None] * len(self.blocks) if state is None else state.states, strict=True
-        ):
+        first, after = x, []
+        states = [None] * len(self.blocks) if state is None else state.states
+        for index, (block, before) in enumerate(zip(self._links(), states, strict=True)):
+            if self.shares is not None and index > 0:
+                of_last, of_first = self.shares[index - 1].to(x.dtype)
+                x = of_last * x + of_first * first
             if before is None and recomputed is not None:
                 x = recomputed(functools.partial(block, layout=layout), x)
             else:

@@ -15,7 +15,6 @@ from lagwise.mixers import MIXERS, ChunkedAttention
 from lagwise.mixers.chunked_attention import ChunkState
 from lagwise.ops import Layout
 from lagwise.ops.activations import ACTIVATIONS
-from lagwise.ops.fused import fused
 from lagwise.ops.fused.gate import gated_update
 from lagwise.ops.tokens import linears, silu_product, split_linear
 from lagwise.tables import build, check_integer, known
@@ -127,7 +126,7 @@ class MegaBlock(Block):
     def _update(self, x: Tensor, attended: Tensor, update: Tensor, reset: Tensor, candidate: Tensor) -> Tensor:
         branch = linears(silu_product(reset, attended[:, 0]), self.out)[0]
         simple = self.activation is F.silu and not (self.training and self.dropout.p)
-        if simple and fused(x, update, candidate, branch):
+        if simple:
             return gated_update(x, update, candidate, branch)
         candidate = self.activation(candidate + branch)
         return torch.lerp(x, self.dropout(candidate).to(x.dtype), update.sigmoid().to(x.dtype))

@@ -167,14 +167,9 @@ def train(
         _report_training(folder, done)
 
 
-#: How to use a trained model, by `Task.query`.
-_QUERIES = {
-    "prompt": "generate {run} --prompt ...",
-    "text": "predict {run} --text ...",
-    "masked text": 'predict {run} --text "... <|mask|> ..."',
-    "data": "predict {run} --data ...",
-    "labels": "train --recipe classify --data ... model.init_from={run}",
-}
+#: How to use a trained model, by the column that it predicts, or else by whether it reads one text.
+_USES = {"bits_per_byte": "generate {run} --prompt ...", "filled": 'predict {run} --text "... <|mask|> ..."'}
+_USES |= {"one text": "predict {run} --text ...", "rows": "predict {run} --data ..."}
 
 
 def _report_training(folder: Path, done: bool) -> None:
@@ -186,9 +181,11 @@ def _report_training(folder: Path, done: bool) -> None:
         typer.echo(f"{name} was finished; a run that goes on from it: lagwise train model.init_from={name} --out ...")
     trained = f"\nTrained: {name}"
     if found := training.outcome(folder, recipe, task, metrics):
-        (which, scores), headline = found, task.logged_headline(metrics)
+        (which, scores), headline = found, training.logged_headline(task, metrics)
         trained += f", with {which}: validation {headline.label} {scores[headline.name]:.4f}"
-    typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         lagwise {_QUERIES[task.query].format(run=name)}")
+    reads = "one text" if task.inputs == "tokens" and len(task.columns()) == 1 else "rows"
+    use = _USES.get(task.predicts, _USES[reads]).format(run=name)
+    typer.echo(f"{trained}\nNext:    lagwise evaluate {name}\n         lagwise {use}")
 
 
 #: Those that `lagwise recipes` lists: for one's own text, rows, series, recordings and images.
@@ -204,7 +201,7 @@ def recipes(
 ) -> None:
     """List the recipes for your own data, or show one with every key that can be overridden and what the keys mean."""
     from lagwise.data.options import DataOptions
-    from lagwise.schema import meanings
+    from lagwise.tables import meanings
     from lagwise.training.recipe import TrainingOptions, load_recipe, recipe_names
 
     if name is None:

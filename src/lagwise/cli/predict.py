@@ -55,14 +55,16 @@ def predict(
     if source == "-" or text == ["-"]:
         raise typer.BadParameter("leave out --data and --text to read lines of standard input")
     with quick_imports():
+        from lagwise.data.row_writing import rows_as_csv
         from lagwise.runs import predict_run
         from lagwise.runs.evaluate import open_run
+        from lagwise.runs.predict import check_output, save_predictions
 
     if source is not None and text:
         raise typer.BadParameter("give --data or --text, not both")
     task = open_run(run)[1]
     if out is not None:
-        task.check_output(out, source)
+        check_output(task, out, source)
     if out is not None and source is not None and out.exists() and Path(source).exists() and out.samefile(source):
         raise typer.BadParameter(f"--out would overwrite the rows of --data, {source!r}")
     if source is not None:
@@ -76,7 +78,7 @@ def predict(
         lines = text or [line.rstrip("\n") for line in io.StringIO(read(sys.stdin))]
         rows = predict_run(run, [{columns[0]: line} for line in lines], progress=False)
     if out is None:
-        write(task.as_csv(rows))
+        write(rows_as_csv(task.table(rows)))
         return
-    task.save_predictions(rows, out)
+    save_predictions(task, rows, out)
     typer.echo(f"{counted(len(rows), 'row')}: {plain(str(out))}", err=True)

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from lagwise.data.batches import BucketedExamples, EncodedExamples, PaddingCollator
     from lagwise.data.encoding import RowEncoder
     from lagwise.data.examples import ScheduledExamples
-    from lagwise.data.labelled import LabelledData, labelled_key, prepare_labelled
+    from lagwise.data.labelled import LabelledData, prepare_labelled
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
     from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of, masked_example
     from lagwise.data.packing import DocumentPackingCollator, PackingCollator
     from lagwise.data.published import FORMATS
     from lagwise.data.rows import RowSource, open_rows
-    from lagwise.data.series_rows import SeriesSource, open_series
+    from lagwise.data.series import SeriesSource, open_series
     from lagwise.data.sources import Source, open_source, read_documents
     from lagwise.data.splits import SPLITS, split_rows
     from lagwise.data.streams import StreamedText, StreamLoader, TextStream, open_stream, stream_key

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 import lagwise.data.arrow as pa
-from lagwise.data.arrays import list_column
+from lagwise.data.arrays import FOLDER_LABEL, SERIES, list_column
 from lagwise.data.reading import decoded
-from lagwise.data.series_files import FOLDER_LABEL, SERIES
 
 _RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # quoted dimensions, and the class
 

@@ -9,6 +9,7 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 
+SERIES, FOLDER_LABEL = "input_values", "label"  # the columns of series, and of the names of folders
 _MAX_CHUNK_ELEMENTS = 1 << 28  # most elements in a chunk, which Arrow counts in 32 bits
 
 

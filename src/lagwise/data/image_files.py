@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import lagwise.data.arrow as pa
-from lagwise.data.folders import (
-    by_split,
-    check_classes,
-    check_file,
-    class_folders,
-    files_below,
-    meant_splits,
-    nested_note,
-    split_word,
-    unread_note,
-)
+from lagwise.data.folders import check_file, files_below, split_word, unread_note
 from lagwise.data.images import SUFFIXES, encode_array
-from lagwise.data.label_tables import label_tables, listed_labels
 from lagwise.data.labelled_rows import label_cells
 from lagwise.data.published import IMAGE_LAYOUTS
 from lagwise.data.reading import inner_suffix, read_whole
 from lagwise.data.row_files import file_kind, load_arrays
-from lagwise.data.rows import RowSource, open_rows
-from lagwise.data.sources import hash_files, is_dataset
+from lagwise.data.rows import RowSource, classed_files, listed_files, open_rows
+from lagwise.data.sources import is_dataset
 from lagwise.data.splits import SPLITS
 from lagwise.files import expanded
 from lagwise.outside import elsewhere
@@ -41,53 +29,50 @@ if TYPE_CHECKING:
     from lagwise.data.sources import Data
 
 DIGITS = "digits"
-_FILES_PER_BATCH = 500  # image files that are copied at a time
 
 
 @dataclass(frozen=True)
-class ImageSource:
-    """The source of labelled images, and what identifies it. One of: files of each split, and their classes, None for a
-    file in no class folder; arrays, an .npz file; rows, a table with a column of images; none of them, scikit-learn's
-    digits. notes: what else a reader should know about the files."""
+class ImageSource(RowSource):
+    """The source of labelled images: files and their classes, arrays in an .npz file, a table with a column of images,
+    or scikit-learn's digits.
 
-    name: str
-    image: str
-    label: str
-    files: dict[str, list[Path]] = field(default_factory=dict)
-    labels: Mapping[Path, str | None] = field(default_factory=dict)
-    arrays: Path | None = None
+    Attributes:
+        image, label: the columns of a table.
+        rows: the table; None for other sources.
+    """
+
+    _: KW_ONLY
+    image: str = "image"
+    label: str = "label"
     rows: RowSource | None = None
-    notes: tuple[str, ...] = ()
 
     def key(self) -> str:
-        """Hash of the content, of the classes and of the splits."""
+        columns = [self.image, self.label]
         if self.rows is not None:
-            return self.rows.key()
-        if self.arrays is not None:
-            return hash_files({"train": [self.arrays]}, hashlib.sha256(b"pictures"))
-        classes = "\n".join(f"{split}:{self.labels[path]}" for split, paths in self.files.items() for path in paths)
-        return hash_files(self.files, hashlib.sha256(b"pictures" + classes.encode()))
+            return self.hashed([*columns, self.rows.key()])
+        return self.hashed(["images", *columns, [self.classes.get(path) for path in self.paths]], self.files)
 
-    def read(self, work: Path | None = None) -> dict[str, Dataset]:
+    def read(self, columns: Sequence[str] | None = None, work: Path | None = None) -> dict[str, Dataset]:
         """The rows of every split that is named: ``image``, the bytes of an encoded image, ``label``, its class by
-        name (if there are labels), and ``file``, its name in messages. ValueError names the error.
-
-        work: a folder for copies of image files, which the rows then read as they are needed; without one, and of
-        arrays, they are in memory.
-        """
+        name (if there are labels), and ``file``, its name in messages. Image files alone are copied to ``work``.
+        ValueError names the error."""
         if self.rows is not None:
             return {split: self._of_table(rows, split) for split, rows in self.rows.read().items()}
-        if self.arrays is not None:
-            return self._of_arrays(load_arrays(read_whole(self.arrays), self.arrays), str(self.arrays))
         if not self.files:
             from sklearn.datasets import load_digits
 
             found: Any = load_digits()
             return self._of_arrays({"image": (found.images * 15.9375).astype(np.uint8), "label": found.target}, DIGITS)
-        return {
-            split: _of_files(paths, self.labels.__getitem__, work and work / f"{split}.arrow")
-            for split, paths in self.files.items()
-        }
+        if not self.classes:
+            (path,) = self.paths
+            return self._of_arrays(load_arrays(read_whole(path), path), str(path))
+        read = super().read(columns, work)
+        labelled = {split: any(map(self.classes.get, paths)) for split, paths in self.files.items()}
+        return {split: rows if labelled[split] else rows.remove_columns("label") for split, rows in read.items()}
+
+    def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
+        row = {"image": [path.read_bytes()], "label": [self.classes[path]], "file": [str(path)]}
+        return pa.table(row, schema=pa.schema({"image": pa.large_binary(), "label": pa.string(), "file": pa.string()}))
 
     def _of_arrays(self, arrays: Mapping[str, np.ndarray], where: str) -> dict[str, Dataset]:
         """Return the arrays of one table, or of several with the split in their names, such as train_images and
@@ -146,24 +131,6 @@ class ImageSource:
         return chosen.add_column("file", names)
 
 
-def _of_files(paths: list[Path], class_of: Callable[[Path], str | None], copy: Path | None) -> Dataset:
-    """Image files as rows with their classes, if any has one, in memory, or in an Arrow file ``copy`` to be read
-    from."""
-    from datasets import Dataset
-
-    schema = pa.schema({"image": pa.large_binary(), "label": pa.string(), "file": pa.string()})
-    sink = pa.BufferOutputStream() if copy is None else pa.OSFile(str(copy), "wb")
-    with sink, pa.ipc.new_stream(sink, schema) as writer:
-        for start in range(0, len(paths), _FILES_PER_BATCH):
-            some = paths[start : start + _FILES_PER_BATCH]
-            columns = ([path.read_bytes() for path in some], list(map(class_of, some)), list(map(str, some)))
-            writer.write_batch(
-                pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
-            )
-    rows: Any = Dataset.from_file(str(copy)) if copy else Dataset(pa.ipc.open_stream(sink.getvalue()).read_all())
-    return rows if any(map(class_of, paths)) or not paths else rows.remove_columns("label")
-
-
 def open_images(name: Data, *, image: str = "image", label: str = "label") -> ImageSource:
     """Find labelled images by name.
 
@@ -177,53 +144,39 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
+    columns: dict[str, Any] = {"image": image, "label": label}
     if name == DIGITS:
-        return ImageSource(name, image, label)
+        return ImageSource(name, **columns)
     if not isinstance(name, str) or is_dataset(name):
-        return _of_rows(name, image, label)
+        return _of_rows(name, **columns)
     for layout in IMAGE_LAYOUTS.values():
-        if (source := layout(name, image=image, label=label)) is not None:
+        if (source := layout(name, **columns)) is not None:
             return source
     if place := elsewhere(name):
         raise ValueError(f"data {place}")
     path = expanded(name)
     if inner_suffix(path) == ".npz" and path.is_file():
         check_file(path)
-        return ImageSource(name, image, label, arrays=path)
+        return ImageSource(name, {"train": [path]}, **columns)
     if not path.is_dir():
-        return _of_rows(name, image, label)
+        return _of_rows(name, **columns)
     found = files_below(path)
     files = [file for file in found if file.suffix.lower() in SUFFIXES]
     if not files and not any(map(file_kind, found)):
         kinds = f"no image ({', '.join(SUFFIXES)}) or table of images in folder {name!r}"
         raise ValueError("; ".join((kinds, *unread_note(path, found, ()))))
     if not files:
-        return _of_rows(name, image, label)
+        return _of_rows(name, **columns)
     numbered = any(file.parent.parent.name == "imgs" and file.parent.name.isdecimal() for file in files)
     if numbered and (place := elsewhere("lra-pathfinder")):
         raise ValueError(f"{name!r} has Pathfinder's folder imgs; the layout of {place}")
-    if listed := label_tables(found):
-        labels = listed_labels(listed, files, label)
-        splits, titles = meant_splits(path, {file: split_word(file.relative_to(path)) for file in labels})
-        notes = (*unread_note(path, found, [*labels, *listed]), *titles)
-        return ImageSource(name, image, label, by_split(path, splits), labels, notes=notes)
-    places = class_folders(path, files)
-    check_classes(path, places, "images")
-    for file in files:
-        check_file(file)
-    return ImageSource(
-        name,
-        image,
-        label,
-        by_split(path, {file: place.split for file, place in places.items()}),
-        {file: place.label for file, place in places.items()},
-        notes=(*nested_note(places), *unread_note(path, found, files)),
-    )
+    own = listed_files(path, found, files, label) or classed_files(path, found, files, files, "images")
+    return ImageSource(name, **own, **columns)
 
 
-def _of_rows(name: Data, image: str, label: str) -> ImageSource:
+def _of_rows(name: Data, **columns: Any) -> ImageSource:
     rows = open_rows(name)
-    return ImageSource(rows.name, image, label, rows=rows, notes=rows.notes)
+    return ImageSource(rows.name, rows=rows, file_notes=rows.notes, **columns)
 
 
 def _bytes(value: Any, where: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,10 @@ from lagwise.data.labelled_rows import (
     RATE,
     LabelledRows,
     label_columns,
-    names_as_written,
     read_labelled,
 )
 from lagwise.data.labels import KINDS
-from lagwise.data.prepared import arrow_file, key_of, prepared_rows
+from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.published import TOKENIZERS
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.several_labels import MULTI_LABEL
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
 
     from lagwise.data.sources import Data
 
-_FORMAT = 2  # raise when the meaning of the files changes
 INPUTS = ("tokens", "values")
 
 
 @dataclass(frozen=True)
-class LabelledData:
+class LabelledData(Prepared):
     """The encoded rows of a table in three splits.
 
     Attributes:
@@ -54,13 +53,10 @@ class LabelledData:
         rates: sampling rates of sounds in Hz, where they differ.
         cut: number of rows of each split that were longer than the limit.
         counts: rows of each class in each split; empty in regression.
-        notes: further facts for the reader, one line each.
-        encoder: encodes other rows.
+        columns, length, features, separate: those of `RowEncoder`.
+        is_bytes: whether tokens are bytes.
     """
 
-    folder: Path
-    splits: dict[str, Dataset]
-    encoder: RowEncoder
     label: str | list[str]
     kind: str
     reason: str
@@ -69,20 +65,21 @@ class LabelledData:
     rates: tuple[int, ...]
     cut: dict[str, int]
     counts: dict[str, dict[str, int]]
-    notes: tuple[str, ...]
+    columns: tuple[str, ...]
+    length: int
+    features: int | None
+    separate: bool
+    is_bytes: bool
 
-    @property
-    def key(self) -> str:
-        """Hash of the rows and of all that decides how they are encoded."""
-        return self.folder.name
+    @cached_property
+    def encoder(self) -> RowEncoder:
+        """What encodes other rows."""
+        made = load_tokenizer(str(self.folder / "tokenizer")) if self.features is None else None
+        return RowEncoder(self.columns, self.length, made, self.is_bytes, self.features, self.separate, gaps=True)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         return self.encoder.tokenizer
-
-    @property
-    def features(self) -> int | None:
-        return self.encoder.features
 
     def encode(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
         """Encode rows, which need no labels, in order; an empty text is a single end of text (see `RowEncoder`)."""
@@ -92,12 +89,12 @@ class LabelledData:
         """Return the kind, classes and sizes in one line, then a line for everything unusual."""
         what = "labels" if self.kind == MULTI_LABEL else "classes"
         classes = f" of {len(self.label_names)} {what}" if self.label_names else ""
-        sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
-        lines = [f"{self.kind.replace('_', '-')}{classes} ({self.reason}); rows: {sizes}", *self._shapes(), *self.notes]
+        kind = f"{self.kind.replace('_', '-')}{classes} ({self.reason})"
+        lines = [f"{kind}; rows: {self.sizes()}", *self._shapes(), *self.notes]
         for split, count in self.cut.items():
             if count:
                 share = count / len(self.splits[split])
-                each = f"{self.encoder.length // 2} for each text" if self.encoder.separate else self.encoder.length
+                each = f"{self.length // 2} for each text" if self.separate else self.length
                 rows = f"{counted(count, 'row')} of {split} ({share:.1%})"
                 lines.append(f"{rows} {'is' if count == 1 else 'are'} cut to length {each}")
         return "\n".join(lines)
@@ -128,6 +125,7 @@ def prepare_labelled(
     vocab_size: int = 8192,
     length: int = 1024,
     separate: bool = False,
+    group: str | None = None,
     cache: Path | None = None,
     progress: bool = True,
 ) -> LabelledData:
@@ -142,6 +140,7 @@ def prepare_labelled(
         tokenizer, vocab_size: as in `load_tokenizer`.
         length: rows are cut to so many tokens or vectors.
         separate: each text of a pair is cut to half of them (`RowEncoder`).
+        group: a column whose equal values stay in one split (`split_places`).
 
     Missing splits are made as in `split_rows`. In valid and test, rows without a label are left out, and so is a split
     without any label; notes of the result state this.
@@ -149,61 +148,21 @@ def prepare_labelled(
     ValueError, one line, for missing columns, empty tables, empty texts, inf in series, faulty labels (as in
     `read_labels`) and classes too small to split; OSError with advice when the disk is full.
     """
-    source = names_as_written(source if isinstance(source, RowSource) else open_rows(source), label, kind)
+    source = source if isinstance(source, RowSource) else open_rows(source)
     columns = input_columns(text, label, kind, inputs, length, separate)
     content = content_key(source, tokenizer, vocab_size)
-    key = _key(content, columns, label, kind, inputs, length, separate)
+
+    def key(columns: Sequence[str], label: str | list[str]) -> str:
+        return key_of([content, columns, label, kind, inputs, length, separate, group])
 
     def write(folder: Path) -> dict[str, Any]:
-        rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values")
+        rows = read_labelled(source, columns, label, kind=kind, values=inputs == "values", group=group)
         return _write(rows, tokenizer, vocab_size, length, separate, folder, progress)
 
-    folder, splits, meta = prepared_rows("labelled", key, write, cache)
-    found = tuple(meta["columns"])
-    named = meta.get("label", label)
-    if (found, named) != (columns, label):  # a run keeps the columns that were found, and opens its rows by those
-        keep_also(folder, folder.with_name(_key(content, found, named, kind, inputs, length, separate)), meta)
-    made = load_tokenizer(str(folder / "tokenizer")) if meta["features"] is None else None
-    separate = meta.get("separate", False)  # folders of earlier versions do not have it
-    return LabelledData(
-        folder=folder,
-        splits=splits,
-        label=named,
-        encoder=RowEncoder(found, meta["length"], made, meta["is_bytes"], meta["features"], separate, gaps=True),
-        kind=meta["kind"],
-        reason=meta["reason"],
-        label_names=None if meta["label_names"] is None else tuple(meta["label_names"]),
-        gaps=meta.get("gaps", False),  # earlier versions refused gaps and several rates
-        rates=tuple(meta.get("rates", ())),
-        cut=meta["cut"],
-        counts=meta["counts"],
-        notes=(*source.notes, *meta["notes"]),  # notes on unread files do not change with the rows
-    )
-
-
-def labelled_key(
-    source: Data | RowSource,
-    *,
-    text: str | Sequence[str],
-    label: str | list[str],
-    kind: str,
-    inputs: str,
-    tokenizer: str,
-    vocab_size: int,
-    length: int,
-    separate: bool = False,
-) -> str:
-    """Hash of the rows and of all that decides how they are encoded; arguments as in `prepare_labelled`. Nothing is
-    encoded. ValueError for options that are invalid for any data."""
-    columns = input_columns(text, label, kind, inputs, length, separate)
-    source = names_as_written(source if isinstance(source, RowSource) else open_rows(source), label, kind)
-    return _key(content_key(source, tokenizer, vocab_size), columns, label, kind, inputs, length, separate)
-
-
-def _key(content: str, columns: Sequence[str], *options: Any) -> str:
-    """The key of encoded rows of some content; ``options`` are label, kind, inputs, length and separate."""
-    *others, separate = options
-    return key_of([_FORMAT, content, columns, *others, *["separate"] * separate])  # other keys stay as they were
+    found = LabelledData.load(key(columns, label), write, source.notes, cache)
+    if (found.columns, found.label) != (columns, label):  # a run opens its rows by the columns that were found
+        keep_also(found.folder, found.folder.with_name(key(found.columns, found.label)))
+    return found
 
 
 def input_columns(
@@ -264,12 +223,5 @@ def _write(
                 start, cut[split] = start + batch.num_rows, cut[split] + too_long
                 bar.update(batch.num_rows)
     same = ("columns", "label", "features", "gaps", "rates", "kind", "reason", "label_names", "counts")
-    made = {
-        "source": rows.name,
-        "notes": notes,
-        "length": length,
-        "is_bytes": encoder.is_bytes,
-        "separate": separate,
-        "cut": cut,
-    }
-    return {**{name: getattr(rows, name) for name in same}, **made}
+    encoding = {"length": length, "is_bytes": encoder.is_bytes, "separate": separate, "cut": cut}
+    return {**{name: getattr(rows, name) for name in same}, **encoding, "notes": notes}

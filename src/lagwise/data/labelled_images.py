@@ -16,19 +16,18 @@ from lagwise.data.image_files import ImageSource
 from lagwise.data.images import ImageReader, decode, frames
 from lagwise.data.labelled_rows import split_labelled
 from lagwise.data.labels import read_labels
-from lagwise.data.prepared import arrow_file, key_of, prepared_rows
+from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_FORMAT = 2  # raise when the meaning of the files changes
 _IMAGES_PER_BATCH = 500  # images that are written at a time
 _MAX_MEASURED_IMAGES = 5000  # training images whose mean and deviation are used for all
 
 
 @dataclass(frozen=True)
-class ImageData:
+class ImageData(Prepared):
     """The labelled images of a source in three splits.
 
     Attributes:
@@ -37,17 +36,13 @@ class ImageData:
         size: height and width to which images are resized.
         mean, std: those of the training pixels of each channel, between 0 and 1.
         counts: images of each class in each split.
-        notes: further facts for the reader.
     """
 
-    folder: Path
-    splits: dict[str, Dataset]
     label_names: tuple[str, ...]
     size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     counts: dict[str, dict[str, int]]
-    notes: tuple[str, ...]
 
     @property
     def reader(self) -> ImageReader:
@@ -55,14 +50,9 @@ class ImageData:
 
     def describe(self) -> str:
         """Return the classes and sizes in one line, then a line for everything unusual."""
-        sizes = ", ".join(f"{split} {len(rows):,}" for split, rows in self.splits.items())
         height, width = self.size
-        return "\n".join([f"{len(self.label_names)} classes of images of {height} x {width}: {sizes}", *self.notes])
-
-
-def images_key(source: ImageSource, size: tuple[int, int] | None, channels: int) -> str:
-    """Hash of the images and of everything that affects how they are read."""
-    return key_of([_FORMAT, source.key(), source.image, source.label, size, channels])
+        kind = f"{len(self.label_names)} classes of images of {height} x {width}"
+        return "\n".join([f"{kind}: {self.sizes()}", *self.notes])
 
 
 def prepare_images(
@@ -82,22 +72,16 @@ def prepare_images(
     Missing splits are made as in `split_rows`. ValueError, one line, for an image that cannot be read, images without
     labels, and classes too small to split.
     """
-    key = images_key(source, size, channels)
-    folder, splits, meta = prepared_rows(
-        "pictures", key, lambda folder: _write(source, size, channels, folder, progress), cache
+
+    def key(size: tuple[int, int] | None) -> str:
+        return key_of([source.key(), size, channels])
+
+    found = ImageData.load(
+        key(size), lambda folder: _write(source, size, channels, folder, progress), source.notes, cache
     )
-    if size is None:  # a run keeps the size that was found, and opens its images by that
-        keep_also(folder, folder.with_name(images_key(source, (meta["size"][0], meta["size"][1]), channels)), meta)
-    return ImageData(
-        folder=folder,
-        splits=splits,
-        label_names=tuple(meta["label_names"]),
-        size=(meta["size"][0], meta["size"][1]),
-        mean=tuple(meta["mean"]),
-        std=tuple(meta["std"]),
-        counts=meta["counts"],
-        notes=(*source.notes, *meta["notes"]),
-    )
+    if size is None:  # a run opens its images by the size that was found
+        keep_also(found.folder, found.folder.with_name(key(found.size)))
+    return found
 
 
 def _write(
@@ -105,7 +89,7 @@ def _write(
 ) -> dict[str, Any]:
     work = folder / "work"
     work.mkdir()
-    tables = source.read(work)
+    tables = source.read(work=work)
     if "train" not in tables:
         raise ValueError(f"{source.name!r} has no images to train on, only {' and '.join(tables)} by their names")
     for split, rows in tables.items():
@@ -121,7 +105,7 @@ def _write(
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     assert labels.names is not None
-    if source.files:
+    if source.classes:
         check_names(labels.names, "images")
     sizes, moving, total = Counter(), [], sum(map(len, tables.values()))
     with progress_bar(desc="checking images", total=total, unit="image", show=progress) as bar:

@@ -8,19 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, time
 from decimal import Decimal
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import lagwise.data.arrow as pa
+from lagwise.data.arrays import SERIES
 from lagwise.data.encoding import read_series
 from lagwise.data.folders import check_names
 from lagwise.data.labels import Labels, alike_note, known_labels, read_labels
-from lagwise.data.numbers import count_up, is_number
+from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
 from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records
-from lagwise.data.rows import RowSource, rows_to_evaluate
-from lagwise.data.series_files import SERIES
+from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
 from lagwise.data.several_labels import (
     MULTI_LABEL,
     has_lists,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LABEL = "__label__"  # the column of class ids or numbers, beside columns of any name
-RATE = "sampling_rate"  # the column of that of sounds
 _LONG, _MANY = 40, 20  # characters of a column's name, and columns, in a message
 _SAMPLE_ROWS = 100  # rows that distinguish columns of text, categories and numbers
 _MIN_CATEGORY_ROWS = 10  # fewer do not show a category
@@ -75,7 +73,13 @@ class LabelledRows:
 
 
 def read_labelled(
-    source: RowSource, columns: tuple[str, ...], label: str | list[str], *, kind: str = "auto", values: bool = False
+    source: RowSource,
+    columns: tuple[str, ...],
+    label: str | list[str],
+    *,
+    kind: str = "auto",
+    values: bool = False,
+    group: str | None = None,
 ) -> LabelledRows:
     """Read, check and split labelled rows. Errors as `prepare_labelled`.
 
@@ -84,9 +88,10 @@ def read_labelled(
         label: one column, or several of 0 and 1.
         kind: as in `prepare_labelled`.
         values: whether the inputs are series, not text.
+        group: a column whose equal values stay in one split (`split_places`).
     """
-    source = names_as_written(source, label, kind)
-    wanted = (*columns, *label_columns(label), *[RATE] * source.has_sounds)
+    groups = [] if group is None else [group]
+    wanted = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
     tables = source.read(wanted if {*wanted} <= {*source.columns} else None)
     named = tuple(tables)
     if "train" not in tables:
@@ -102,11 +107,12 @@ def read_labelled(
             f"{source.name!r} has series (column {SERIES!r}), not texts: use the recipe signal or series, which have "
             "`inputs=values`, or name a column of text with `text=COLUMN`"
         )
-    columns, reading = _input_columns(source.name, first, columns, label_columns(label), values)
+    columns, reading = _input_columns(source.name, first, columns, (*label_columns(label), *groups), values)
     if kind == MULTI_LABEL and isinstance(label, str) and label not in first.column_names:
         label = indicator_columns(first, columns) or label
     for split, rows in tables.items():
         options = {**dict.fromkeys(columns, "text"), **dict.fromkeys(label_columns(label), "label")}
+        options |= dict.fromkeys(groups, "group")
         if absent := {column: what for column, what in options.items() if column not in rows.column_names}:
             place = f"{_of(split, named)}{source.name!r}"
             if alone := next((c for c, what in absent.items() if what == "label" and c in first.column_names), None):
@@ -127,21 +133,15 @@ def read_labelled(
             check_names(classes, "files")
             if len(classes) == 1:
                 raise ValueError(_one_folder(tables, label, source))
-        labels = _labels(tables, label, kind, where, in_folders)
+        labels, commas = _labels(tables, label, kind, where, in_folders, source.usual_decimal)
         features, gaps = _check_inputs(tables, columns, values, where)
         rates = _rates(tables) if values and source.any_rate and source.has_sounds else ()
-        found = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels)
-        commas = source.decimal_commas(label_columns(label)) if (kind, labels.kind) == ("auto", "regression") else []
-        notes = (*reading, *found.notes, *_commas_note(commas))
+        found = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels, group=group)
+        notes = (*reading, *found.notes, *commas)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     more: dict[str, Any] = {"features": features, "gaps": gaps, "rates": rates, "notes": notes}
     return replace(found, name=source.name, columns=columns, label=label, **more)
-
-
-def names_as_written(source: RowSource, label: str | list[str], kind: str) -> RowSource:
-    """The source of rows with several labels in one column, whose names, such as 1,2, are no numbers."""
-    return replace(source, written=(label,)) if kind == MULTI_LABEL and isinstance(label, str) else source
 
 
 def _commas_note(cells: Sequence[str]) -> list[str]:
@@ -164,7 +164,13 @@ def _rates(tables: Mapping[str, Dataset]) -> tuple[int, ...]:
 
 
 def split_labelled(
-    tables: Mapping[str, Dataset], columns: Sequence[str], labels: Labels, *, label: str = LABEL, what: str = "row"
+    tables: Mapping[str, Dataset],
+    columns: Sequence[str],
+    labels: Labels,
+    *,
+    label: str = LABEL,
+    what: str = "row",
+    group: str | None = None,
 ) -> LabelledRows:
     """The rows that have a label, in the three splits: their columns of inputs and ``label``, ids of classes or
     numbers, with notes in which ``what`` names a row."""
@@ -178,18 +184,19 @@ def split_labelled(
         if len(places) < len(rows):
             notes.append(f"{len(rows) - len(places):,} {what}s of {split} have no label and are left out")
             rows = rows.select(places)
-        inputs: Any = rows.select_columns(list(columns))
+        inputs: Any = rows.select_columns(list(dict.fromkeys([*columns, *([] if group is None else [group])])))
         kept[split] = inputs.add_column(label, [values[i] for i in places])
         numbers[split] = places
     several = labels.kind == MULTI_LABEL
     least = 2 * (1 + len(set(SPLITS) - set(kept)))
-    groups = strata(kept["train"][label][:], least) if several else None
+    kinds = strata(kept["train"][label][:], least) if several else None
     amounts = what == "row" and names is not None and all(map(is_number, names))
     hint = "; if the labels are amounts, `kind=regression` learns them as such" if amounts else ""
-    chosen = split_places(kept, label, classes=names is not None, names=names, groups=groups, hint=hint)
-    splits = chosen_rows(kept, chosen)
+    chosen = split_places(kept, label, classes=names is not None, names=names, group=group, kinds=kinds, hint=hint)
+    whole: Any = chosen_rows(kept, chosen)
+    splits = {split: rows.select_columns([*columns, label]) for split, rows in whole.items()}
     places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
-    notes += [*made_note(kept, splits), *shared_rows(splits, kept, label), *alike_note(names)]
+    notes += [*made_note(kept, splits, group), *shared_rows(splits, kept, label), *alike_note(names)]
     if several:
         ids = {
             split: Counter(dict(enumerate(map(sum, zip(*rows[label][:], strict=True)))))
@@ -218,7 +225,6 @@ def rows_to_score(
     model's classes ``names``, or numbers if these are None; or, for ``several`` a row, 0 or 1 for each name. ValueError
     as `known_labels` and `known_several`, and for missing columns or rows.
     """
-    source = names_as_written(source, label, MULTI_LABEL if several else "auto")
     rows = rows_to_evaluate(source.read(), source.name)
     for column in (*columns, *label_columns(label)):
         if column not in rows.column_names:
@@ -232,7 +238,7 @@ def rows_to_score(
     if several:
         assert names is not None
         return rows, known_several(cells, names, where)
-    return rows, known_labels(cells, names, where)
+    return rows, known_labels(_with_points(cells, source.usual_decimal) if names is None else cells, names, where)
 
 
 def label_columns(label: str | list[str]) -> tuple[str, ...]:
@@ -268,7 +274,7 @@ def _no_column(absent: Mapping[str, str], columns: Sequence[str], where: str, he
 def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
     """The message about files that are a class, or a row each, all of one class."""
     rows = tables["train"]
-    if any(map(has_records, chain(*source.files.values()))):
+    if any(map(has_records, source.paths)):
         return (
             f"all {len(rows):,} rows are of the class {rows[label][0]!r}, the name of their file or folder, and "
             "classification needs two classes; put the rows of each into a file of its own, or name another column "
@@ -277,7 +283,7 @@ def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> st
     files = "1 file" if len(rows) == 1 else f"{len(rows):,} files"
     each = "is one row" if len(rows) == 1 else "are a row each"
     apart = "put the files of each class into a folder of its own"
-    named_tables = [path for path in chain(*source.files.values()) if file_kind(path) in TEXT_TABLES]
+    named_tables = [path for path in source.paths if file_kind(path) in TEXT_TABLES]
     if named_tables:  # without a column of the labels' name their lines are samples
         from datasets import Dataset
 
@@ -340,7 +346,7 @@ def _column_kind(column: pa.ChunkedArray) -> str | None:
         return "number"
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return None
-    if all(is_number(cell or "0") for cell in cells):
+    if are_numbers(cells):
         return "number"
     return "category" if len(cells) >= _MIN_CATEGORY_ROWS and len(set(cells)) <= len(cells) // 2 else "text"
 
@@ -366,12 +372,14 @@ def _labels(
     kind: str,
     where: Callable[[str, int], str],
     in_folders: bool,
-) -> Labels:
+    usual: str | None,
+) -> tuple[Labels, list[str]]:
+    """The labels of a table, and a note on numbers with decimal commas; usual: the decimal separator."""
     cells = {split: _cells(rows, label, lambda i, s=split: where(s, i)) for split, rows in tables.items()}
     if isinstance(label, list):
         if kind not in ("auto", MULTI_LABEL):
             raise ValueError(f"`label` has {len(label)} columns, which are several labels per row, but `kind={kind}`")
-        return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
+        return read_several(cells, where, label, f"the columns {', '.join(label)} are labels"), []
     features = [rows.features[label] for rows in tables.values()]
     lists = any(hasattr(each, "feature") for each in features)
     declared = [
@@ -379,10 +387,20 @@ def _labels(
     ]  # the element's names where labels are lists
     if kind == "auto" and (in_folders or (any(declared) and not lists)):  # even if the names of the classes are numbers
         reason = "the folders are the classes" if in_folders else "the data declare the classes"
-        return replace(read_labels(cells, "classification", where, declared[-1]), reason=reason)
+        return replace(read_labels(cells, "classification", where, declared[-1]), reason=reason), []
     if kind == MULTI_LABEL or (kind == "auto" and has_lists(cells["train"])):
-        return read_several(cells, where, declared[-1])
-    return read_labels(cells, kind, where, declared[-1])
+        return read_several(cells, where, declared[-1]), []
+    if kind == "classification":
+        return read_labels(cells, kind, where, declared[-1]), []
+    numbers = {split: _with_points(column, usual) for split, column in cells.items()}
+    found = read_labels(numbers, kind, where, declared[-1])
+    guessed = (kind, found.kind) == ("auto", "regression") and numbers["train"] is not cells["train"]
+    return found, _commas_note(cells["train"]) if guessed else []
+
+
+def _with_points(cells: list[Any], usual: str | None) -> list[Any]:
+    """Numbers in text with decimal points, by the ``usual`` separator; other cells as they are."""
+    return with_points(cells, usual) if all(isinstance(cell, str) for cell in cells) else cells
 
 
 def _cells(rows: Dataset, label: str | list[str], where: Callable[[int], str]) -> list[Any]:

@@ -14,20 +14,20 @@ from lagwise.data.arrays import is_list, list_column
 from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, is_missing, known_labels, read_labels
 from lagwise.data.packing import IGNORED
-from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
+from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
 from lagwise.data.rows import RowSource
 from lagwise.data.splits import SPLITS, shared_rows, split_series
 from lagwise.progress import progress_bar
+from lagwise.tables import known
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 NO_EVENT = "none"
-_FORMAT = 2  # raise when the meaning of the files changes
 
 
 @dataclass(frozen=True)
-class LabelledSeries:
+class LabelledSeries(Prepared):
     """A set of series with labels inside them, in three splits.
 
     Attributes:
@@ -39,22 +39,12 @@ class LabelledSeries:
         counts: samples, or events, of each class in each split.
     """
 
-    folder: Path
-    splits: dict[str, Dataset]
     features: int
     label_names: tuple[str, ...]
     mean: list[float]
     std: list[float]
     gaps: bool
     counts: dict[str, dict[str, int]]
-    notes: tuple[str, ...]
-
-
-def series_key(source: RowSource, values: str, label: str, events: str | None) -> str:
-    """Hash of the rows and of everything that affects how they are read; arguments as in `prepare_series`."""
-    if len({values, label, events}) < 3:
-        raise ValueError(f"`values`, `label` and `events` must name different columns, got {label!r} twice")
-    return key_of([_FORMAT, source.key(), values, label, events])
 
 
 def prepare_series(
@@ -63,6 +53,7 @@ def prepare_series(
     values: str = "input_values",
     label: str = "label",
     events: str | None = None,
+    group: str | None = None,
     cache: Path | None = None,
     progress: bool = True,
 ) -> LabelledSeries:
@@ -73,6 +64,7 @@ def prepare_series(
         label: the column of the labels; each row has a list of as many classes as it has samples (null or an empty
             string where there is none), or one class for all its samples.
         events: a column of lists of positions, in samples from 0 and in order; ``label`` then has the class of each.
+        group: a column whose equal values stay in one split (`split_places`).
 
     Missing splits are made as in `split_rows`; of one or two series the last two tenths of each are valid and test.
 
@@ -82,23 +74,13 @@ def prepare_series(
 
     def write(folder: Path) -> dict[str, Any]:
         try:
-            return _write(source, values, label, events, folder, progress)
+            return _write(source, values, label, events, group, folder, progress)
         except ValueError as error:
             raise ValueError(f"{source.name!r}: {error}") from error
 
-    key = series_key(source, values, label, events)
-    folder, splits, meta = prepared_rows("series", key, write, cache)
-    return LabelledSeries(
-        folder=folder,
-        splits=splits,
-        features=meta["features"],
-        label_names=tuple(meta["label_names"]),
-        mean=meta["mean"],
-        std=meta["std"],
-        gaps=meta.get("gaps", False),  # earlier versions refused gaps
-        counts=meta["counts"],
-        notes=(*source.notes, *meta["notes"]),
-    )
+    if len({values, label, events}) < 3:
+        raise ValueError(f"`values`, `label` and `events` must name different columns, got {label!r} twice")
+    return LabelledSeries.load(key_of([source.key(), values, label, events, group]), write, source.notes, cache)
 
 
 def read_label_rows(
@@ -175,9 +157,11 @@ def _label_places(cell: Any, positions: list[Any] | None, length: int) -> tuple[
 
 
 def _write(
-    source: RowSource, values: str, label: str, events: str | None, folder: Path, progress: bool
+    source: RowSource, values: str, label: str, events: str | None, group: str | None, folder: Path, progress: bool
 ) -> dict[str, Any]:
-    tables = source.read([values, label, *([] if events is None else [events])])
+    tables = source.read([values, label, *filter(None, (events, group))])
+    for rows in tables.values() if group is not None else ():
+        known(group, rows.column_names, "column (`group`)")
     if "train" not in tables:
         raise ValueError(f"it has no series to train on, only {' and '.join(tables)} by the names in it")
     first: dict[str, dict[Any, int]] = {}  # the row where each label occurs first
@@ -203,7 +187,7 @@ def _write(
     counts = {}
     kinds = {"input_values": pa.list_(pa.list_(pa.float32(), features)), "label": pa.list_(pa.int16())}
     schema = pa.schema({**kinds, "length": pa.int32()})
-    parts, notes = split_series(tables, "series")
+    parts, notes = split_series(tables, "series", group)
     for split, (rows, part) in parts.items():
         total = np.zeros(len(names), dtype=np.int64)
         with arrow_file(folder / f"{split}.arrow", schema) as writer:

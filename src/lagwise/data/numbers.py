@@ -113,6 +113,11 @@ def with_points(cells: list[str], usual: str | None) -> list[str]:
     return [cell if is_missing(cell) else _plain(cell, decimal) for cell in cells]
 
 
+def are_numbers(cells: Sequence[str]) -> bool:
+    """Whether all cells are numbers or missing, with one decimal separator or the other."""
+    return any(to_floats(cells, decimal)[1] is None for decimal in ".,")
+
+
 def _plain(cell: str, decimal: str) -> str:
     """A number with a decimal point and nothing between thousands."""
     text, other = _SPACES.sub("", cell.strip().replace("\u2212", "-")), _OTHER[decimal]

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lagwise.schema import Count, Switch, Whole, options
-from lagwise.tables import LARGEST_VOCABULARY
+from lagwise.tables import LARGEST_VOCABULARY, Count, Switch, Whole, options
 
 MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
 

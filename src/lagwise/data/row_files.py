@@ -15,17 +15,16 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 from lagwise.data.archive_files import arff_table, ts_table
-from lagwise.data.arrays import array_column
+from lagwise.data.arrays import FOLDER_LABEL, SERIES, array_column
 from lagwise.data.folders import folder_name
 from lagwise.data.published import RECORD_FILES
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
-from lagwise.data.series_files import FOLDER_LABEL, SOUND_COLUMNS, wav_table
-from lagwise.data.sound_files import SOUNDS
+from lagwise.data.sound_files import SOUNDS, read_sound
 from lagwise.data.text_tables import check_different, parse_text_table, read_head
 from lagwise.files import one_line
 from lagwise.outside import elsewhere
 
-_TEXT_COLUMNS = ("text", FOLDER_LABEL, "file")
+_TEXT_COLUMNS, _SOUND_COLUMNS = ("text", FOLDER_LABEL, "file"), (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
 JSON = (".jsonl", ".json")  # objects on lines, or in an array
@@ -49,13 +48,11 @@ def check_reader(path: Path) -> None:
         raise ValueError(f"cannot read {path}: the reader of {place}")
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None, written: Sequence[str] = ()) -> pa.Table:
-    """The rows of one file, of all columns or those named. written: columns of .csv and .tsv whose cells stay as they
-    are written, also if they look like numbers. ValueError names the file and the position of the error."""
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of one file, of all columns or those named; the cells of .csv and .tsv as they are written. ValueError
+    names the file and the position of the error."""
     kind = file_kind(path)
     assert kind is not None
-    if kind in TEXT_TABLES:
-        return _text_table(read_whole(path), path, columns, written)
     reader = RECORD_FILES[kind].read if has_records(path) else READERS[kind]
     return reader(read_whole(path), path, columns)
 
@@ -71,7 +68,7 @@ def read_columns(path: Path) -> tuple[str, ...]:
         whole = marked_encoding(line) or not line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
         return tuple(_jsonl(read_whole(path) if whole else line, path, None).column_names)
     if kind in ONE_ROW:
-        return _TEXT_COLUMNS if kind == ".txt" else SOUND_COLUMNS
+        return _TEXT_COLUMNS if kind == ".txt" else _SOUND_COLUMNS
     if kind == ".npz" and not is_compressed(path) and zipfile.is_zipfile(path):
         with np.load(path, allow_pickle=False) as archive:
             return tuple(archive.files)
@@ -85,13 +82,9 @@ def read_columns(path: Path) -> tuple[str, ...]:
     return tuple(read_table(path).column_names)
 
 
-def _text_table(data: bytes, path: Path, columns: Sequence[str] | None, written: Sequence[str] = ()) -> pa.Table:
-    """Read the cells of a table as they are written, but numbers with decimal points outside the columns
-    ``written``."""
-    table = parse_text_table(data, path)
-    names = [name for name in table.names if _is_wanted(name, columns)]
-    cells = {name: table.columns[name] if name in written else table.cells(name) for name in names}
-    return pa.table({name: pa.array(column, pa.string()) for name, column in cells.items()})
+def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    cells = parse_text_table(data, path).columns
+    return pa.table({name: pa.array(cells[name], pa.string()) for name in cells if _is_wanted(name, columns)})
 
 
 def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -159,17 +152,24 @@ def _json_column(name: str, values: list[Any], lines: list[int], path: Path) -> 
 
 
 def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    from pyarrow import parquet, types
+    from pyarrow import parquet
 
     try:
         table = parquet.ParquetFile(pa.BufferReader(data)).read()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a parquet file ({error})") from error
     check_different(table.column_names, path)
+    return plain_table(table).select([name for name in table.column_names if _is_wanted(name, columns)])
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """A table with the values of what pandas calls categories, and plain strings."""
     for i, field in enumerate(table.schema):
-        if types.is_dictionary(field.type):  # what pandas calls a category
+        if pa.types.is_dictionary(field.type):
             table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))
-    return table.select([name for name in table.column_names if _is_wanted(name, columns)])
+        elif pa.types.is_string_view(field.type):
+            table = table.set_column(i, field.name, table.column(i).cast(pa.string()))
+    return table
 
 
 def load_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
@@ -216,6 +216,15 @@ def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     return pa.table({name: [value] for name, value in row if _is_wanted(name, columns)})
 
 
+def _sound(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """Read a sound as one row: as label the name of its folder, the sampling rate, the name of the file, and the
+    samples."""
+    rate, samples = read_sound(data, path)
+    values = [folder_name(path)], [rate], [path.name], array_column(samples[None])
+    row = zip(_SOUND_COLUMNS, values, strict=True)
+    return pa.table({name: value for name, value in row if _is_wanted(name, columns)})
+
+
 def _is_wanted(name: str, columns: Sequence[str] | None) -> bool:
     return columns is None or name in columns
 
@@ -228,6 +237,6 @@ READERS: dict[str, Callable[[bytes, Path, Sequence[str] | None], pa.Table]] = {
     ".npz": _npz,
     ".ts": ts_table,
     ".arff": arff_table,
-    **dict.fromkeys(SOUNDS, wav_table),
+    **dict.fromkeys(SOUNDS, _sound),
     ".txt": _txt,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,47 +39,105 @@ def step_targets(labels: np.ndarray, stride: int, delay: int, *, events: bool) -
 _FILTER_STEPS = 3  # reach of the random filter of training windows
 
 
-class RandomPlaces:
-    """Draws places in rows of some lengths, each sample with equal probability."""
+class Windows(Dataset):
+    """A data set of windows of series, each an example that ``cut`` makes of (row, start, end), in samples."""
 
-    def __init__(self, lengths: Sequence[int]):
-        self.lengths = np.asarray(lengths, dtype=np.int64)
-        self.ends = np.cumsum(self.lengths)
-
-    def row(self, random: np.random.Generator) -> int:
-        """The number of the row in which a random sample is."""
-        return int(np.searchsorted(self.ends, random.integers(self.ends[-1]), side="right"))
-
-    def start(self, row: int, size: int, random: np.random.Generator) -> int:
-        """The first sample of a window of ``size`` samples in a row, 0 if the row is shorter."""
-        return int(random.integers(max(1, self.lengths[row] - size + 1)))
-
-
-class SeriesWindows(Dataset):
-    """A data set of windows of rows with input_values ``(samples, features)`` and a label for each sample
-    (`LabelledSeries`), as input_values and labels ``(steps,)`` (`step_targets`).
-
-    ranges: row, start and end of each window, in samples.
-    """
-
-    def __init__(self, rows: Rows, ranges: Sequence[tuple[int, int, int]], stride: int, delay: int, events: bool):
-        self.rows = rows.with_format("arrow")
-        self.ranges = ranges
-        self.stride, self.delay, self.events = stride, delay, events
+    def __init__(self, cut: Callable[[int, int, int], dict[str, Tensor]], ranges: Sequence[tuple[int, int, int]]):
+        self.cut, self.ranges = cut, ranges
 
     def __len__(self) -> int:
         return len(self.ranges)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.example(*self.cut(*self.ranges[index]))
+        return self.cut(*self.ranges[index])
 
-    def cut(self, number: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+
+class RandomWindows(Dataset):
+    """A data set of ``count`` windows, each of which ``draw`` makes of a row and a random generator. The row is that of
+    a random sample, so that windows are anywhere in the rows with equal probability. Window i depends only on the
+    rows, seed and i."""
+
+    def __init__(
+        self,
+        draw: Callable[[int, np.random.Generator], dict[str, Tensor]],
+        lengths: Sequence[int],
+        count: int,
+        seed: int,
+    ):
+        self.draw, self.ends, self.count, self.seed = draw, np.cumsum(np.asarray(lengths, dtype=np.int64)), count, seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        random = np.random.default_rng((self.seed, index))
+        return self.draw(random_row(self.ends, random), random)
+
+
+def random_row(ends: np.ndarray, random: np.random.Generator) -> int:
+    """The number of the row in which a random sample is, of rows that end at samples ``ends``."""
+    return int(np.searchsorted(ends, random.integers(ends[-1]), side="right"))
+
+
+def random_start(length: int, size: int, random: np.random.Generator) -> int:
+    """The first sample of a window of ``size`` samples in a row, 0 if the row is shorter."""
+    return int(random.integers(max(1, length - size + 1)))
+
+
+class LabelledWindows:
+    """Examples of rows with input_values ``(samples, features)`` and a label for each sample (`LabelledSeries`): the
+    input_values of a window and labels ``(steps,)`` (`step_targets`).
+
+    Args:
+        length: Samples of a random window, at most.
+        mean, std: Of each feature.
+        changes: The strength of each random augmentation of random windows, by the names of
+            `lagwise.data.augmentation.CHANGES`.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        stride: int = 1,
+        delay: int = 0,
+        *,
+        events: bool = False,
+        length: int = 0,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        changes: Mapping[str, float] | None = None,
+    ):
+        self.rows, self.lengths = rows.with_format("arrow"), rows["length"][:]
+        self.stride, self.delay, self.events, self.length = stride, delay, events, length
+        self.mean, self.std = np.asarray(mean), np.asarray(std)
+        self.changes = dict.fromkeys(CHANGES, 0.0) | dict(changes or {})
+
+    def read(self, number: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the values and labels of the samples of a row, read-only."""
         row: Any = self.rows[number]
         values, labels = (next(row_arrays(row.column(name)))[start:end] for name in ("input_values", "label"))
         return values, labels
 
-    def example(self, values: np.ndarray, labels: np.ndarray) -> dict[str, Tensor]:
+    def cut(self, number: int, start: int, end: int) -> dict[str, Tensor]:
+        """The example of a window."""
+        return self._example(*self.read(number, start, end))
+
+    def draw(self, number: int, random: np.random.Generator) -> dict[str, Tensor]:
+        """The example of a random window of a row, augmented."""
+        stretch = self.changes["stretch"]
+        faster = float(np.exp(random.normal(0, stretch))) if stretch else 1.0
+        size = max(2, round(self.length * faster))
+        start = random_start(self.lengths[number], size, random)
+        values, labels = self.read(number, start, start + size)
+        if stretch:
+            values, labels = stretched(values, labels, max(1, round(len(values) / faster)), events=self.events)
+        if any(self.changes.values()):
+            z, gaps = (values - self.mean) / self.std, np.isnan(values)
+            x = changed(np.where(gaps, 0, z), self.changes, _FILTER_STEPS * self.stride, random)
+            values = np.where(gaps, np.nan, x * self.std + self.mean).astype(np.float32)
+        return self._example(values, labels)
+
+    def _example(self, values: np.ndarray, labels: np.ndarray) -> dict[str, Tensor]:
         targets = step_targets(labels, self.stride, self.delay, events=self.events)
         return {"input_values": torch.tensor(values), "labels": torch.from_numpy(targets)}
 
@@ -88,60 +146,13 @@ class WholeSeries:
     """A sequence of the series and labels of encoded rows, read one by one each time."""
 
     def __init__(self, rows: Rows):
-        self.windows = SeriesWindows(rows, [(i, 0, n) for i, n in enumerate(rows["length"][:])], 1, 0, events=False)
+        self.windows = LabelledWindows(rows)
 
     def __len__(self) -> int:
-        return len(self.windows)
+        return len(self.windows.lengths)
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for place in self.windows.ranges:
-            yield self.windows.cut(*place)
-
-
-class RandomWindows(SeriesWindows):
-    """A data set of ``count`` windows of at most ``length`` samples, each anywhere in the rows with equal probability.
-
-    changes: the strength of each random augmentation, by the names of `lagwise.data.augmentation.CHANGES`. mean, std:
-    of each feature. Window i depends only on the rows, the options, seed and i.
-    """
-
-    def __init__(
-        self,
-        rows: Rows,
-        count: int,
-        length: int,
-        stride: int,
-        delay: int,
-        events: bool,
-        *,
-        seed: int,
-        mean: Sequence[float],
-        std: Sequence[float],
-        changes: Mapping[str, float] | None = None,
-    ):
-        super().__init__(rows, [], stride, delay, events)
-        self.count, self.length, self.seed = count, length, seed
-        self.mean, self.std = np.asarray(mean), np.asarray(std)
-        self.changes = dict.fromkeys(CHANGES, 0.0) | dict(changes or {})
-        self.places = RandomPlaces(rows["length"][:])
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        random = np.random.default_rng((self.seed, index))
-        number = self.places.row(random)
-        faster = float(np.exp(random.normal(0, self.changes["stretch"]))) if self.changes["stretch"] else 1.0
-        size = max(2, round(self.length * faster))
-        start = self.places.start(number, size, random)
-        values, labels = self.cut(number, start, start + size)
-        if self.changes["stretch"]:
-            values, labels = stretched(values, labels, max(1, round(len(values) / faster)), events=self.events)
-        if any(self.changes.values()):
-            z, gaps = (values - self.mean) / self.std, np.isnan(values)
-            x = changed(np.where(gaps, 0, z), self.changes, _FILTER_STEPS * self.stride, random)
-            values = np.where(gaps, np.nan, x * self.std + self.mean).astype(np.float32)
-        return self.example(values, labels)
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.windows.read(number, 0, self.windows.lengths[number])
 
 
 def even_windows(lengths: Sequence[int], window: int, most: int) -> list[tuple[int, int, int]]:

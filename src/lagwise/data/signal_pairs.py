@@ -12,19 +12,17 @@ import numpy as np
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import list_column, row_arrays
 from lagwise.data.encoding import feature_scale
-from lagwise.data.prepared import arrow_file, key_of, prepared_rows, stored_arrays
-from lagwise.data.signal_files import Signal, SignalSource
+from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
+from lagwise.data.series import SeriesSource, Signal
 from lagwise.data.splits import split_series
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
-_FORMAT = 2  # raise when the meaning of the files changes
+    pass
 
 
 @dataclass(frozen=True)
-class SignalPairs:
+class SignalPairs(Prepared):
     """A set of signals and targets in three splits.
 
     Attributes:
@@ -34,36 +32,21 @@ class SignalPairs:
         mean, std: those of each input, and of each output, over the samples of train.
     """
 
-    splits: dict[str, Dataset]
     inputs: int
     outputs: int
     same: bool
-    mean: list[float]
-    std: list[float]
-    notes: tuple[str, ...]
+    mean: list[list[float]]
+    std: list[list[float]]
 
 
-def signals_key(source: SignalSource) -> str:
-    """Hash of the signals and of everything that affects how they are read."""
-    return key_of([_FORMAT, source.key(), list(source.columns)])
-
-
-def prepare_signals(source: SignalSource, *, progress: bool = True) -> SignalPairs:
+def prepare_signals(source: SeriesSource, *, progress: bool = True) -> SignalPairs:
     """Read signals, or load the cached result.
 
     Missing splits are made as by `split_series`. ValueError for infinite values, signals without a sample that is not
     missing, a target of another length, and signals of different features.
     """
-    _, splits, meta = prepared_rows("signals", signals_key(source), lambda folder: _write(source, folder, progress))
-    return SignalPairs(
-        splits,
-        inputs=meta["inputs"],
-        outputs=meta["outputs"],
-        same=meta["same"],
-        mean=meta["mean"],
-        std=meta["std"],
-        notes=(*source.notes, *meta["notes"]),
-    )
+    key = key_of([source.key()])
+    return SignalPairs.load(key, lambda folder: _write(source, folder, progress), source.notes, None)
 
 
 def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
@@ -92,12 +75,12 @@ def checked_signal(signal: Signal, like: tuple[int, int] | None) -> np.ndarray:
     return inputs if targets is inputs else np.concatenate([inputs, targets], axis=1)
 
 
-def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]:
+def _write(source: SeriesSource, folder: Path, progress: bool) -> dict[str, Any]:
     from datasets import Dataset
 
     if "train" not in source.split_names:
         only = f"only {' and '.join(source.split_names)} by the names in it"
-        raise ValueError(f"{source.rows.name!r} has no signals to train on, {only}")
+        raise ValueError(f"{source.name!r} has no signals to train on, {only}")
     first = next(source.signals("train"))
     width, same = checked_signal(first, None).shape[1], first.targets is first.inputs
     inputs, outputs = shapes = first.inputs.shape[1], first.targets.shape[1]
@@ -118,7 +101,7 @@ def _write(source: SignalSource, folder: Path, progress: bool) -> dict[str, Any]
     try:
         parts, notes = split_series(tables, "signal")
     except ValueError as error:
-        raise ValueError(f"{source.rows.name!r}: {error}") from error
+        raise ValueError(f"{source.name!r}: {error}") from error
     for split, (rows, (start, end)) in parts.items():
         with arrow_file(folder / f"{split}.arrow", schema) as writer:
             tables_of_one: Any = rows.with_format("arrow").iter(1)

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lagwise.data.arrays import row_arrays
 from lagwise.data.batches import with_all_labels
 from lagwise.data.packing import IGNORED
-from lagwise.data.series_windows import RandomPlaces
+from lagwise.data.series_windows import random_row, random_start
 from lagwise.data.signal_pairs import SignalPairs
 from lagwise.data.splits import SPLITS
 
@@ -39,7 +38,7 @@ class Damage:
     def __post_init__(self) -> None:
         splits = {} if self.noises is None else self.noises.splits
         self._rows: dict[str, Any] = {split: rows.with_format("arrow") for split, rows in splits.items()}
-        self._places = {split: RandomPlaces(rows["length"][:]) for split, rows in splits.items()}
+        self._ends = {split: np.cumsum(rows["length"][:]) for split, rows in splits.items()}
 
     def __call__(
         self, inputs: np.ndarray, power: float, split: str, ratio: float | None, random: np.random.Generator
@@ -65,7 +64,7 @@ class Damage:
         return begun[length:] > begun[:-length]
 
     def _noise(self, length: int, split: str, random: np.random.Generator) -> np.ndarray:
-        noise = _row(self._rows[split], self._places[split].row(random))
+        noise = _row(self._rows[split], random_row(self._ends[split], random))
         return np.nan_to_num(noise[(int(random.integers(len(noise))) + np.arange(length)) % len(noise)])
 
 
@@ -93,15 +92,40 @@ class Whole(NamedTuple):
 
 
 class WholeSignals:
-    """The signals of a split, each damaged in its own way, the same every time."""
+    """The signals of a split, each damaged in its own way, the same every time; and windows of them as examples:
+    input_values ``(samples, features)`` and labels ``(samples, outputs)``, those of ``delay`` samples before, -100
+    where a target is missing, as the Trainer counts labels."""
 
-    def __init__(self, pairs: SignalPairs, split: str, damage: Damage):
-        self.pairs, self.split, self.damage = pairs, split, damage
+    def __init__(self, pairs: SignalPairs, split: str, damage: Damage, delay: int = 0):
+        self.pairs, self.split, self.damage, self.delay = pairs, split, damage, delay
         self.rows: Any = pairs.splits[split].with_format("arrow")
+        self.lengths = pairs.splits[split]["length"][:]
         self._last: tuple[int, Whole] | None = None
+        self._powers: dict[int, float] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def cut(self, number: int, start: int, end: int) -> dict[str, Tensor]:
+        """The example of a window."""
+        whole = self[number]
+        return self._example(whole.inputs[start:end], whole.targets[start:end])
+
+    def draw(self, length: int, number: int, random: np.random.Generator) -> dict[str, Tensor]:
+        """The example of a random window of a signal, freshly corrupted."""
+        start = random_start(self.lengths[number], length, random)
+        inputs, targets = self.read(number)
+        ratio = float(random.choice(self.damage.ratios)) if self.damage.ratios else None
+        if ratio is not None and number not in self._powers:
+            self._powers[number] = power(inputs)
+        inputs, targets = (each[start : start + length] for each in (inputs, targets))
+        inputs = self.damage(inputs, self._powers.get(number, 0.0), self.split, ratio, random)
+        return self._example(inputs, targets)
+
+    def _example(self, inputs: np.ndarray, targets: np.ndarray) -> dict[str, Tensor]:
+        labels = torch.from_numpy(delayed(targets, self.delay))
+        batch = with_all_labels({"input_values": torch.tensor(inputs), "labels": labels})
+        return {**batch, "labels": batch["labels"].nan_to_num(nan=IGNORED)}
 
     def __iter__(self) -> Iterator[Whole]:
         return (self[number] for number in range(len(self)))
@@ -134,53 +158,3 @@ def delayed(targets: np.ndarray, delay: int) -> np.ndarray:
     late = np.full_like(targets, np.nan)
     late[delay:] = targets[: max(0, len(targets) - delay)]
     return late
-
-
-class SignalWindows(Dataset):
-    """A data set of windows of signals as input_values ``(samples, features)`` and labels ``(samples, outputs)``, -100
-    where a target is missing, as the Trainer counts labels.
-
-    ranges: row, start and end of each.
-    """
-
-    def __init__(self, signals: WholeSignals, ranges: Sequence[tuple[int, int, int]], delay: int):
-        self.signals, self.ranges, self.delay = signals, ranges, delay
-
-    def __len__(self) -> int:
-        return len(self.ranges)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        number, start, end = self.ranges[index]
-        whole = self.signals[number]
-        return _example(whole.inputs[start:end], whole.targets[start:end], self.delay)
-
-
-class RandomSignalWindows(Dataset):
-    """``count`` windows of at most ``length`` samples, each anywhere in the signals of train with equal probability,
-    freshly corrupted. Window i depends only on the signals, the options, seed and i."""
-
-    def __init__(self, signals: WholeSignals, count: int, length: int, delay: int, seed: int):
-        self.signals, self.count, self.length, self.delay, self.seed = signals, count, length, delay, seed
-        self.places = RandomPlaces(signals.pairs.splits[signals.split]["length"][:])
-        self._powers: dict[int, float] = {}
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        random = np.random.default_rng((self.seed, index))
-        number = self.places.row(random)
-        start = self.places.start(number, self.length, random)
-        inputs, targets = self.signals.read(number)
-        damage = self.signals.damage
-        ratio = float(random.choice(damage.ratios)) if damage.ratios else None
-        if ratio is not None and number not in self._powers:
-            self._powers[number] = power(inputs)
-        inputs, targets = (each[start : start + self.length] for each in (inputs, targets))
-        inputs = damage(inputs, self._powers.get(number, 0.0), self.signals.split, ratio, random)
-        return _example(inputs, targets, self.delay)
-
-
-def _example(inputs: np.ndarray, targets: np.ndarray, delay: int) -> dict[str, Tensor]:
-    batch = with_all_labels({"input_values": torch.tensor(inputs), "labels": torch.from_numpy(delayed(targets, delay))})
-    return {**batch, "labels": batch["labels"].nan_to_num(nan=IGNORED)}

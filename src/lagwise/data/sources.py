@@ -6,14 +6,16 @@ import hashlib
 import json
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+import lagwise.data.arrow as pa
 from lagwise.data.folders import by_split, check_file, files_below, meant_splits, split_word, unread_note
 from lagwise.data.reading import (
     COMPRESSIONS,
@@ -28,7 +30,7 @@ from lagwise.data.reading import (
     read_text,
     without_pipe,
 )
-from lagwise.data.row_files import JSON, check_reader, has_records, read_records, read_table
+from lagwise.data.row_files import JSON, check_reader, has_records, plain_table, read_records, read_table
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, deal, split_shares, text_between, text_places
 from lagwise.files import expanded, one_line
 from lagwise.tables import shown
@@ -36,8 +38,9 @@ from lagwise.tables import shown
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-    Data = str | Dataset | DatasetDict  # a name, or a data set itself
+    Data = str | Dataset | DatasetDict | Any  # a name, a data set, or a table of pandas, polars or pyarrow
 
+_SETTLED = 10**9  # nanoseconds since a change, after which file systems give another change another time
 SUFFIXES = (".txt", *JSON, ".parquet")
 _STDLIB_SKIPPED = {
     "site-packages",
@@ -63,22 +66,76 @@ def no_source(name: str, others: str = "") -> FileNotFoundError:
 
 
 @dataclass(frozen=True)
-class Source:
-    """The source of documents by split, and what identifies it.
+class Found:
+    """What a name of data stands for.
 
     Attributes:
-        files: the files of each split, for hashing.
-        ranges: the share (from, to) of a single text file that each split has; empty if whole files or documents are
-            assigned.
-        dataset: a hub data set instead of files.
-        notes: facts about files that are not read.
+        files: the files of each split that is named; those without named splits are all in train.
+        dataset: the splits of a data set instead of files.
+        file_notes: what else a reader should know about the files.
     """
 
     name: str
     files: dict[str, list[Path]] = field(default_factory=dict)
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     dataset: Any = None
-    notes: Sequence[str] = ()
+    file_notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Facts about the data that the reader should know, one line each."""
+        return self.file_notes
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The splits that the data name, in the order train, valid, test."""
+        return tuple(split for split in SPLITS if split in (self.dataset or self.files))
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files of all splits."""
+        return [path for split in self.split_names for path in self.files.get(split, ())]
+
+    def key(self) -> str:
+        """Hash of the content, and of all that decides how it is read and split."""
+        raise NotImplementedError
+
+    def hashed(self, declared: Any, *files: Mapping[str, Sequence[Path]]) -> str:
+        """Hash of the content and of what is declared about it."""
+        digest = hashlib.sha256(json.dumps(declared, sort_keys=True).encode())
+        if self.dataset is not None:
+            digest.update("".join(self.dataset[split]._fingerprint for split in self.split_names).encode())
+        for each in files:
+            for split in SPLITS:
+                for path in each.get(split, ()):
+                    digest.update(f"{split}:{path.name}:".encode() + _content(path))
+        return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    """The hash of a file, which a process reads once, unless the file has just changed: then it may change again
+    without having another time."""
+    status, now = path.stat(), time.time_ns()
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    state = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _digest(path.absolute(), (*state, 0 if now - changed > _SETTLED else now))
+
+
+@lru_cache(maxsize=1 << 16)
+def _digest(path: Path, state: tuple[int, ...]) -> bytes:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").digest()
+
+
+@dataclass(frozen=True)
+class Source(Found):
+    """The source of documents by split, and what identifies it.
+
+    Attributes:
+        ranges: the share (from, to) of a single text file that each split has; empty if whole files or documents are
+            assigned.
+    """
+
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     _places: dict[Path, dict[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     def documents(self, split: str) -> Iterator[str]:
@@ -106,11 +163,7 @@ class Source:
                 yield text_between(parts, start, stop)
 
     def key(self) -> str:
-        """Hash of the content (and of how it is split)."""
-        digest = hashlib.sha256(json.dumps(self.ranges, sort_keys=True).encode())
-        if self.dataset is not None:
-            digest.update("".join(self.dataset[s]._fingerprint for s in SPLITS).encode())
-        return hash_files(self.files, digest)
+        return self.hashed(self.ranges, self.files)
 
 
 def open_source(name: Data) -> Source:
@@ -134,7 +187,7 @@ def open_source(name: Data) -> Source:
         check_spreadsheet(path)
         check_reader(path)
         check_file(path)
-        return Source(name, {s: [path] for s in SPLITS}, split_shares(TEXT_HELD_OUT))
+        return Source(name, {s: [path] for s in SPLITS}, ranges=split_shares(TEXT_HELD_OUT))
     if not path.is_dir():
         raise no_source(name, "'stdlib' is Python's own source, ")
     found = files_below(path)
@@ -148,7 +201,7 @@ def open_source(name: Data) -> Source:
     for file in files:
         check_file(file)
     words, titles = meant_splits(path, {file: split_word(file.relative_to(path)) for file in files})
-    notes += titles
+    notes = (*notes, *titles)
     if {"valid", "test"} & {*words.values()}:  # train alone does not say what is held out
         named = by_split(path, words)
         if "train" not in named:
@@ -157,24 +210,10 @@ def open_source(name: Data) -> Source:
                 "in its name, or rename the files if these words do not mean splits"
             )
         named = {s: named.get(s) or named["valid" if s == "test" else "test"] for s in SPLITS}
-        return Source(name, named, notes=notes)
+        return Source(name, named, file_notes=notes)
     if len(files) < len(SPLITS):
-        return Source(name, dict.fromkeys(SPLITS, files), split_shares(TEXT_HELD_OUT), notes=notes)
-    return replace(_by_file(name, files), notes=notes)
-
-
-def hash_files(files: dict[str, list[Path]], digest: Any) -> str:
-    """Return the hexadecimal hash of the files of each split, of their names and content, added to a hashlib
-    ``digest``."""
-    contents: dict[Path, bytes] = {}
-    for split in SPLITS:
-        for path in files.get(split, []):
-            if path not in contents:  # several splits may share a file
-                with open(path, "rb") as f:
-                    contents[path] = hashlib.file_digest(f, "sha256").digest()
-            digest.update(f"{split}:{path.name}:".encode())
-            digest.update(contents[path])
-    return digest.hexdigest()
+        return Source(name, dict.fromkeys(SPLITS, files), file_notes=notes, ranges=split_shares(TEXT_HELD_OUT))
+    return replace(_by_file(name, files), file_notes=notes)
 
 
 def read_documents(path: Path) -> Iterator[str]:
@@ -307,7 +346,7 @@ def source_name(source: Data) -> str:
 def load_hub(name: Data, *, streaming: bool = False) -> Any:
     """The splits of a data set (`is_dataset`), a DatasetDict, or streaming an IterableDatasetDict. ValueError if it
     cannot be loaded."""
-    from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+    from datasets import DatasetDict, load_dataset, load_from_disk
 
     saved = isinstance(name, str) and not name.startswith("hub:")
     if saved or not isinstance(name, str):
@@ -315,15 +354,29 @@ def load_hub(name: Data, *, streaming: bool = False) -> Any:
             loaded: Any = load_from_disk(str(expanded(str(name)))) if saved else name
         except Exception as error:
             raise ValueError(f"cannot load the data set in folder {name!r}: {one_line(error)}") from error
-        if not isinstance(loaded, Dataset | DatasetDict):
-            raise ValueError(f"a source must be a name, a Dataset or a DatasetDict, got {type(name).__name__}")
-        splits = loaded if isinstance(loaded, DatasetDict) else {"train": loaded}
+        splits = loaded if isinstance(loaded, DatasetDict) else {"train": _as_dataset(loaded)}
         return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streaming else splits
     path, _, config = name.removeprefix("hub:").partition(":")
     try:
         return load_dataset(path, config or None, streaming=streaming)
     except Exception as error:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
+
+
+def _as_dataset(data: Any) -> Any:
+    """A Dataset, or a table of pandas, polars or pyarrow as one. ValueError for anything else."""
+    from datasets import Dataset
+
+    if isinstance(data, Dataset):
+        return data
+    try:
+        pandas = hasattr(data, "iloc")  # whose index is no column
+        return Dataset(plain_table(pa.Table.from_pandas(data, preserve_index=False) if pandas else pa.table(data)))
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise ValueError(
+            "a source must be a name, a Dataset or DatasetDict, or a table of pandas, polars or pyarrow, got "
+            f"{type(data).__name__}"
+        ) from error
 
 
 def hub_splits(name: Data, *, streaming: bool = False) -> dict[str, Any]:

@@ -14,15 +14,13 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 from lagwise.data.published import RECORD_FILES
-from lagwise.data.reading import decoded, inner_suffix, read_whole
-from lagwise.data.row_files import JSON, TEXT_TABLES, file_kind, has_records, load_arrays, read_table
+from lagwise.data.reading import inner_suffix, read_whole
+from lagwise.data.row_files import JSON, TEXT_TABLES, has_records, read_table
 from lagwise.data.rows import RowSource
 from lagwise.data.sources import SUFFIXES, Source
 from lagwise.data.splits import SPLITS
 from lagwise.data.text_tables import parse_text_table
 from lagwise.files import is_unused, saved_whole
-
-_COMMENTS = {".ts": "#", ".arff": "%"}
 
 
 def check_split_folder(folder: Path) -> None:
@@ -44,9 +42,9 @@ def write_text_split(source: Source, folder: Path) -> None:
 
 
 def write_row_split(source: RowSource, places: Mapping[str, tuple[str, Sequence[int]]], folder: Path) -> None:
-    """Write the rows of each split into ``folder``, all their columns: tables as files of the same kind, named by the
-    split, and files that are a class or a row each into the folder of their class in that of the split. `open_rows`
-    and `open_series` find the same splits there.
+    """Write the rows of each split into ``folder``, all their columns: text tables and JSON as such and others as
+    .parquet, named by the split, and files that are a class or a row each into the folder of their class in that of
+    the split. `open_rows` and `open_series` find the same splits there.
 
     places: of each split, a split that the data name, and the numbers of its rows.
     """
@@ -68,13 +66,12 @@ def write_row_split(source: RowSource, places: Mapping[str, tuple[str, Sequence[
                 elif kept is None:
                     shutil.copyfile(path, _unused(partial / split / label, path.name))
                 else:
-                    kind = inner_suffix(path)
-                    name = f"{path.name[: path.name.lower().rindex(kind)]}{kind}"
-                    _unused(partial / split / label, name).write_bytes(_rows(path, kind, kept))
+                    kind, data = _rows(path, inner_suffix(path), kept)
+                    _unused(partial / split / label, f"{path.name.partition('.')[0]}{kind}").write_bytes(data)
             for name, (path, own) in zip(_names(split, len(parts)), parts, strict=True):
-                kind = file_kind(path)
-                assert kind is not None
-                (partial / f"{name}{kind}").write_bytes(read_whole(path) if own is None else _rows(path, kind, own))
+                kind = inner_suffix(path)
+                kind, data = (kind, read_whole(path)) if own is None else _rows(path, kind, own)
+                (partial / f"{name}{kind}").write_bytes(data)
 
 
 def _names(split: str, count: int) -> list[str]:
@@ -107,32 +104,21 @@ def _unused(folder: Path, name: str) -> Path:
     return target
 
 
-def _rows(path: Path, kind: str, numbers: np.ndarray) -> bytes:
-    """A file with some rows of another."""
-    data = read_whole(path)
+def _rows(path: Path, kind: str, numbers: np.ndarray) -> tuple[str, bytes]:
+    """A file with some rows of another, and its suffix: that of a text table or of records, else .parquet."""
     if kind in TEXT_TABLES:
-        table, text = parse_text_table(data, path), io.StringIO()
+        table, text = parse_text_table(read_whole(path), path), io.StringIO()
         writer = csv.writer(text, delimiter=table.separator, lineterminator="\n")
         writer.writerow(table.names)
         writer.writerows([cells[i] for cells in table.columns.values()] for i in numbers)
-        return text.getvalue().encode()
-    if kind == ".parquet":
-        return _parquet(read_table(path).take(numbers))
-    if kind == ".npz":
-        archive = io.BytesIO()
-        arrays: Any = {name: array[numbers] for name, array in load_arrays(data, path).items()}
-        np.savez(archive, **arrays)
-        return archive.getvalue()
+        return kind, text.getvalue().encode()
     if has_records(path):
-        records = RECORD_FILES[kind].written(data, path)
-        return "".join(records[i] for i in numbers).encode()
-    text = decoded(data, path).removeprefix("\ufeff")
-    if kind in JSON and text.lstrip().startswith("["):
-        text = "\n".join(json.dumps(record, ensure_ascii=False) for record in json.loads(text))
-    lines = text.split("\n") if kind in JSON else text.splitlines()
-    begins = 0 if kind in JSON else 1 + next(i for i, line in enumerate(lines) if line.strip().lower() == "@data")
-    rows = [line for line in lines[begins:] if line.strip() and not line.strip().startswith(_COMMENTS.get(kind, "\n"))]
-    return "".join(f"{line.rstrip()}\n" for line in (*lines[:begins], *(rows[i] for i in numbers))).encode()
+        records = RECORD_FILES[kind].written(read_whole(path), path)
+        return kind, "".join(records[i] for i in numbers).encode()
+    rows = read_table(path).take(numbers)
+    if kind in JSON:
+        return ".jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.to_pylist()).encode()
+    return ".parquet", _parquet(rows)
 
 
 def _parquet(table: Any) -> bytes:

@@ -102,7 +102,9 @@ def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
     return dealt
 
 
-def split_rows(rows: dict[str, Dataset], label: str | None = None, *, seed: int = 0) -> dict[str, Dataset]:
+def split_rows(
+    rows: dict[str, Dataset], label: str | None = None, *, group: str | None = None, seed: int = 0
+) -> dict[str, Dataset]:
     """Return rows in the three splits, as `split_places` says.
 
     >>> from datasets import Dataset
@@ -110,7 +112,7 @@ def split_rows(rows: dict[str, Dataset], label: str | None = None, *, seed: int 
     >>> {split: len(part) for split, part in split_rows(rows).items()}
     {'train': 80, 'valid': 10, 'test': 10}
     """
-    return chosen_rows(rows, split_places(rows, label, seed=seed))
+    return chosen_rows(rows, split_places(rows, label, group=group, seed=seed))
 
 
 def chosen_rows(rows: dict[str, Dataset], places: Mapping[str, Places]) -> dict[str, Dataset]:
@@ -125,7 +127,8 @@ def split_places(
     *,
     classes: bool = True,
     names: Sequence[str] | None = None,
-    groups: Sequence[Any] | None = None,
+    group: str | None = None,
+    kinds: Sequence[Any] | None = None,
     hint: str = "",
     seed: int = 0,
 ) -> dict[str, Places]:
@@ -138,7 +141,9 @@ def split_places(
     Args:
         label: the column of labels; None if all columns are content.
         classes: whether labels are classes (``names``, by id, are for messages).
-        groups: groups of the rows of train, instead of their labels; None for rows of no group.
+        group: a column whose value alone counts as the content, so that rows that have it in common share a split, and
+            each missing split gets 10 % of the values.
+        kinds: what rows of train are divided by instead of their labels; None for rows of no kind.
         hint: what else to do about classes with too few rows.
 
     ValueError for a class with fewer different rows than the splits that it must be in.
@@ -147,18 +152,22 @@ def split_places(
     missing = [split for split in ("test", "valid") if split not in rows]
     if not missing:
         return {split: (split, None) for split in SPLITS}
-    hashes = list(_hashes(train, seed, skip=label))
+    absent = [] if group is None else [i for i, value in enumerate(train[group][:]) if value in (None, "")]
+    if absent:
+        raise ValueError(f"row {absent[0] + 1} of train has no {group!r}, which says what rows stay together (`group`)")
+    hashes = list(_hashes(train if group is None else train.select_columns(group), seed, skip=label))
     members: defaultdict[Any, set[bytes]] = defaultdict(set)
     stratified = label is not None and classes
-    kinds: Any = groups if groups is not None else train[label] if stratified else [None] * len(train)
-    for value, content in zip(kinds, hashes, strict=True):
+    strata: Any = kinds if kinds is not None else train[label] if stratified else [None] * len(train)
+    for value, content in zip(strata, hashes, strict=True):
         members[value].add(content)
     places: dict[bytes, str] = {}
-    if groups is not None and len(members) > 1 and len(members[None]) <= len(missing):
-        del members[None]  # rows of no group that are too few to be in every split are trained
+    if kinds is not None and len(members) > 1 and len(members[None]) <= len(missing):
+        del members[None]  # rows of no kind that are too few to be in every split are trained
     few = {value: len(contents) for value, contents in members.items() if len(contents) <= len(missing)}
     if few:
-        parts = f"too few different rows for {', '.join(reversed(missing))} and train, which need {len(missing) + 1}"
+        what = "rows" if group is None else f"values of {group!r}"
+        parts = f"too few different {what} for {', '.join(reversed(missing))} and train, which need {len(missing) + 1}"
         if not stratified:
             raise ValueError(f"{parts}: the table has {few[None]}")
         each = [f"{count} of {names[v] if names and v is not None else v!r}" for v, count in few.items()]
@@ -194,17 +203,19 @@ def random_rows(labels: np.ndarray, random: Any, *, least: int = 0) -> np.ndarra
     return held
 
 
-def split_series(tables: dict[str, Dataset], what: str) -> tuple[dict[str, tuple[Dataset, Share]], list[str]]:
+def split_series(
+    tables: dict[str, Dataset], what: str, group: str | None = None
+) -> tuple[dict[str, tuple[Dataset, Share]], list[str]]:
     """The rows of each split, which are series, with the share of each that is in it, and a note of what is made;
     ``what`` names a series. Missing splits are made as by `split_places`; of one or two series the last two tenths of
     each are valid and test."""
     if len(tables) == 1 and len(tables["train"]) < len(SPLITS):
         notes = [f"valid and test are the last two tenths of each {what}, as there are too few to hold some out"]
         return {split: (tables["train"], share) for split, share in split_shares(ROWS_HELD_OUT).items()}, notes
-    return {split: (rows, (0.0, 1.0)) for split, rows in split_rows(tables).items()}, made_note(tables)
+    return {split: (rows, (0.0, 1.0)) for split, rows in split_rows(tables, group=group).items()}, made_note(tables)
 
 
-def made_note(named: Mapping[str, Any], splits: Mapping[str, Any] | None = None) -> list[str]:
+def made_note(named: Mapping[str, Any], splits: Mapping[str, Any] | None = None, group: str | None = None) -> list[str]:
     """A note of the splits that are made, where the data do not name all. splits: their rows, whose numbers the note
     states where rows of equal content made them other than a tenth."""
     made = [split for split in SPLITS if split not in named]
@@ -214,7 +225,8 @@ def made_note(named: Mapping[str, Any], splits: Mapping[str, Any] | None = None)
     shares = {split: len(splits[split]) / rows for split in made} if splits else {}
     if any(abs(share - ROWS_HELD_OUT) > _MAX_SHARE_ERROR + 1 / rows for share in shares.values()):
         parts = " and ".join(f"{split} from {share:.0%}" for split, share in shares.items())
-        return [f"{parts} of the rows of train, not 10 %: all rows with the same content are in one split"]
+        same = "content" if group is None else repr(group)
+        return [f"{parts} of the rows of train, not 10 %: all rows with the same {same} are in one split"]
     return [f"{' and '.join(made)} made from 10 % of train{' each' if len(made) > 1 else ''}"]
 
 

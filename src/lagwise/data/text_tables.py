@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lagwise.data.numbers import decimal_separator, is_missing, is_number, to_floats, usual_decimal, with_points
+from lagwise.data.numbers import decimal_separator, is_missing, is_number, to_floats, usual_decimal
 from lagwise.data.reading import decoded, inner_suffix, marked_encoding, opened, read_whole
 from lagwise.tables import shown
 
@@ -50,10 +50,6 @@ class TextTable:
     @property
     def names(self) -> list[str]:
         return list(self.columns)
-
-    def cells(self, name: str) -> list[str]:
-        """The cells of a column; if all are numbers, with decimal points (`with_points`)."""
-        return with_points(self.columns[name], usual_decimal(self.separator))
 
     def numbers(self, *names: str) -> np.ndarray:
         """Read columns as float64 ``(rows, columns)``, NaN where a value is missing. ValueError names the line of other

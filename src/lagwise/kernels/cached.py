@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lagwise.kernels.base import LagKernel
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 
 _MAX_COMPARED_VALUES, _MAX_CACHED_VALUES = 1 << 18, 1 << 22  # 1 MB to compare, 16 MB to keep, in float32
 

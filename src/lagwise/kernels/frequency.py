@@ -12,7 +12,7 @@ from lagwise.kernels.base import LagKernel, joined_sides
 from lagwise.kernels.network import KernelNetwork
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.frequencies import inverse_of_parts
-from lagwise.ops.operators import exporting, in_graph
+from lagwise.ops.operation import exporting, in_graph
 from lagwise.tables import known
 
 INPUTS = ("cos", "omega")

@@ -69,7 +69,7 @@ class HyenaKernel(LagKernel):
             raise ValueError(f"shift must be a number of at least 0, got {shift}")
         self.span, self.bands, self.start, self.shift = span, check_integer("bands", bands), frequency, shift
         self.continuous = not shift  # shifted windows end abruptly
-        check_integer("layers", layers, least=0)
+        check_integer("layers", layers, min=0)
         self.first = _UndecayedLinear(1 + 2 * bands, check_integer("hidden", hidden))
         self.hidden = nn.ModuleList(_UndecayedLinear(hidden, hidden) for _ in range(layers))
         self.last = nn.Parameter(torch.empty(channels, hidden))

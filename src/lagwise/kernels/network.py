@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.fused import autocast_dtype
 from lagwise.ops.fused.network import narrow, normed_relu_layers
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph
 from lagwise.tables import known
 
 # The norm's epsilon, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared

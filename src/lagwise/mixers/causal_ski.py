@@ -14,14 +14,14 @@ from lagwise.kernels import LagKernel
 from lagwise.kernels.cached import cached
 from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
-from lagwise.ops.bilinear import traced
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.host import added, known_counts
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ring import ring_of, ring_product, ring_tokens, ring_write
 from lagwise.ops.ski import SAMPLED_LAGS, best_plan, prolong, restrict, ski_error, split_kernel
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz import direct_product
+from lagwise.ops.toeplitz import convolution
 from lagwise.ops.window import Window, extended, ordered, spaced
 
 _FIRST_NODES = 64
@@ -250,7 +250,7 @@ class CausalSKI:
         new = x.to(taps.short.dtype)
         past = ordered(state.tail, state.seen)
         past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
-        near = direct_product(torch.cat([past, new], 1), taps.short.t().flip(1), 0)[:, past.shape[1] :]
+        near = convolution(torch.cat([past, new], 1), taps.short.t().flip(1), 0, "direct")[:, past.shape[1] :]
         tail = extended(state.tail, new, state.seen)
         phase = state.seen % plan.spacing
         # Rows are shifted so that each starts where its current cell does: padding before a row's first token drops

@@ -22,7 +22,7 @@ from lagwise.ops.attention import (
     rotary_factors,
     rotate,
 )
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import per_document
 from lagwise.ops.shards import Shard, Span
 from lagwise.ops.window import Window, common, extended, latest, ordered, recent

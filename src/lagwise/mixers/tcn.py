@@ -43,8 +43,8 @@ class TCNMixer(Derived, Mixer):
     Options:
         kernel_size: taps K of a convolution.
         dilation: factor f by which the dilation grows from block to block.
-        depth: number D of blocks. The stack sees `receptive_field` tokens (by default 485); `covering_shapes` lists
-            stacks for a length, and ``lagwise bench tcn`` times them.
+        depth: number D of blocks. The stack sees `receptive_field` tokens (by default 485); ``lagwise bench tcn``
+            times stacks that cover a length.
         convolutions: number B of convolutions per block, each with its activation.
         activation: ``silu``, ``gelu``, ``gelu_tanh``, ``relu``, ``tanh`` or ``none``.
         norm: ``rms`` over the channels before each convolution, or ``none``.

@@ -28,10 +28,9 @@ from lagwise.ops.streaming import (
     OnlineTaps,
     WindowState,
     due_step,
-    ring_prefill,
 )
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz import fast_length, gated_product, spectral_product
+from lagwise.ops.toeplitz import dilated_prefill, fast_length, gated_product, spectral_product
 from lagwise.tables import build, known
 
 
@@ -66,7 +65,8 @@ class Exact:
                 return from_first_token(lambda x, _: mixer.product(x), x, layout.mask), None  # padding does not count
             return mixer.product(x), None
         if isinstance(state, WindowState):
-            return ring_prefill(x, state, mixer.derived().taps)
+            y, ring = dilated_prefill(x, mixer.derived().taps, 1, *state)
+            return y, WindowState(ring, state.seen + x.shape[1])
         kernel.check_length(state.seen + x.shape[1])
         y, state = online_prefill(x, state)
         return y.to(x.dtype), state

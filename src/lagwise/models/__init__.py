@@ -7,24 +7,25 @@ from lagwise._lazy import lazy_package
 if TYPE_CHECKING:
     from lagwise.models.cache import StreamingCache
     from lagwise.models.causal_lm import LagwiseForCausalLM
-    from lagwise.models.classification import LagwiseForSequenceClassification
+    from lagwise.models.classification import (
+        LagwiseForImageClassification,
+        LagwiseForSequenceClassification,
+        LagwiseForTokenClassification,
+    )
     from lagwise.models.configuration import LagwiseConfig
     from lagwise.models.conversion import recurrent_form
     from lagwise.models.generation import generate_text
-    from lagwise.models.image_classification import LagwiseForImageClassification
+    from lagwise.models.heads import LagwiseForMaskedLM
     from lagwise.models.linear.configuration import LagwiseLinearConfig
     from lagwise.models.linear.modeling import (
         LagwiseLinearForImageClassification,
         LagwiseLinearForSequenceClassification,
     )
     from lagwise.models.loading import load_model
-    from lagwise.models.masked_lm import LagwiseForMaskedLM
     from lagwise.models.modeling import LagwiseModel
     from lagwise.models.prediction import LagwiseForPrediction
     from lagwise.models.session import StreamingSession
     from lagwise.models.signal_regression import LagwiseForSignalRegression
-    from lagwise.models.streaming_classifier import StreamingClassifier
-    from lagwise.models.streaming_regressor import StreamingRegressor
-    from lagwise.models.token_classification import LagwiseForTokenClassification
+    from lagwise.models.signal_stream import StreamingClassifier, StreamingRegressor
 
 __all__, __getattr__, __dir__ = lazy_package(__name__)

@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lagwise.mixers.state import join_states, select_rows
-from lagwise.ops.bilinear import traced
-from lagwise.ops.operators import exporting
+from lagwise.ops.operation import exporting, traced
 
 
 class StateLayer(CacheLayerMixin):
@@ -64,10 +63,6 @@ class StateLayer(CacheLayerMixin):
         return -1
 
     get_max_cache_shape = get_max_length  # the name before transformers 5.10
-
-    def reset(self) -> None:
-        self.stop = None
-        self.state, self.seen, self.is_initialized = None, 0, False
 
 
 class StreamingCache(Cache):
@@ -144,7 +139,9 @@ class StreamingCache(Cache):
         for cache in caches:
             cache.require_no_right_padding()
         joined = StreamingCache(len(first.layers))
-        if not _join_streams(caches, joined):
+        # compiled code that holds one of the caches may take the others' rows
+        at = next((i for i, cache in enumerate(caches) if cache.stream is not None), None)
+        if at is None or not caches[at].stream.join(caches[:at], caches[at + 1 :], joined):
             for layer, *parts in zip(joined.layers, *(cache.layers for cache in caches), strict=True):
                 layer.state = join_states([part.state for part in parts])  # type: ignore[attr-defined]
         for layer in joined.layers:
@@ -248,10 +245,7 @@ class StreamingCache(Cache):
         return positions.clamp(min=0)
 
     def reset(self) -> None:
-        self.carry_on(None)
-        super().reset()
-        self.real = self.recent = self.began = self.right_padded = self.rows = None
-        self.model = self.behind = self.past = None
+        vars(self).update(vars(StreamingCache(len(self.layers))))
 
     def reorder_cache(self, beam_idx: Any) -> None:
         self.batch_select_indices(beam_idx)
@@ -266,19 +260,13 @@ class StreamingCache(Cache):
             for layer in self.layers:
                 layer.select_rows(indices)  # type: ignore[attr-defined]
         self.rows = None if self.rows is None else len(indices)
-        for name in ("real", "recent", "began", "right_padded", "behind"):
+        for name in _OF_ROWS:
             setattr(self, name, select_rows(getattr(self, name), indices))
         if self.behind is not None:
             surplus = int(self.behind.min())  # not 0 if the longest row was removed
             self.behind = self.behind - surplus
             for layer in self.layers:
                 layer.seen -= surplus  # type: ignore[attr-defined]
-
-
-def _join_streams(caches: Sequence[StreamingCache], joined: StreamingCache) -> bool:
-    """Join caches in compiled code if one of them is held there. Returns whether that was possible."""
-    number = next((n for n, cache in enumerate(caches) if cache.stream is not None), None)
-    return number is not None and caches[number].stream.join(caches[:number], caches[number + 1 :], joined)
 
 
 def _flatten(cache: StreamingCache) -> tuple[list[Any], None]:
@@ -311,7 +299,8 @@ def _refuse_context(context: None = None) -> Any:
     )
 
 
-_KNOWN = ("real", "recent", "began", "right_padded", "rows", "model", "behind")  # attributes of rows, for pytrees
+_OF_ROWS = ("real", "recent", "began", "right_padded", "behind")  # tensors with an entry for each row
+_KNOWN = (*_OF_ROWS, "rows", "model")
 pytree.register_pytree_node(
     StreamingCache,
     _flatten,

@@ -110,12 +110,6 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             logits = self(input_ids, cache=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits
 
-    def _stepped(self, inputs: dict[str, Any]) -> Tensor | None:
-        """Logits by the compiled step for these arguments of `forward`; None if there is no such step."""
-        ids = inputs["input_ids"]
-        step = None if ids is None or not self._steps else self._compiled(len(ids))
-        return None if step is None else step.answer(self, inputs)
-
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
@@ -137,8 +131,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
                 f"cache_implementation={name!r} is not supported: a lagwise model generates with a StreamingCache; "
                 "leave it out, and call model.compile_step() first for compiled code of fixed shapes"
             )
-        if (given := either(cache, past_key_values)) is not None:
-            kwargs[CACHE] = given
+        if (cache := either(cache, past_key_values)) is not None:
+            kwargs[CACHE] = cache
         parent: Any = super()
         return parent.generate(inputs, generation_config, *args, **kwargs)
 
@@ -228,21 +222,14 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         **kwargs: Any,
     ) -> CausalLMOutput:
         cache = either(cache, past_key_values)
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "inputs_embeds": inputs_embeds,
-            "cache": cache,
-            "use_cache": use_cache,
-            "seq_idx": seq_idx,
-            "cu_seqlens": cu_seqlens,
-            "position_ids": position_ids,
-            **kwargs,
-        }
-        logits = self._stepped({**inputs, "labels": labels, "logits_to_keep": logits_to_keep})
-        if logits is not None:
-            return CausalLMOutput(logits=logits, **{CACHE: cache})
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        inputs |= {"inputs_embeds": inputs_embeds, "cache": cache, "use_cache": use_cache}
+        inputs |= {"seq_idx": seq_idx, "cu_seqlens": cu_seqlens, "position_ids": position_ids, **kwargs}
+        step = None if input_ids is None or not self._steps else self._compiled(len(input_ids))
+        if step is not None:
+            logits = step.answer(self, {**inputs, "labels": labels, "logits_to_keep": logits_to_keep})
+            if logits is not None:
+                return CausalLMOutput(logits=logits, **{CACHE: cache})
         complete = use_cache is None and labels is not None  # a loss is computed over whole sequences
         out = self.read(**inputs) if complete else self.model(**inputs, return_dict=True)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

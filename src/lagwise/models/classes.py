@@ -17,12 +17,12 @@ CLASSES = {
     "LagwiseConfig": ModelClass("configuration", "AutoConfig"),
     "LagwiseModel": ModelClass("modeling", "AutoModel"),
     "LagwiseForCausalLM": ModelClass("causal_lm", "AutoModelForCausalLM"),
-    "LagwiseForImageClassification": ModelClass("image_classification", "AutoModelForImageClassification"),
-    "LagwiseForMaskedLM": ModelClass("masked_lm", "AutoModelForMaskedLM"),
+    "LagwiseForImageClassification": ModelClass("classification", "AutoModelForImageClassification"),
+    "LagwiseForMaskedLM": ModelClass("heads", "AutoModelForMaskedLM"),
     "LagwiseForPrediction": ModelClass("prediction", "AutoModelForTimeSeriesPrediction"),
     "LagwiseForSequenceClassification": ModelClass("classification", "AutoModelForSequenceClassification"),
     "LagwiseForSignalRegression": ModelClass("signal_regression", "AutoModelForTextToWaveform"),
-    "LagwiseForTokenClassification": ModelClass("token_classification", "AutoModelForTokenClassification"),
+    "LagwiseForTokenClassification": ModelClass("classification", "AutoModelForTokenClassification"),
 }
 #: The same for the linear models that `LagwiseLinearConfig` describes.
 LINEAR_CLASSES = {

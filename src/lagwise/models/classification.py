@@ -1,19 +1,21 @@
-"""Classification and regression of whole sequences."""
+"""Classification: of sequences, which may also be regressed, of tokens, and of images."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers.modeling_outputs import SequenceClassifierOutput
+from torch import Tensor, nn
+from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput, TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from lagwise.models.configuration import PAIRS, LagwiseConfig
+from lagwise.models.heads import Head
 from lagwise.models.modeling import LagwiseModelOutput
 from lagwise.models.pooling import pool, pool_pairs
 from lagwise.models.wide import WideHead
-from lagwise.ops.operators import exporting
+from lagwise.ops.operation import exporting, traced
+from lagwise.tables import check_integer
 
 
 class LagwiseForSequenceClassification(WideHead):
@@ -99,3 +101,97 @@ class LagwiseForSequenceClassification(WideHead):
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+class LagwiseForTokenClassification(Head):
+    """Classifies every position of a sequence: tokens of a text, or steps of a series.
+
+    Bidirectional if ``config.causal`` is false; a causal model classifies a series as it arrives. Takes the inputs of
+    `LagwiseModel`, and labels ``(batch, length)`` for the loss, -100 at positions that do not count. Logits are
+    ``(batch, length, config.num_labels)``.
+
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3)
+    >>> LagwiseForTokenClassification(config)(torch.tensor([list(b"good")])).logits.shape
+    torch.Size([1, 4, 3])
+    """
+
+    def __init__(self, config: LagwiseConfig):
+        super().__init__(config)
+        self.num_labels = check_integer("num_labels", config.num_labels)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        input_values: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, input_values, pixel_values
+        out = self.read(*inputs, seq_idx=seq_idx, position_ids=position_ids, **kwargs)
+        logits = self.classifier(self.dropout(out.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, config=self.config, num_items_in_batch=num_items_in_batch
+            )
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)
+
+
+class LagwiseForImageClassification(WideHead):
+    """Classifies an image from the pooled hidden states of its patches (TNN §4.2, table 6).
+
+    Takes pixel_values ``(batch, channels, height, width)`` with sides that are multiples of the patch, and labels
+    ``(batch,)`` for the loss; logits are ``(batch, config.num_labels)``. Kernels along the sides extrapolate, so
+    images may have other sizes than in training. There is no class token, because it would not fit into a grid:
+    pooling is the mean over patches unless ``config.pooling`` says otherwise.
+
+    With ``config.wide`` a linear map of how much an image's patches are like those of others adds to the logits
+    (`Wide`, `WideHead.answer`). ValueError for padding.
+
+    ValueError for a configuration whose inputs are not ``patches``, or whose pooling is for pairs of texts.
+
+    >>> inputs = {"name": "patches", "channels": 3, "size": 4}
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=10, inputs=inputs, causal=False)
+    >>> LagwiseForImageClassification(config)(torch.randn(2, 3, 32, 32)).logits.shape
+    torch.Size([2, 10])
+    """
+
+    main_input_name = "pixel_values"
+    accepts_loss_kwargs = False  # the loss is a mean over the rows of a micro-batch: the Trainer averages these
+
+    def __init__(self, config: LagwiseConfig):
+        if config.input_name != "patches":
+            raise ValueError(f"a classifier of images reads patches, got inputs={config.inputs!r}")
+        if config.pooling in PAIRS:
+            raise ValueError(f"pooling {config.pooling!r} is for pairs of texts, not for images")
+        super().__init__(config)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> ImageClassifierOutput:
+        out = self.read(pixel_values=pixel_values, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        pooled = pool(out.last_hidden_state, self.config.pooling, mask=attention_mask)
+        if self.wide is not None and attention_mask is not None and not traced() and not attention_mask.all():
+            raise ValueError("a wide part reads whole images, got an attention_mask with padding")
+        logits = self.answer(pooled, self.beside(pixel_values, pooled))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return ImageClassifierOutput(loss=loss, logits=logits, hidden_states=out.hidden_states)

@@ -19,9 +19,8 @@ from lagwise.compiler import find_cxx, processor
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.in_place import InPlace, InPlaceStep, Run
 from lagwise.models.sources import source_digests
-from lagwise.models.step import StreamingStep
+from lagwise.models.step import InPlace, InPlaceStep, Run, StreamingStep
 
 _FILE = "step.pt2"
 # Weights are passed at run time, so that the code remains valid when the model is trained further; without
@@ -36,18 +35,18 @@ _EXAMPLE_ROWS = 4  # batch size of example inputs for code with a dynamic batch 
 
 
 class CompiledStep(InPlaceStep):
-    """A language model's `StreamingStep`, compiled by AOTInductor and loaded from the cache folder.
+    """The step as code that AOTInductor compiled, loaded from the cache folder.
 
     Args:
         model: The language model.
         batch_size: Batch size of the code, or None for any.
-        digest: Digest that names the folder (see `described`).
         step: The model's step.
+        key: Name of the folder (`_key`).
     """
 
-    def __init__(self, model: VocabularyHead, batch_size: int | None, digest: str, step: StreamingStep):
-        self.digest = digest
-        file = _folder(digest) / _FILE
+    def __init__(self, model: VocabularyHead, batch_size: int | None, step: StreamingStep, key: str):
+        self.key = key
+        file = _folder(key) / _FILE
         require_private(file, default_cache().resolve())
         # As in `torch._inductor.aoti_load_package`, without importing the compiler.
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
@@ -55,27 +54,21 @@ class CompiledStep(InPlaceStep):
 
     def runner(self, state: list[Tensor]) -> Run:
         """The compiled code on these tensors."""
+        return lambda tokens: self._loader.run([tokens, *state])[0]
 
-        def run(tokens: Tensor) -> Tensor:
-            (logits,) = self._loader.run([tokens, *state])
-            return logits
-
-        return run
-
-    def renewed(self, model: VocabularyHead) -> StreamingStep | None:
-        """The step with the present weights; None, with a warning, if the code is of another configuration."""
-        digest, step = described(model, self.batch_size)
-        if digest == self.digest:
-            return step
+    def fits(self, model: VocabularyHead, step: StreamingStep) -> bool:
+        """Whether the code is of this configuration; a warning says so if it is not."""
+        if _key(model, self.batch_size, step) == self.key:
+            return True
         warnings.warn("the compiled step is not used: the model has changed; call compile_step again", stacklevel=5)
-        return None
+        return False
 
     def use(self, model: VocabularyHead, step: StreamingStep) -> None:
         """Let the code read a step's weights."""
         super().use(model, step)
-        given = _constants(InPlace(step, []))
+        weights = _constants(InPlace(step))
         # User-managed constants: the code reads the model's own tensors, and this object keeps the others alive.
-        self._constants = {name: given[name] for name in self._loader.get_constant_fqns()}
+        self._constants = {name: weights[name] for name in self._loader.get_constant_fqns()}
         self._loader.load_constants(self._constants, False, True, True)
 
 
@@ -88,45 +81,39 @@ def compiled_step(
 ) -> CompiledStep | None:
     """Load a model's compiled step from the cache folder, or compile it.
 
-    The folder is named by a digest of everything that the code depends on, except the values of weights.
-
     Args:
-        model: The language model.
+        model: The language model, on the CPU.
         batch_size: Batch size, or None for any.
         cached: Return None if the step is not in the cache folder.
         report: Called with a line of text before and after compilation.
 
     Raises:
-        ValueError: If the model is not on the CPU, if its state grows with the text, or if a class of it has no source
-            file.
+        ValueError: If the model's state grows with the text, or if a class of it has no source file.
         FileNotFoundError: If there is no C++ compiler.
         RuntimeError: If compilation fails.
     """
-    digest, step = described(model, batch_size)
-    folder = _folder(digest)
-    if cached and not folder.is_dir():
+    step = StreamingStep(model, online=True)
+    key = _key(model, batch_size, step)
+    if cached and not _folder(key).is_dir():
         return None
-    cached_folder(folder, lambda made: _compile(step, batch_size, made / _FILE, report))
-    return CompiledStep(model, batch_size, digest, step)
+    cached_folder(_folder(key), lambda folder: _compile(step, batch_size, folder / _FILE, report))
+    return CompiledStep(model, batch_size, step, key)
 
 
 @torch.no_grad()
-def described(model: VocabularyHead, batch_size: int | None) -> tuple[str, StreamingStep]:
-    """Digest of everything that the compiled code depends on, and the step."""
-    if model.device.type != "cpu":
-        raise ValueError(f"only models on the CPU can be compiled, got one on {model.device}")
-    step = StreamingStep(model, online=True)
+def _key(model: VocabularyHead, batch_size: int | None, step: StreamingStep) -> str:
+    """Digest of everything that the compiled code depends on, except the values of weights."""
     tensors = {**_constants(step), **step.start(batch_size or _EXAMPLE_ROWS)}
-    made_of = {
+    depends_on = {
         "config": {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")},
         "tensors": {name: [str(t.dtype), list(t.shape), list(t.stride())] for name, t in tensors.items()},
         "batch": batch_size,
         "options": _OPTIONS,
-        "sources": source_digests(InPlace(step, [])),
+        "sources": source_digests(InPlace(step)),
         "versions": [torch.__version__, str(find_cxx())],
         "processor": processor(),
     }
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:32], step
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _compile(
@@ -150,10 +137,11 @@ def _compile(
     with torch.no_grad(), warnings.catch_warnings(), oblivious:
         warnings.simplefilter("ignore")
         try:
-            program = torch.export.export(InPlace(step, list(state)), example, strict=False, dynamic_shapes=shapes)
+            program = torch.export.export(InPlace(step), example, strict=False, dynamic_shapes=shapes)
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(_OPTIONS))
         except Exception as error:
-            own = {type(part).__name__ for part in step.modules() if isinstance(part, Mixer) and not _ours(part)}
+            mixers = {type(part) for part in step.modules() if isinstance(part, Mixer)}
+            own = {each.__name__ for each in mixers if each.__module__.partition(".")[0] != "lagwise"}
             whose = f" (with {', '.join(sorted(own))} of another package)" if own else ""
             raise RuntimeError(f"the model's step could not be compiled{whose}: {one_line(error, 500)}") from error
     seconds = time.monotonic() - began
@@ -161,12 +149,8 @@ def _compile(
     return {"seconds": seconds}
 
 
-def _ours(part: nn.Module) -> bool:
-    return type(part).__module__.partition(".")[0] == "lagwise"
-
-
-def _folder(digest: str) -> Path:
-    return default_cache().resolve() / "steps" / digest
+def _folder(key: str) -> Path:
+    return default_cache().resolve() / "steps" / key
 
 
 def _constants(module: nn.Module) -> dict[str, Tensor]:

@@ -12,8 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from lagwise.models.cache_name import NAMES
 from lagwise.models.classes import CLASSES, ModelClass
 from lagwise.models.remote_code import SavedWithCode, auto_map
-from lagwise.schema import typed
-from lagwise.tables import LARGEST_OPTION, check_integer, known, shown
+from lagwise.tables import LARGEST_OPTION, check_integer, known, shown, typed
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
 MAX_LAYERS = 10_000
@@ -135,12 +134,12 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if "num_labels" in kwargs:  # transformers creates a name for each
-            check_integer("num_labels", typed(int, kwargs["num_labels"], "num_labels", most=LARGEST_OPTION))
+            check_integer("num_labels", typed(int, kwargs["num_labels"], "num_labels", max=LARGEST_OPTION))
         super().__post_init__(**kwargs)
         for name, kind in field_types().items():
             sizes = name in ("vocab_size", "hidden_size", "type_vocab_size", "classifier_hidden_size", "ngram_buckets")
-            most = MAX_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
-            setattr(self, name, typed(kind, getattr(self, name), name, most=most))
+            largest = MAX_LAYERS if name == "num_hidden_layers" else LARGEST_OPTION if sizes else 2**63 - 1
+            setattr(self, name, typed(kind, getattr(self, name), name, max=largest))
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "ngram_buckets"):
             check_integer(name, getattr(self, name))
         if self.max_position_embeddings is None:
@@ -161,7 +160,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a number in [0, 1), got {getattr(self, name)!r}")
         for name in ("type_vocab_size", "classifier_hidden_size"):
-            check_integer(name, getattr(self, name), least=0)
+            check_integer(name, getattr(self, name), min=0)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if (token := getattr(self, name)) is not None and not 0 <= token < self.vocab_size:
                 raise ValueError(f"{name} must be in [0, vocab_size = {self.vocab_size}), got {token}")

@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.in_place import InPlace, InPlaceStep, Run
-from lagwise.models.step import StreamingStep
+from lagwise.models.step import InPlace, InPlaceStep, Run, StreamingStep
 from lagwise.ops.host import host_knows
 
 _WARMUP = 2  # runs before a capture, in which kernels are compiled, and workspaces and tables are allocated
@@ -21,43 +20,37 @@ _CAPTURE = 4  # time of a capture in tokens
 
 
 class GraphStep(InPlaceStep):
-    """A language model's `StreamingStep` on a CUDA device, captured for every stream on that stream's own state.
+    """The step on a CUDA device, captured for every stream on that stream's own state.
 
-    A capture takes as long as a few tokens. A graph reads and writes the addresses of its capture: of the stream's
-    token and state, which are allocated once for a stream, and of the weights, which must not change while it runs.
-
-    Args:
-        model: The language model.
-        batch_size: Rows of the batch, or None for any number. The graph is then captured once the rows have stayed the
-            same for as many tokens as a capture takes, so that rows that come and go cost at most that much again.
-        step: The model's step.
+    A graph reads and writes the addresses of its capture: of the stream's token and state, which are allocated once for
+    a stream, and of the weights, which must not change while it runs. For any number of rows, the graph is captured
+    once the rows have stayed the same for as many tokens as a capture takes, so that rows that come and go cost at most
+    that much again.
     """
 
     refused = False  #: whether a capture has failed
 
     def runner(self, state: list[Tensor]) -> Run:
         """The step on these tensors, as a graph at once or later."""
-        step = InPlace(self.step, list(self.step.start(1)))
         if self.batch_size is not None:
-            return self._captured(step, state)
-        graph: Run | None = None
-        before = _CAPTURE
+            return self._captured(state)
+        run, before = super().runner(state), _CAPTURE
 
-        def run(tokens: Tensor) -> Tensor:
-            nonlocal graph, before
-            if graph is None and before == 0 and not self.refused:
-                graph = self._captured(step, state)
-            before = max(before - 1, 0)
-            return step(tokens, *state) if graph is None else graph(tokens)
+        def run_or_capture(tokens: Tensor) -> Tensor:
+            nonlocal run, before
+            if before == 0 and not self.refused:
+                run = self._captured(state)
+            before -= 1
+            return run(tokens)
 
-        return run
+        return run_or_capture
 
-    def _captured(self, step: InPlace, state: list[Tensor]) -> Run:
+    def _captured(self, state: list[Tensor]) -> Run:
         """The step as a graph on these tensors, which the capture leaves as they are."""
+        step, outside = InPlace(self.step), _Outside()
         with torch.inference_mode(False), torch.no_grad():  # the tensors outlive the present inference mode
             token = torch.zeros(len(state[0]), dtype=torch.long, device=self.device)
             copies = [tensor.clone() for tensor in state]
-            outside = _Outside()
 
             def warm() -> None:
                 with outside:
@@ -68,7 +61,7 @@ class GraphStep(InPlaceStep):
             except RuntimeError as error:  # for example if an operation of a user's mixer waits for a value
                 self.refused, reason = True, str(error).partition("\n")[0]
                 warnings.warn(f"the step runs without a CUDA graph, which cannot be captured: {reason}", stacklevel=2)
-                return lambda tokens: step(tokens, *state)
+                return super().runner(state)
 
         def run(tokens: Tensor) -> Tensor:
             token.copy_(tokens)
@@ -78,10 +71,6 @@ class GraphStep(InPlaceStep):
         # keep tensors that the graph reads but the step does not own, such as cached tables
         vars(run)["reads"] = outside.tensors
         return run
-
-    def renewed(self, model: VocabularyHead) -> StreamingStep | None:
-        """The step with the present weights."""
-        return StreamingStep(model, online=True)
 
 
 def graph_step(model: VocabularyHead, batch_size: int | None) -> GraphStep:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lagwise.models.inputs import check_vocabulary
 from lagwise.models.linear.scaling import standardised
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import traced, transformed
+from lagwise.ops.operation import traced, transformed
 from lagwise.tables import check_integer
 
 _ROUNDING = 1e-6  # standard deviation, relative to the mean, that is rounding error

@@ -17,9 +17,8 @@ from lagwise.extras import require
 from lagwise.files import one_line
 from lagwise.mixers.derived import frozen
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.classification import LagwiseForSequenceClassification
+from lagwise.models.classification import LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.models.embeddings import INPUTS
-from lagwise.models.image_classification import LagwiseForImageClassification
 from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.modeling import LagwiseModel
 from lagwise.models.prediction import LagwiseForPrediction
@@ -66,14 +65,15 @@ def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
     example = (torch.zeros(1, dtype=torch.long, device="cpu"), state)
     inputs, outputs = ["token", *(f"past.{name}" for name in state)], ["logits", *(f"present.{name}" for name in state)]
     write_program(torch.export.export(step, example, strict=False), path, inputs, outputs)
-    run = (onnx_step if path.suffix == ".onnx" else _pt2_step)(path, state)
+    run = load_step(path, state)
     layers = list(state.values())[: len(state) - len(step.token_attributes)]
     longest = max((tensor.shape[1] for tensor in layers if tensor.dim() > 1), default=0)
     ids = _random_ids(model, min(longest + _BEYOND, _MAX_TOKENS))
-    found = torch.cat([run(token) for token in ids[0].split(1)])
+    logits = torch.cat([run(token) for token in ids[0].split(1)])
+    difference = _difference(logits, model(ids, use_cache=False).logits[0])
     return {
         "states": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.items()},
-        **compared(path, found, model(ids, use_cache=False).logits[0]),
+        **_checked(path, ids.numel(), [difference], TOLERANCE),
     }
 
 
@@ -111,19 +111,22 @@ def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -
             f"the forward pass of this model cannot be exported with a dynamic length ({one_line(error, 200)}){hint}"
         ) from error
     write_program(program, path, list(inputs), outputs)
-    run = load_function(path)
-    figures: list[dict[str, Any]] = []
+    run, tokens, differences = load_function(path), 0, list[float]()
     for rows, length in _FORWARD_SIZES:
-        given = _example(model, rows, length, sides)
+        inputs = _example(model, rows, length, sides)
         try:
-            found = run(*given.values())
+            results = run(*inputs.values())
         except Exception as error:  # from another library, or from a guard
             path.unlink()
             raise ValueError(
                 f"the exported file fails for {rows} rows of length {length} ({one_line(error, 200)}); it was removed"
             ) from error
-        figures.append(_compared_rows(model, path, given, found, _called(model, given)))
-    return {"inputs": list(inputs), "outputs": outputs, **together(figures)}
+        expected = [value for value in _called(model, inputs).values() if isinstance(value, Tensor)]
+        tokens += next(iter(inputs.values())).numel()
+        mask = None if isinstance(model, _OF_ROWS) else inputs.get("attention_mask")
+        differences += [_difference(*pair, mask) for pair in zip(results, expected, strict=True)]
+    tolerance = LINEAR_TOLERANCE if isinstance(model, LinearModel) else TOLERANCE
+    return {"inputs": list(inputs), "outputs": outputs, **_checked(path, tokens, differences, tolerance)}
 
 
 class _Forward(nn.Module):
@@ -133,8 +136,8 @@ class _Forward(nn.Module):
         super().__init__()
         self.model, self.inputs, self.outputs = frozen(model), inputs, outputs
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        inputs = dict(zip(self.inputs, given, strict=True))
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        inputs = dict(zip(self.inputs, tensors, strict=True))
         if "input_values" in inputs:  # tell the graph how many samples a step has
             x, steps = inputs["input_values"], inputs["attention_mask"].shape[1]
             stride = _options(self.model).get("stride", 1)
@@ -154,12 +157,12 @@ def write_program(program: torch.export.ExportedProgram, path: Path, inputs: lis
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")
         try:
-            made = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
+            onnx = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
         except Exception as error:  # torch.onnx raises many types
             cause = one_line(error.__cause__ or error, 200)
             raise ValueError(f"this model cannot be exported to ONNX ({cause}); try `format`='pt2'") from error
-    assert made is not None
-    made.save(path)
+    assert onnx is not None
+    onnx.save(path)
 
 
 @contextmanager
@@ -174,47 +177,35 @@ def _quiet(name: str) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _onnx_session(path: Path) -> Any:
+def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
+    """Load an exported graph as a function of its inputs, in their order."""
+    if path.suffix != ".onnx":
+        return torch.export.load(path).module()
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def onnx_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-    """Load an exported ONNX step, as a function from a token to logits that keeps the state."""
-    session = _onnx_session(path)
-    values = {f"past.{name}": tensor.numpy() for name, tensor in state.items()}
-
-    def run(token: Tensor) -> Tensor:
-        logits, *after = session.run(None, {"token": token.numpy(), **values})
-        values.update(zip(values, after, strict=True))
-        return torch.from_numpy(logits)
-
-    return run
-
-
-def _pt2_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-    module = torch.export.load(path).module()
-    held = [state]
-
-    def run(token: Tensor) -> Tensor:
-        logits, held[0] = module(token, held[0])
-        return logits
-
-    return run
-
-
-def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
-    """Load an exported forward pass as a function of its inputs, in their order."""
-    if path.suffix != ".onnx":
-        return torch.export.load(path).module()
-    session = _onnx_session(path)
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
-    def run(*given: Tensor) -> list[Tensor]:
-        values = {name: x.numpy() for name, x in zip(names, given, strict=True)}
+    def run(*inputs: Tensor) -> list[Tensor]:
+        values = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
         return [torch.from_numpy(each) for each in session.run(None, values)]
+
+    return run
+
+
+def load_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    """Load an exported step, as a function from a token to logits that keeps the state."""
+    function = load_function(path)
+
+    def run(token: Tensor) -> Tensor:
+        nonlocal state
+        if path.suffix != ".onnx":
+            logits, state = function(token, state)
+            return logits
+        logits, *after = function(token, *state.values())
+        state = dict(zip(state, after, strict=True))
+        return logits
 
     return run
 
@@ -233,24 +224,24 @@ def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) ->
         x = torch.randn(rows, length * model.patch, 1 + rows, generator=random, device="cpu")
         return {"past_values": x.masked_fill(x > 1.5, float("nan"))}
     if name == "input_ids":
-        found = {name: _random_ids(model, length, rows)}
+        inputs_by_name = {name: _random_ids(model, length, rows)}
     else:
         size = length * inputs.get("stride", 1), inputs.get("features", 1)
         x = torch.randn(rows, *size, generator=random, device="cpu")
         if inputs.get("time") is not None:
             x[..., 0] = inputs["time"] * x[..., 0].abs()
-        found = {name: x}
+        inputs_by_name = {name: x}
     if isinstance(model, LagwiseForCausalLM):
-        return found
+        return inputs_by_name
     lengths = torch.randint(1 + pairs, length + 1, (rows, 1), generator=random, device="cpu")
     lengths[0] = length
     position = torch.arange(length, device="cpu").expand(rows, -1)
     if rows > 2:
         position = torch.cat([position[:-1], position[-1:] - length + lengths[-1:]])
-    found["attention_mask"] = ((position >= 0) & (position < lengths)).long()
+    inputs_by_name["attention_mask"] = ((position >= 0) & (position < lengths)).long()
     if pairs or getattr(model.config, "type_vocab_size", 0):
-        found["token_type_ids"] = (position >= lengths // 2).long()
-    return found
+        inputs_by_name["token_type_ids"] = (position >= lengths // 2).long()
+    return inputs_by_name
 
 
 def _options(model: Any) -> Mapping[str, Any]:
@@ -281,20 +272,6 @@ def _called(model: Any, inputs: Mapping[str, Tensor]) -> Any:
     return model(**inputs, **({"use_cache": False} if streams else {}))
 
 
-def _compared_rows(
-    model: Any, path: Path, inputs: Mapping[str, Tensor], found: Sequence[Tensor], expected: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Call `compared` for all outputs of a model; outputs for each token only at real tokens."""
-    mask, figures = inputs.get("attention_mask"), []
-    for made, own in zip(found, (value for value in expected.values() if isinstance(value, Tensor)), strict=True):
-        if mask is not None and not isinstance(model, _OF_ROWS):
-            real = mask.bool().repeat_interleave(own.shape[1] // mask.shape[1], 1)
-            made, own = made[real], own[real]
-        tolerance = LINEAR_TOLERANCE if isinstance(model, LinearModel) else TOLERANCE
-        figures.append(compared(path, made, own, tolerance))
-    return {**together(figures), "checked_tokens": next(iter(inputs.values())).numel()}
-
-
 def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:
     """Random ids in which every second stretch repeats the one before it, so that matches occur."""
     generator = torch.Generator().manual_seed(0)
@@ -304,25 +281,25 @@ def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tenso
     return ids[:, position - _STRETCH * (position // _STRETCH % 2)]
 
 
-def compared(path: Path, found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> dict[str, Any]:
-    """Compare logits of a file with the model's. For a larger difference, remove the file and raise ValueError."""
+def _difference(ours: Tensor, expected: Tensor, mask: Tensor | None = None) -> float:
+    """The largest difference of an output from the model's, relative to the largest number; at real tokens only."""
+    if mask is not None:
+        real = mask.bool().repeat_interleave(expected.shape[1] // mask.shape[1], 1)
+        ours, expected = ours[real], expected[real]
     largest = expected.abs().max()  # 0 where a linear model without a bias finds none of its features
-    difference = float((found - expected).abs().max() / torch.where(largest > 0, largest, 1))
-    if not difference <= tolerance:
+    return float((ours - expected).abs().max() / torch.where(largest > 0, largest, 1))
+
+
+def _checked(path: Path, tokens: int, differences: Sequence[float], tolerance: float) -> dict[str, Any]:
+    """Figures of a comparison. For a larger difference, remove the file and raise ValueError."""
+    wrong = [each for each in differences if not each <= tolerance]
+    if wrong:
         path.unlink()
         raise ValueError(
-            f"logits of the exported file differ from the model's by {difference:.1e} of the largest, more than "
+            f"logits of the exported file differ from the model's by {wrong[0]:.1e} of the largest, more than "
             f"{tolerance:g}; the file was removed"
         )
-    return {"checked_tokens": len(expected), "difference": difference}
-
-
-def together(figures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge several results of `compared`."""
-    return {
-        "checked_tokens": sum(each["checked_tokens"] for each in figures),
-        "difference": max(each["difference"] for each in figures),
-    }
+    return {"checked_tokens": tokens, "difference": max(differences)}
 
 
 EXPORTS: dict[str, Callable[..., dict[str, Any]]] = {

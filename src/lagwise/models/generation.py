@@ -140,10 +140,7 @@ def sampled(
         choose.append(TemperatureLogitsWarper(float(temperature)))
     if temperature > 0 and top_p < 1:
         choose.append(TopPLogitsWarper(float(top_p)))
-    ends, config = set(), model.generation_config
-    if config is not None and config.eos_token_id is not None:
-        ends.update([config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id)
-    cache, logits, ids = model.model.new_cache(), None, ids.to(model.device)
+    ends, cache, logits, ids = end_tokens(model), model.model.new_cache(), None, ids.to(model.device)
     for chunk in ids.split(PREFILL, dim=1):
         logits = model.next_logits(chunk, cache)
     for number in range(count):
@@ -163,6 +160,12 @@ def sampled(
             return
         if number + 1 < count:
             logits = model.next_logits(token, cache)
+
+
+def end_tokens(model: LagwiseForCausalLM) -> set[int]:
+    """The tokens after which a document ends, from the model's generation_config."""
+    ends = None if model.generation_config is None else model.generation_config.eos_token_id
+    return {*(ends if isinstance(ends, list) else [ends])} - {None}
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: bool = False) -> list[Tensor]:

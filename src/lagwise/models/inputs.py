@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 from lagwise.models.cache import StreamingCache, real_positions
 from lagwise.models.cache_name import CACHE
-from lagwise.ops.bilinear import traced
+from lagwise.ops import Layout
 from lagwise.ops.host import known_on_host, on_device, on_host
+from lagwise.ops.operation import traced
 from lagwise.ops.packing import document_starts, seq_idx_from_cu_seqlens
 
-# Arguments of a language model that have no effect on a streaming step.
-_OF_A_STEP = {"input_ids", "cache", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
-_OF_A_STEP |= {"position_ids", "cache_position"}
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 _SPLIT = (
@@ -87,26 +85,22 @@ def document_numbers(
     """
     if seq_idx is not None and cu_seqlens is not None:
         raise ValueError("give exactly one of seq_idx and cu_seqlens")
-    given = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
-    found = {} if seq_idx is None else {"seq_idx": seq_idx}
-    for name, boundaries in given.items():
+    named = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+    numbers = {} if seq_idx is None else {"seq_idx": seq_idx}
+    for name, boundaries in named.items():
         if boundaries is not None:
-            found[name] = _from_boundaries(name, boundaries, batch, length)
-    if not found:
+            if batch != 1:
+                raise ValueError(f"{name} is for a batch of one packed row, got {batch} rows; give seq_idx instead")
+            numbers[name] = seq_idx_from_cu_seqlens(boundaries.long(), length)
+    if not numbers:
         return _from_positions(position_ids, attention_mask)
-    (first, chosen), *others = found.items()
+    (first, chosen), *others = numbers.items()
     for name, other in others:
         if not torch.equal(document_starts(chosen).cpu(), document_starts(other).cpu()):
             raise ValueError(
                 f"{first} and {name} put the boundaries of documents in different places; give one of them"
             )
     return chosen
-
-
-def _from_boundaries(name: str, cu_seqlens: Tensor, batch: int, length: int) -> Tensor:
-    if batch != 1:
-        raise ValueError(f"{name} is for a batch of one packed row, got {batch} rows; give seq_idx instead")
-    return seq_idx_from_cu_seqlens(cu_seqlens.long(), length)
 
 
 def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
@@ -135,24 +129,19 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
         )
     if not packed:
         return None
-    return torch.nn.functional.pad(starts.long().cumsum(1), (1, 0))
+    return F.pad(starts.long().cumsum(1), (1, 0))
 
 
 def token_positions(
-    batch: int,
-    length: int,
-    mask: Tensor | None,
-    cache: StreamingCache | None,
-    seq_idx: Tensor | None,
-    device: torch.device,
+    batch: int, length: int, layout: Layout, cache: StreamingCache | None, device: torch.device
 ) -> Tensor:
     """Positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row."""
     if cache is not None:
-        return cache.positions(batch, length, mask, device)
-    positions = real_positions(batch, length, mask, device).clamp(min=0)
-    if seq_idx is None:
+        return cache.positions(batch, length, layout.mask, device)
+    positions = real_positions(batch, length, layout.mask, device).clamp(min=0)
+    if layout.seq_idx is None:
         return positions
-    return positions - torch.where(document_starts(seq_idx), positions, 0).cummax(dim=1).values
+    return positions - torch.where(document_starts(layout.seq_idx), positions, 0).cummax(dim=1).values
 
 
 def current_mask(attention_mask: Tensor, batch: int, length: int) -> Tensor:
@@ -215,9 +204,3 @@ def check_prompts(limit: int | None, generation_config: Any, model_kwargs: Mappi
             f"the cache holds {cache.seen} tokens already, and input and mask have {prompt}; give the whole text "
             "so far and at least one token more"
         )
-
-
-def surplus_argument(inputs: Mapping[str, Any]) -> str | None:
-    """The first of a model's arguments that is given and that a streaming step cannot honour; None if there is none."""
-    given = (name for name, value in inputs.items() if value is not None and value is not False)
-    return next((name for name in given if name not in _OF_A_STEP), None)

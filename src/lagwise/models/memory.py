@@ -63,8 +63,7 @@ def check_step_memory(
     are all needed. length: of a sequence, or the pixels of an image. float16: whether autocast is to it, which needs
     all logits."""
     if config.input_name == "patches":
-        side = patch_side(config)
-        length //= side**2
+        length //= patch_side(config) ** 2
     kept = 1 if checkpointing else 2  # a block's input, and the output of its norm
     all_logits = issubclass(model_class, GenerationMixin) and (float16 or not chunks_logits(config))
     logits = 2 * config.vocab_size if all_logits else 0
@@ -90,11 +89,8 @@ def check_images_memory(images: int, channels: int, height: int, width: int) -> 
 def _compare(needed: int, what: str, advice: str, available: float | None = None) -> None:
     available = available_memory() if available is None else available
     if needed > available:
-        raise ValueError(f"{what.format(_gigabytes(needed))}, of which there is {_gigabytes(available)}; {advice}")
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.1f} GB"
+        size = f"{needed / 1e9:,.1f} GB"
+        raise ValueError(f"{what.format(size)}, of which there is {available / 1e9:,.1f} GB; {advice}")
 
 
 @contextmanager

@@ -35,11 +35,9 @@ from lagwise.models.ngrams import ContextEmbedding, MatchEmbedding, NgramEmbeddi
 from lagwise.models.offload import OffloadProbe
 from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
-from lagwise.models.sharded import require_whole_layers
-from lagwise.models.shards import require_shards
+from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
-from lagwise.ops.bilinear import traced
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph, traced
 from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
@@ -188,21 +186,12 @@ class LagwiseModel(LagwisePreTrainedModel):
                 "inputs by_row needs a two-sided model (causal=False): the mean and the deviation of a row depend on "
                 "its later samples"
             )
-        self.embed_types = None
-        if config.type_vocab_size:
-            self.embed_types = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.embed_ngrams = None
-        if config.ngram_sizes:
-            sizes = config.ngram_sizes
-            self.embed_ngrams = NgramEmbedding(config.hidden_size, sizes=sizes, buckets=config.ngram_buckets)
-        self.embed_matches = None
-        if config.match_sizes:
-            sizes = config.match_sizes
-            self.embed_matches = MatchEmbedding(config.hidden_size, sizes=sizes, vocab_size=config.vocab_size)
-        self.embed_positions = None
-        if config.position_embedding == "learned":
-            assert config.length_limit is not None
-            self.embed_positions = nn.Embedding(config.length_limit, config.hidden_size)
+        size, ngrams, matches = config.hidden_size, config.ngram_sizes, config.match_sizes
+        positions = config.length_limit if config.position_embedding == "learned" else None
+        self.embed_types = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        self.embed_ngrams = NgramEmbedding(size, sizes=ngrams, buckets=config.ngram_buckets) if ngrams else None
+        self.embed_matches = MatchEmbedding(size, sizes=matches, vocab_size=config.vocab_size) if matches else None
+        self.embed_positions = None if positions is None else nn.Embedding(positions, size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         count = config.num_hidden_layers
         self.layers = nn.ModuleList(
@@ -280,10 +269,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         group = self._sequence_group
-        if group is not None and cache is None:
-            use_cache = False
         if group is not None:
             check_shard(cache, cu_seqlens, cu_seq_lens_q, cu_seq_lens_k, position_ids)
+            use_cache = False
         given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
         h, grid = self._embed(inputs_embeds, attention_mask, given)
         check_precision(self, h.device)
@@ -310,27 +298,25 @@ class LagwiseModel(LagwisePreTrainedModel):
         if token_type_ids is not None and self.embed_types is not None:
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
-        shard = None if group is None else Shard(group, batch, length, mask, seq_idx, h.device)
-        if shard is None:
-            self._check_length(batch, length, mask, cache, seq_idx)
-        else:
-            mask, seq_idx = (None if t is None else shard.own(t) for t in (shard.whole.mask, shard.whole.seq_idx))
-            self._check_length(batch, shard.length, shard.whole.mask, None, shard.whole.seq_idx)
+        shard, whole = None, Layout(mask, seq_idx)
+        if group is not None:
+            shard = Shard(group, batch, length, mask, seq_idx, h.device)
+            whole, length = shard.whole, shard.length
+            mask, seq_idx = (None if t is None else shard.own(t) for t in (whole.mask, whole.seq_idx))
+        self._check_length(batch, length, whole, cache)
         if cache is not None:
-            mask = self._begin(cache, batch, mask, seq_idx)
+            self._check_cache(cache, batch, seq_idx)
+            cache.stop()
+            cache.record()
+            mask = cache.note_padding(mask)
         layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
         h = self._with_positions(h, layout, cache)
         h = self._with_context(h, input_ids, layout, cache)
         h = self.dropout(self._with_types(h, token_type_ids))
         states = self._through_layers(h, layout, cache, every=bool(output_hidden_states))
-        named: dict[str, Any] = {CACHE: cache}
-        return LagwiseModelOutput(
-            last_hidden_state=states[-1],
-            hidden_states=tuple(states) if output_hidden_states else None,
-            seq_idx=seq_idx,
-            shard=shard,
-            **named,
-        )
+        hidden_states = tuple(states) if output_hidden_states else None
+        named: dict[str, Any] = {CACHE: cache, "hidden_states": hidden_states, "seq_idx": seq_idx, "shard": shard}
+        return LagwiseModelOutput(states[-1], **named)
 
     def _cache(
         self, given: StreamingCache | None, use_cache: bool | None, seq_idx: Tensor | None
@@ -343,13 +329,6 @@ class LagwiseModel(LagwisePreTrainedModel):
         if use_cache is None:  # packed rows are complete texts: nothing follows them
             use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
         return self.new_cache() if use_cache and self.config.causal else None
-
-    def _begin(self, cache: StreamingCache, batch: int, mask: Tensor | None, seq_idx: Tensor | None) -> Tensor | None:
-        """Check a cache, and prepare it for the layers. Returns the mask, None if it has no padding."""
-        self._check_cache(cache, batch, seq_idx)
-        cache.stop()
-        cache.record()
-        return cache.note_padding(mask)
 
     def _layers_are_compiled(self) -> bool:
         """Whether layers are called through `torch.compile`, so that a batch's number of real tokens would be new to
@@ -419,12 +398,9 @@ class LagwiseModel(LagwisePreTrainedModel):
         if self.config.position_embedding == "sinusoidal_2d":
             inputs = self.embed_tokens.weight[0].numel()
             return h + grid_sinusoids(layout, h, rms=self.config.initializer_range * inputs**0.5)
-        if (shard := layout.shard) is None:
-            positions = token_positions(h.shape[0], h.shape[1], layout.mask, cache, layout.seq_idx, h.device)
-        else:
-            whole = shard.whole
-            positions = token_positions(h.shape[0], shard.length, whole.mask, None, whole.seq_idx, h.device)
-            positions = shard.own(positions)
+        whole, length = (layout, h.shape[1]) if layout.shard is None else (layout.shard.whole, layout.shard.length)
+        positions = token_positions(h.shape[0], length, whole, cache, h.device)
+        positions = positions if layout.shard is None else layout.shard.own(positions)
         if self.embed_positions is not None:
             return h + self.embed_positions(positions)
         return h + sinusoids(positions, h.shape[2], h.dtype)
@@ -465,14 +441,12 @@ class LagwiseModel(LagwisePreTrainedModel):
         cache.require_continues(batch, self.number)
         cache.rows, cache.model = batch, self.number
 
-    def _check_length(
-        self, batch: int, length: int, mask: Tensor | None, cache: StreamingCache | None, seq_idx: Tensor | None
-    ) -> None:
+    def _check_length(self, batch: int, length: int, whole: Layout, cache: StreamingCache | None) -> None:
         limit = self.length_limit
         if limit is None or symbolic(length):
             return
         total = length + (0 if cache is None else cache.seen)
-        if seq_idx is not None:  # documents have individual lengths
-            total = int(token_positions(batch, length, mask, None, seq_idx, seq_idx.device).max()) + 1
+        if whole.seq_idx is not None:  # documents have individual lengths
+            total = int(token_positions(batch, length, whole, None, whole.seq_idx.device).max()) + 1
         if total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")

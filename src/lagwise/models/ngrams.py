@@ -103,8 +103,8 @@ class MatchEmbedding(nn.Module):
 
     def forward(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
         followers, later = _rows(self, ids, layout, earlier)
-        found = followers * len(self.sizes) + torch.arange(len(self.sizes), device=ids.device)
-        return (self.table(found) * (followers > 0)[..., None]).sum(2), later
+        rows = followers * len(self.sizes) + torch.arange(len(self.sizes), device=ids.device)
+        return (self.table(rows) * (followers > 0)[..., None]).sum(2), later
 
     def rows(self, ids: Tensor, layout: Layout, earlier: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens after earlier occurrences, ``(batch, length, sizes)`` as ids + 1 and 0 for none, and what `forward`
@@ -227,7 +227,7 @@ def _positions(ids: Tensor, layout: Layout) -> Tensor | None:
     """Positions of ids in the documents of packed rows."""
     if layout.seq_idx is None:
         return None
-    return token_positions(ids.shape[0], ids.shape[1], None, None, layout.seq_idx, ids.device)
+    return token_positions(ids.shape[0], ids.shape[1], Layout(seq_idx=layout.seq_idx), None, ids.device)
 
 
 def _numbers(tokens: Tensor, sizes: list[int], positions: Tensor | None) -> list[Tensor]:

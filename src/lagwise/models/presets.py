@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 _TCN = {"name": "tcn", "kernel_size": 5, "dilation": 3, "depth": 5}
-_MEGA = {"query_size": 32, "value_size": 192, "chunk": 128, "channel_mixer": {"name": "mlp", "expansion": 1}}
-_MEGA["channel_mixer"]["activation"] = "silu"
+_MLP = {"name": "mlp", "expansion": 1, "activation": "silu"}
+_MEGA = {"query_size": 32, "value_size": 192, "chunk": 128, "channel_mixer": _MLP}
 
 
-def _tnn(kernel: dict[str, Any], **engine: Any) -> dict[str, Any]:
-    gtu = {"name": "gtu", "expansion": 1, "kernel": kernel, **engine}
-    return {"block": {"name": "prenorm", "token_mixer": gtu, "channel_mixer": {"name": "glu", "expansion": 1}}}
-
-
-def _gtu2d(kernel: dict[str, Any], **engine: Any) -> dict[str, Any]:
-    gtu = {"name": "gtu2d", "expansion": 2, "kernel": kernel, **engine}
-    return {"block": {"name": "prenorm", "token_mixer": gtu, "channel_mixer": {"name": "glu", "expansion": 2}}}
+def _tnn(kernel: dict[str, Any], *, grid: bool = False, **engine: Any) -> dict[str, Any]:
+    expansion = 2 if grid else 1
+    gtu = {"name": "gtu2d" if grid else "gtu", "expansion": expansion, "kernel": kernel, **engine}
+    return {"block": {"name": "prenorm", "token_mixer": gtu, "channel_mixer": {"name": "glu", "expansion": expansion}}}
 
 
 #: Fields of `LagwiseConfig` for each word; ``hidden_size`` and ``num_hidden_layers`` come from the recipe.
@@ -30,11 +26,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "block": {
             "name": "megalodon",
             "memory": {"name": "toeplitz", "kernel": {"name": "cema", "dimension": 16}},
-            "query_size": 32,
-            "value_size": 192,
-            "chunk": 128,
+            **_MEGA,
             "groups": 4,
-            "channel_mixer": {"name": "mlp", "expansion": 1, "activation": "silu", "bias": False},
+            "channel_mixer": {**_MLP, "bias": False},
         },
     },
     "tcnca": {"norm": "layer", "block": {"name": "mega", "memory": _TCN, **_MEGA}},
@@ -58,20 +52,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-_AXIS_TCN = {
-    "name": "tcn",
-    "kernel_size": 3,
-    "dilation": 2,
-    "depth": 3,
-    "norm": "rms",
-}  # reads 15 patches to either side
+# reads 15 patches to either side
+_AXIS_TCN = {"name": "tcn", "kernel_size": 3, "dilation": 2, "depth": 3, "norm": "rms"}
 
 #: The same words for images, mixed along rows and columns. Attention sees all patches, with positions by row and
 #: column. Other words mix over the patches row by row, as over a text.
 GRID_PRESETS: dict[str, dict[str, Any]] = {
-    "tnn": _gtu2d({"name": "rpe", "layers": 1, "hidden": 32, "decay": 0.9}),
-    "fd-tnn": _gtu2d({"name": "frequency", "layers": 1, "hidden": 32}),
-    "ski-tnn": _gtu2d({"name": "warped"}, engine="ski"),
+    "tnn": _tnn({"name": "rpe", "layers": 1, "hidden": 32, "decay": 0.9}, grid=True),
+    "fd-tnn": _tnn({"name": "frequency", "layers": 1, "hidden": 32}, grid=True),
+    "ski-tnn": _tnn({"name": "warped"}, grid=True, engine="ski"),
     "tcn-mlp": {
         "block": {
             "name": "prenorm",

@@ -49,15 +49,12 @@ def require_times(model: Any, config: Any) -> None:
         raise ValueError("tokens with times of their own need a model without a map of convolutions (task.wide=false)")
     for name, part in model.named_modules():
         if isinstance(part, ChunkedAttention):
-            raise ValueError(
-                f"{name} is a {type(part).__name__}, which counts tokens, but these have times of their own"
-            )
+            kind = type(part).__name__
+            raise ValueError(f"{name} is a {kind}, which counts tokens, but these have times of their own")
         if isinstance(part, Mixer):
             part.require_times()
 
 
 def _check_positions(what: str, config: Any) -> None:
-    if config.position_embedding != "none":
-        raise ValueError(
-            f"{what} needs position_embedding 'none', as others count samples, got {config.position_embedding!r}"
-        )
+    if (kind := config.position_embedding) != "none":
+        raise ValueError(f"{what} needs position_embedding 'none', as others count samples, got {kind!r}")

@@ -1,4 +1,4 @@
-"""Models whose weights are divided between processes, as PyTorch's `fully_shard` leaves them."""
+"""Models divided between processes: by weights, as PyTorch's `fully_shard` leaves them, or by shards of sequences."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lagwise.blocks import Block
+from lagwise.blocks.norm import BatchNorm
 from lagwise.kernels import LagKernel
 from lagwise.mixers import Mixer
 
@@ -42,3 +43,21 @@ def require_whole_layers(model: nn.Module) -> None:
     for name, part in model.named_modules():
         if isinstance(part, FSDPModule) and isinstance(part, Block | Mixer | LagKernel):
             raise ValueError(f"fully_shard cannot shard {name} ({type(part).__name__}) on its own; shard whole layers")
+
+
+def require_shards(model: Any) -> None:
+    """ValueError if a part of a model has no exact form for shards of sequences; the message names it."""
+    config = model.config
+    if not getattr(model, "splits", True):
+        raise ValueError(f"{type(model).__name__} pools tokens, so it cannot take shards of sequences")
+    if config.input_name != "tokens":
+        raise ValueError(f"shards of sequences must be of tokens, got inputs={config.inputs!r}")
+    if config.stochastic_depth:
+        raise ValueError(
+            "stochastic depth would drop other layers in every shard of a sequence: set model.stochastic_depth=0"
+        )
+    for name, part in model.named_modules():
+        if isinstance(part, BatchNorm):
+            raise ValueError(f"{name} is a batch norm, which takes statistics of one shard: choose another norm")
+        if isinstance(part, Mixer):
+            part.require_shards()

@@ -80,7 +80,7 @@ class SignalOutputs(nn.Module):
     ):
         super().__init__()
         self.features = check_integer("features", features)
-        self.delay, self.window = check_integer("delay", delay, least=0), check_integer("window", window, least=0)
+        self.delay, self.window = check_integer("delay", delay, min=0), check_integer("window", window, min=0)
         check_scale(features, mean, std, "outputs", "outputs.")
         if delay and not causal:
             raise ValueError(f"a two-sided model reads later samples without a delay, got outputs.delay={delay}")

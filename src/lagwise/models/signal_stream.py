@@ -1,4 +1,4 @@
-"""Base class of signal streams: samples come in chunks of any size, and the model reads them in whole steps."""
+"""Signals that are read while they are recorded: class probabilities, or another signal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lagwise.models.classification import LagwiseForSequenceClassification, LagwiseForTokenClassification
+from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.offload import require_loaded
+from lagwise.models.signal_regression import LagwiseForSignalRegression
 from lagwise.tables import check_integer
+
+_LINEAR_CHUNK = 64  # steps at once for models with fixed features, ten thousand of them per step
 
 
 class SignalStream:
-    """Base class that feeds a model a signal while it is recorded. Subclasses implement `_step` and `_nothing`, and
-    extend `reset`.
+    """Base class that feeds a model a signal while it is recorded: samples come in chunks of any size, and the model
+    reads them in whole steps. Subclasses implement `_step`, and extend `reset`.
 
     Args:
         model: A causal model of real values, in evaluation mode, whose weights must not change.
@@ -28,6 +33,8 @@ class SignalStream:
     what: ClassVar[str]
     #: whether samples may be missing (NaN), also for a model that was not trained with gaps
     takes_gaps: bool = False
+    #: numbers of an output
+    size: int
 
     def __init__(self, model: Any, *, chunk: int = 4096):
         if not model.config.causal:
@@ -115,12 +122,8 @@ class SignalStream:
         x = torch.cat([self._waiting, x])
         whole = len(x) - len(x) % self.stride
         self._waiting = x[whole:].clone()
-        parts = [self._step(part) for part in x[:whole].split(self._max_steps() * self.stride) if len(part)]
+        parts = [self._step(part) for part in x[:whole].split(self.chunk * self.stride) if len(part)]
         return torch.cat(parts) if parts else self._nothing()
-
-    def _max_steps(self) -> int:
-        """Maximum number of steps to compute at once."""
-        return self.chunk
 
     def _step(self, samples: Tensor) -> Tensor:
         """Compute the outputs of whole steps, and add their number to `_steps`."""
@@ -128,4 +131,171 @@ class SignalStream:
 
     def _nothing(self) -> Tensor:
         """Empty outputs, for no steps."""
-        raise NotImplementedError
+        return self._waiting.new_zeros(0, self.size)
+
+
+class StreamingClassifier(SignalStream):
+    """Classifies a signal while it is recorded, sample by sample or in chunks of any size.
+
+    ``push`` returns the model's probabilities for every step that the new samples complete. They equal those for the
+    whole signal at once, up to rounding::
+
+        stream = StreamingClassifier(model.eval())
+        for samples in source:                          # (n, features), n >= 0
+            for probabilities in stream.push(samples):  # (classes,), one for each step of `stride` samples
+                ...
+
+    A first answer of series (`LagwiseLinearForSequenceClassification`) streams too. With a
+    `LagwiseForTokenClassification` these are the probabilities of the step; with a
+    `LagwiseForSequenceClassification` those of the signal up to and including the step. Of several labels
+    (``problem_type="multi_label_classification"``) each has a probability of its own.
+
+    Args:
+        model: A causal model of real values, in evaluation mode, whose weights must not change. Memory is bounded if
+            the model's mixers stream in constant memory: moving averages, dilated convolutions, kernels with an end or
+            as state spaces (`LagwisePreTrainedModel.to_recurrent`), attention in chunks.
+        chunk: Largest number of steps to compute at once, which bounds the memory of a long push.
+
+    Raises:
+        ValueError: For another kind of model, one that is bidirectional or in training mode, or one with a limit of
+            length.
+
+    >>> from lagwise.models import LagwiseConfig, LagwiseForSequenceClassification
+    >>> inputs = {"name": "values", "features": 2}
+    >>> config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, num_labels=3, inputs=inputs)
+    >>> stream = StreamingClassifier(LagwiseForSequenceClassification(config).eval())
+    >>> stream.push(torch.randn(5, 2)).shape  # five samples, three classes
+    torch.Size([5, 3])
+    """
+
+    what = "a streaming classifier"
+
+    def __init__(self, model: Any, *, chunk: int = 4096):
+        if not isinstance(model, LagwiseForTokenClassification | LagwiseForSequenceClassification | LinearModel):
+            raise ValueError(
+                "model must be a LagwiseForTokenClassification or LagwiseForSequenceClassification, or a linear model "
+                f"of series, got {type(model).__name__}"
+            )
+        self.is_linear, self.size = isinstance(model, LinearModel), model.num_labels
+        self._fixed: Any = model.features if self.is_linear else getattr(model, "wide", None)
+        super().__init__(model, chunk=chunk)
+        self.chunk = self.chunk if self._fixed is None else min(self.chunk, _LINEAR_CHUNK)
+        if model.config.problem_type == "regression":
+            raise ValueError("the model must predict classes, this one is of problem_type 'regression'")
+
+    def reset(self) -> None:
+        """Start again: the next sample is the first of a signal."""
+        super().reset()
+        self._state: Any = None if self._fixed is None else self._fixed.start(1)
+        self._cache = None if self.is_linear else self.model.model.new_cache()
+        weight = self.model.classifier.weight
+        wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
+        self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
+
+    def _step(self, samples: Tensor) -> Tensor:
+        """Probabilities ``(steps, classes)`` of whole steps."""
+        fixed: Any = None
+        if self._fixed is not None:
+            (fixed,), self._state = self._fixed.step(samples[None], self._state)
+        if self.is_linear:
+            logits = self.model.classifier(fixed)
+        else:
+            hidden = self.model.model(input_values=samples[None], cache=self._cache, use_cache=True).last_hidden_state[
+                0
+            ]
+            if isinstance(self.model, LagwiseForSequenceClassification):
+                logits = self.model.answer(self._pool(hidden), fixed)
+            else:
+                logits = self.model.classifier(hidden.to(self.model.classifier.weight.dtype))
+        self._steps += len(logits)
+        several = self.model.config.problem_type == "multi_label_classification"
+        return logits.sigmoid() if several else logits.softmax(-1)
+
+    def _pool(self, hidden: Tensor) -> Tensor:
+        """The pooled signal, as in the model's head, up to each of these steps."""
+        pooling = self.model.config.pooling
+        if pooling == "last":
+            return hidden
+        if pooling in ("first", "ends"):
+            self._pooled = hidden[:1].to(self._pooled) if self._steps == 0 else self._pooled
+            first = self._pooled.to(hidden).expand(len(hidden), -1)
+            return first if pooling == "first" else torch.cat([first, hidden], dim=-1)
+        total = self._pooled + hidden.to(self._pooled.dtype).cumsum(0)
+        self._pooled = total[-1:].clone()
+        count = torch.arange(self._steps + 1, self._steps + len(hidden) + 1, device=hidden.device)
+        return (total / count[:, None].to(total)).to(hidden)
+
+
+class StreamingRegressor(SignalStream):
+    """Computes the output signal of a `LagwiseForSignalRegression` while its input is recorded, sample by sample or in
+    chunks of any size::
+
+        stream = StreamingRegressor(model.eval())
+        for samples in source:               # (n, features), n >= 0, NaN where a sample is missing
+            play(stream.push(samples))       # (m, outputs), for the samples that follow those before
+        play(stream.finish())                # for the last samples
+
+    The outputs, put together, are those for the whole signal at once, up to rounding: one for every sample, in order.
+    ``push`` gives that of a sample ``latency`` samples after it at most: the model's delay, and what is left of a step.
+
+    Args:
+        model: A causal model in evaluation mode, whose weights must not change. Memory is bounded if its mixers stream
+            in constant memory, as for `StreamingClassifier`.
+        chunk: Largest number of steps to compute at once, which bounds the memory of a long push.
+
+    Raises:
+        ValueError: For another kind of model, one that is bidirectional or in training mode, or one with a limit of
+            length.
+    """
+
+    what = "a streaming regressor"
+    takes_gaps = True
+
+    def __init__(self, model: Any, *, chunk: int = 4096):
+        if not isinstance(model, LagwiseForSignalRegression):
+            raise ValueError(f"model must be a LagwiseForSignalRegression, got {type(model).__name__}")
+        self.delay, self.size = model.outputs.delay, model.outputs.features
+        super().__init__(model, chunk=chunk)
+
+    def reset(self) -> None:
+        """Start again: the next sample is the first of a signal."""
+        super().reset()
+        self._cache = self.model.model.new_cache()
+        self._before: Tensor | None = None
+        self._early = self.delay  # outputs to drop, which belong before the first sample
+        self._last: Tensor | None = None
+
+    @property
+    def latency(self) -> int:
+        """Samples from a sample to its output, at most."""
+        return self.delay + self.stride - 1
+
+    def finish(self) -> Tensor:
+        """The outputs ``(m, outputs)`` of the last samples, whose delay has not passed: the last sample is repeated, as
+        by `lagwise predict`. The next push starts another signal."""
+        count, last = self.samples, self._waiting[-1:] if len(self._waiting) else self._last
+        if last is None:
+            return self._nothing()
+        returned = self._steps * self.stride - self.delay + self._early  # outputs so far
+        steps = -(-(count + self.delay) // self.stride)
+        outputs = self._through(last.expand(steps * self.stride - count, -1))[: count - returned]
+        self.reset()
+        return outputs
+
+    def _step(self, samples: Tensor) -> Tensor:
+        y, self._before, _ = self.model.answer(samples[None], self._before, cache=self._cache)
+        self._steps += len(samples) // self.stride
+        self._last = samples[-1:]
+        outputs, self._early = y[0, self._early :], max(0, self._early - len(samples))
+        return outputs
+
+
+@torch.inference_mode()
+def whole_output(model: LagwiseForSignalRegression, samples: Tensor) -> Tensor:
+    """The outputs ``(n, outputs)`` of a whole signal ``(n, features)``, one for every sample; the last sample is
+    repeated until the delay has passed."""
+    outputs = model.outputs
+    steps = -(-(len(samples) + outputs.delay) // outputs.stride)
+    more = samples[-1:].expand(steps * outputs.stride - len(samples), -1)
+    y = model(input_values=torch.cat([samples, more])[None]).regression_outputs
+    return y[0, outputs.delay : outputs.delay + len(samples)]

@@ -1,8 +1,9 @@
-"""One token of a language model as a function of tensors, for export and compilation."""
+"""One token of a language model as a function of tensors: for export, and in place for streams on fixed tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,18 @@ from torch import Tensor, nn
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.mixers.derived import frozen
-from lagwise.mixers.state import eager_state, fixed_start, fixed_state, named_tensors, rebuilt
+from lagwise.mixers.state import eager_state, fixed_start, fixed_state, named_tensors, rebuilt, select_rows
 from lagwise.models.cache import StreamingCache
 from lagwise.models.heads import VocabularyHead
+from lagwise.models.inputs import check_vocabulary
 from lagwise.models.ngrams import no_context
 from lagwise.ops.streaming import OnlineFollower
+
+#: Maps the last tokens ``(batch,)`` to logits ``(batch, vocab_size)``, and updates its own state tensors.
+Run = Callable[[Tensor], Tensor]
+# Arguments of a language model's forward that have no effect on a streaming step.
+_OF_A_STEP = {"input_ids", "cache", "attention_mask", "use_cache", "return_dict", "logits_to_keep"}
+_OF_A_STEP |= {"position_ids", "cache_position"}
 
 
 class StreamingStep(nn.Module):
@@ -61,7 +69,7 @@ class StreamingStep(nn.Module):
         """The state before the first token."""
         return dict(named_tensors(self._states(batch_size)))
 
-    def forward(self, tokens: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, tokens: Tensor, state: Mapping[Any, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         cache = self.model.model.new_cache()
         self._fill(cache, rebuilt(self._tree, iter(state.values())))
         logits = self.model(tokens[:, None], cache=cache, use_cache=True).logits
@@ -77,11 +85,9 @@ class StreamingStep(nn.Module):
         return dict(named_tensors(state)), followers
 
     @torch.no_grad()
-    def give(
-        self, state: Mapping[str, Tensor], cache: StreamingCache, followers: Sequence[OnlineFollower] = ()
-    ) -> None:
+    def give(self, state: Sequence[Tensor], cache: StreamingCache, followers: Sequence[OnlineFollower] = ()) -> None:
         """The inverse of `take`: write a state into a cache. The caller updates the cache's counts."""
-        fixed = rebuilt(self._tree, iter(state.values()))
+        fixed = rebuilt(self._tree, iter(state))
         self._fill(cache, eager_state(fixed, self._eager_states(1), iter(followers)))
 
     def _states(self, batch_size: int) -> tuple[Any, ...]:
@@ -128,7 +134,144 @@ class StreamingStep(nn.Module):
                 )
 
 
-def tensor_versions(model: nn.Module) -> list[tuple[int, int]]:
+class InPlaceStep:
+    """A language model's step on fixed tensors, which it changes in place. It runs eagerly; `CompiledStep` and
+    `GraphStep` run it as compiled code and as a CUDA graph.
+
+    Args:
+        model: The language model.
+        batch_size: Rows of the batch, or None for any number.
+        step: The model's `StreamingStep`, online.
+    """
+
+    def __init__(self, model: VocabularyHead, batch_size: int | None, step: StreamingStep):
+        self.batch_size, self.device = batch_size, model.device
+        self.use(model, step)
+
+    def runner(self, state: list[Tensor]) -> Run:
+        """The step of one stream, which changes these tensors in place."""
+        step = InPlace(self.step)
+        return lambda tokens: step(tokens, *state)
+
+    def fits(self, model: VocabularyHead, step: StreamingStep) -> bool:
+        """Whether this form can run the step of a model that has changed."""
+        return True
+
+    def use(self, model: VocabularyHead, step: StreamingStep) -> None:
+        """Take the weights of a step."""
+        self.step, self._weights, self._vocabulary = step, _versions(model), model.config.vocab_size
+
+    def answer(self, model: VocabularyHead, inputs: Mapping[str, Any]) -> Tensor | None:
+        """Logits ``(batch, 1, vocab_size)`` for arguments of the model's forward, or None if `follow` returns None."""
+        if any(name not in _OF_A_STEP and value is not None and value is not False for name, value in inputs.items()):
+            return None
+        mask = inputs.get("attention_mask")
+        if model.config.output_hidden_states or (mask is not None and not mask[:, -1].all()):
+            return None
+        logits = self.follow(model, inputs["input_ids"], inputs.get("cache"))
+        return None if logits is None else logits[:, None]
+
+    def follow(self, model: VocabularyHead, ids: Tensor, cache: Any) -> Tensor | None:
+        """Process ids if they are one further token per row of a `StreamingCache`, and update the cache.
+
+        Returns logits ``(batch, vocab_size)``, or None if this step does not apply. The caller then runs the model
+        itself, which raises any error.
+        """
+        rows = len(ids) if self.batch_size is None else self.batch_size
+        if ids.shape != (rows, 1) or ids.device != self.device or not isinstance(cache, StreamingCache):
+            return None
+        if torch.is_grad_enabled() or model.training or cache.rows != rows or cache.seen == 0:
+            return None
+        if cache.model != model.model.number or cache.seen == model.model.length_limit or cache.past is not None:
+            return None
+        stream = cache.stream
+        if stream is None or stream.owner is not self:
+            cache.require_no_right_padding()
+            if self._weights != _versions(model):
+                step = StreamingStep(model, online=True)
+                if not self.fits(model, step):
+                    return None
+                self.use(model, step)
+            stream = InPlaceStream(self, cache)
+        if ids.device.type == "cpu":  # on other devices the host would wait for the values
+            check_vocabulary(ids, self._vocabulary)
+        cache.note_padding(None)
+        return stream.step(ids[:, 0].long().contiguous())  # dtype and layout of the example inputs
+
+
+class InPlaceStream:
+    """The state of a cache while an `InPlaceStep` updates it. The cache's own states are stale until `stop`."""
+
+    def __init__(self, owner: InPlaceStep, cache: StreamingCache):
+        self.owner, self.cache, self.step_of = owner, cache, owner.step
+        state, self.followers = self._take(cache)
+        self._use(list(state.values()))
+        cache.carry_on(self)
+
+    def _use(self, state: list[Tensor]) -> None:
+        self.state, self.run = state, self.owner.runner(state)
+
+    def step(self, token: Tensor) -> Tensor:
+        """Return the logits after one more token per row."""
+        logits = self.run(token)
+        for layer in self.cache.layers:
+            layer.seen += 1  # type: ignore[attr-defined]
+        for follower in self.followers:
+            follower.advance()
+        return logits
+
+    def select_rows(self, rows: Tensor) -> bool:
+        """Keep these rows. Returns False if that needs `stop` and the cache's own states."""
+        if self.followers or self.owner.batch_size is not None:
+            return False
+        with torch.inference_mode(False), torch.no_grad():
+            self._use([select_rows(tensor, rows).contiguous() for tensor in self.state])
+        return True
+
+    def join(self, before: Sequence[StreamingCache], after: Sequence[StreamingCache], cache: StreamingCache) -> bool:
+        """Join the rows of other caches before and after this one's, as the state of a new cache.
+
+        The old caches stay valid. Returns False if the join needs the caches' own states.
+        """
+        if self.followers or self.owner.batch_size is not None:
+            return False
+        states = [[*self._take(each)[0].values()] for each in (*before, *after)]
+        states.insert(len(before), self.state)
+        stream = copy.copy(self)
+        with torch.inference_mode(False), torch.no_grad():
+            stream._use([torch.cat(each) for each in zip(*states, strict=True)])
+        stream.cache = cache
+        cache.carry_on(stream)
+        return True
+
+    def _take(self, cache: StreamingCache) -> tuple[dict[str, Tensor], list[OnlineFollower]]:
+        with torch.inference_mode(False):  # the tensors outlive the present inference mode
+            state, followers = self.step_of.take(cache)
+        assert all(tensor.is_contiguous() for tensor in state.values())
+        return state, followers
+
+    def stop(self) -> None:
+        """Write the states back into the cache."""
+        self.cache.carry_on(None)
+        self.step_of.give(self.state, self.cache, self.followers)
+
+
+class InPlace(nn.Module):
+    """The step with its state as positional arguments, which are overwritten with the new state."""
+
+    def __init__(self, step: StreamingStep):
+        super().__init__()
+        self.step = step
+
+    def forward(self, tokens: Tensor, *state: Tensor) -> Tensor:
+        logits, after = self.step(tokens, dict(enumerate(state)))
+        for old, new in zip(state, after.values(), strict=True):
+            if new is not old:
+                old.copy_(new)
+        return logits
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
     """Addresses and versions of a model's tensors. They change with the weights, except for changes through
     ``.data``."""
     tensors = (*model.parameters(), *model.buffers())

@@ -12,7 +12,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import filled
 from lagwise.models.heads import Head
 from lagwise.models.linear.convolutions import ConvolutionState
-from lagwise.models.linear.features import made_features
+from lagwise.models.linear.features import linear_logits, made_features
 from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.pooling import hidden_layers
 from lagwise.tables import check_integer
@@ -51,7 +51,7 @@ class Wide(nn.Module):
         options = {name: value for name, value in (("mask", real), ("types", types)) if value is not None}
         with torch.no_grad():
             features = self.features(x, **options)
-        return self.features.logits(features, self.linear)
+        return linear_logits(features, self.linear)
 
     def start(self, batch: int) -> ConvolutionState:
         """The state before a stream's first sample."""
@@ -62,7 +62,7 @@ class Wide(nn.Module):
         """The result after each of the next steps ``(batch, n * stride, channels)``: ``(batch, n, labels)``; and the
         state after them."""
         features, state = self.features.step(samples, state)
-        return self.features.logits(features[:, self.stride - 1 :: self.stride], self.linear), state
+        return linear_logits(features[:, self.stride - 1 :: self.stride], self.linear), state
 
 
 class WideHead(Head):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._device import DeviceContext
 
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import fake_mode, traced
 
 _Tables = TypeVar("_Tables", bound=tuple[Tensor, ...])
 _MAX_CACHED = 8  # tables of one kind: batches of different lengths have different tables
@@ -26,8 +26,7 @@ def cached_tables(make: Callable[..., _Tables], *sizes: Hashable, like: Tensor) 
     if traced():
         with DeviceContext(like.device):  # a graph that made them on the host would copy them at every step
             return _move_to(make(*sizes), like.device, like.dtype)
-    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # whose tensors have no values
-    return _cache(make)(sizes, like.device, like.dtype, fake)
+    return _cache(make)(sizes, like.device, like.dtype, fake_mode())
 
 
 @functools.cache  # thread-safe, as `lru_cache`

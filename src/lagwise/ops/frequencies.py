@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import Engine, Values, operation
 
 
+@operation
 def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
     """Inverse transforms of real parts of spectra, and of imaginary parts of others.
 
@@ -24,7 +27,12 @@ def inverse_of_parts(parts: Tensor, points: int) -> Tensor:
     Returns:
         ``(1 or 2, rows, points)``.
     """
-    return (_operator if in_graph() else _inverse)(parts, points)
+    if len(parts) == 1:
+        spectra = parts.to(parts.dtype.to_complex())
+    else:
+        none = torch.zeros_like(parts[0])
+        spectra = torch.stack([torch.complex(parts[0], none), torch.complex(none, parts[1])])
+    return torch.fft.irfft(spectra, points).contiguous()  # cuFFT may keep the order of strides
 
 
 def inverse_adjoint(spectra: Tensor, points: int) -> Tensor:
@@ -35,25 +43,17 @@ def inverse_adjoint(spectra: Tensor, points: int) -> Tensor:
     return scaled
 
 
-def _inverse(parts: Tensor, points: int) -> Tensor:
-    if len(parts) == 1:
-        spectra = parts.to(parts.dtype.to_complex())
-    else:
-        none = torch.zeros_like(parts[0])
-        spectra = torch.stack([torch.complex(parts[0], none), torch.complex(none, parts[1])])
-    return torch.fft.irfft(spectra, points).contiguous()  # cuFFT may keep the order of strides
+class _Inverse(Engine):
+    @staticmethod
+    def forward(parts: Tensor, points: int) -> tuple[Tensor, Values]:
+        return inverse_of_parts.plain(parts, points), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        spectra = inverse_adjoint(torch.fft.rfft(grads[0]), args[1])
+        return torch.cat([spectra[:1].real, spectra[1:].imag]), None
 
 
-def _gradient(grad: Tensor, parts: Tensor, points: int) -> list[Tensor]:
-    spectra = inverse_adjoint(torch.fft.rfft(grad), points)
-    return [torch.cat([spectra[:1].real, spectra[1:].imag])]
-
-
-_operator = graph_operator(
-    "inverse_of_parts",
-    _inverse,
-    _gradient,
-    lambda parts, points: parts.new_empty((*parts.shape[:2], points)),
-    tensors="parts",
-    numbers="SymInt points",
+inverse_of_parts.in_graphs(
+    "inverse_of_parts", lambda parts, points: parts.new_empty((*parts.shape[:2], points)), engine=_Inverse
 )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
-from lagwise.ops.operators import callable_directly, exporting, loop_operator
+from lagwise.ops.operation import Engine, Values, callable_directly, loop_operator, operation
 from lagwise.ops.product import toeplitz_product
-from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre
-from lagwise.ops.tokens import check_biases, silu_product, with_biases
+from lagwise.ops.tokens import fitting, silu_product, with_biases
 
 _MAX_LAGS = 128  # lags along an axis; beyond, FFTs are faster, and a tile exceeds the second cache
 
@@ -56,30 +54,51 @@ def gated_grid_product(
     if any(taps.dim() != 2 or len(taps) != gate.shape[2] for taps in (rows, columns)):
         shapes = f"{tuple(rows.shape)} and {tuple(columns.shape)}"
         raise ValueError(f"taps must be (channels={gate.shape[2]}, n_taps), got {shapes}")
-    check_biases(biases, gate)
-    if not _fast(gate, value, rows, columns, width):
-        return _plain(gate, value, rows, columns, biases, width)
-    rows, columns = _lags(rows, width), _lags(columns, gate.shape[1] // width)
-    if overwrite_gate and callable_directly(gate, value, rows, columns, biases):
-        return native.gated_grid(gate, value, rows, columns, biases, overwrite_gate=True)
-    return _GatedGrid.apply(gate, value, rows, columns, biases, width)
+    if overwrite_gate and _gated_grid.chosen(gate, value, rows, columns, biases, width) == "loop":
+        lags = _both_lags(gate, rows, columns, width)
+        if callable_directly(gate, value, *lags, biases):
+            return native.gated_grid(gate, value, *lags, biases, overwrite_gate=True)
+    return _gated_grid(gate, value, rows, columns, biases, width)
 
 
-def _plain(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int) -> Tensor:
+@operation
+def _gated_grid(
+    gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int
+) -> Tensor:
     gate, value = with_biases(gate, value, biases)
     v = F.silu(value)
     along = toeplitz_product(v.unflatten(1, (-1, width)).flatten(0, 1), rows, causal=False).reshape(v.shape)
     return silu_product(gate, along + toeplitz_product(v, columns, causal=False, dilation=width))
 
 
-def _fast(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, width: int) -> bool:
-    if exporting() or torch.jit.is_tracing() or symbolic(gate.shape[1]) or transformed():
-        return False
-    tensors = (gate, value, rows, columns)
-    dtypes = [t.dtype for t in tensors]
-    single = dtypes in ([torch.float32] * 4, [torch.bfloat16] * 2 + [torch.float32] * 2)
-    few = 2 * max(width, gate.shape[1] // width) - 1 <= _MAX_LAGS
-    return single and few and all(t.device.type == "cpu" for t in tensors) and native.available()
+@_gated_grid.engine("loop")
+class _Loop(Engine):
+    @staticmethod
+    def serves(gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int) -> bool:
+        tensors = (gate, value, rows, columns)
+        dtypes = [t.dtype for t in tensors]
+        single = dtypes in ([torch.float32] * 4, [torch.bfloat16] * 2 + [torch.float32] * 2)
+        few = 2 * max(width, gate.shape[1] // width) - 1 <= _MAX_LAGS
+        on_cpu = all(t.device.type == "cpu" for t in tensors)
+        return single and few and on_cpu and fitting(biases, gate) and native.available()
+
+    @staticmethod
+    def forward(
+        gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int
+    ) -> tuple[Tensor, Values]:
+        return gated_grid(gate, value, *_both_lags(gate, rows, columns, width), biases), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        gate, value, rows, columns, biases, width = args
+        lags = _both_lags(gate, rows, columns, width)
+        *both, of_rows, of_columns, of_biases = gated_grid_gradients(grads[0], gate, value, *lags, biases)
+        of_taps = (_cut(each, taps) for each, taps in ((of_rows, rows), (of_columns, columns)))
+        return *both, *of_taps, of_biases if needs_grad[4] else None, None
+
+
+def _both_lags(gate: Tensor, rows: Tensor, columns: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    return _lags(rows, width), _lags(columns, gate.shape[1] // width)
 
 
 def _lags(taps: Tensor, size: int) -> Tensor:
@@ -88,24 +107,10 @@ def _lags(taps: Tensor, size: int) -> Tensor:
     return F.pad(taps, (missing, missing)) if missing else taps
 
 
-class _GatedGrid(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx, gate: Tensor, value: Tensor, rows: Tensor, columns: Tensor, biases: Tensor | None, width: int
-    ) -> Tensor:
-        ctx.save_for_backward(gate, value, rows, columns, biases)
-        ctx.width = width
-        return gated_grid(gate, value, rows, columns, biases)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        inputs, needs_grad = ctx.saved_tensors, ctx.needs_input_grad[:5]
-        if differentiable():
-            gradients = differentiable_gradients(functools.partial(_plain, width=ctx.width), inputs, needs_grad, [grad])
-        else:
-            *others, of_biases = gated_grid_gradients(grad, *inputs)
-            gradients = [*others, of_biases if needs_grad[4] else None]
-        return *gradients, None
+def _cut(lags: Tensor, taps: Tensor) -> Tensor:
+    """The gradient of taps from that of `_lags`."""
+    missing = (taps.shape[1] - lags.shape[1]) // 2
+    return F.pad(lags, (missing, missing)) if missing else lags
 
 
 @loop_operator(lambda gate, value, rows, columns, biases: gate.new_empty(gate.shape))

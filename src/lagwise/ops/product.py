@@ -12,15 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.plans import ski_toeplitz_product
-from lagwise.ops.symbolic import symbolic, symbolic_product
+from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre, toeplitz_matrix
-from lagwise.ops.toeplitz.direct import direct_gradients, direct_product, direct_values, few_lags
-from lagwise.ops.toeplitz.spectral import fft_gradients, fft_product, fft_values
+from lagwise.ops.toeplitz.convolution import convolution, is_direct
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
@@ -76,13 +73,11 @@ def toeplitz_product(
     [1.0, 0.5, 0.0, 2.0]
     """
     if symbolic(x.shape[1]):
-        return symbolic_product(x, taps, 0 if causal else centre(taps), dilation)
+        return convolution(x, taps, 0 if causal else centre(taps), engine, dilation)
     taps, origin = _validated(x, taps, causal, engine, dilation)
     if tolerance is not None and engine != "ski":
         raise ValueError(f"engine {engine!r} is exact; tolerance is for engine 'ski'")
-    if dilation > 1:
-        if engine == "direct" or (engine == "auto" and few_lags(x, taps)):
-            return direct_product(x, taps, origin, dilation)
+    if dilation > 1 and not is_direct(x, taps, engine):
         rows = x.unflatten(1, (-1, dilation)).transpose(1, 2).flatten(0, 1)  # one row for each column of the grid
         y = toeplitz_product(rows, taps, causal=causal, engine=engine, tolerance=tolerance)
         return y.unflatten(0, (-1, dilation)).transpose(1, 2).flatten(1, 2)
@@ -90,32 +85,9 @@ def toeplitz_product(
         if not causal:
             raise ValueError("engine 'ski' takes causal taps; two-sided kernels have `ski_product`")
         return ski_toeplitz_product(x, taps, 1e-3 if tolerance is None else tolerance)
-    if engine == "auto" and in_graph() and not has_static_value(taps.shape[1]):
-        return _auto_operator(x, taps, origin)
-    if engine == "auto" and few_lags(x, taps):
-        engine = "direct"
     if engine == "dense":
         return toeplitz_reference(x, taps, causal=causal)
-    if engine == "direct":
-        return direct_product(x, taps, origin)
-    return fft_product(x, taps, origin, engine)
-
-
-# A graph for all lengths would be compiled anew where they cross the number of lags that are few.
-_auto_operator = graph_operator(
-    "auto_product",
-    lambda x, taps, origin: (
-        direct_values(x, taps, origin) if few_lags(x, taps) else fft_values(x, taps, origin, "auto").contiguous()
-    ),
-    lambda grad, x, taps, origin: (
-        direct_gradients(grad, x, taps, origin)
-        if few_lags(x, taps)
-        else fft_gradients(grad, x, taps, origin, "auto", (True, True))
-    ),
-    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
-    tensors="x taps",
-    numbers="SymInt origin",
-)
+    return convolution(x, taps, origin, engine, dilation)
 
 
 def saved_engine(name: Any) -> Any:

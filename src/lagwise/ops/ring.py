@@ -64,17 +64,5 @@ def ring_extend(ring: Tensor, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     return signal, _gather(signal[:, n:], (torch.arange(reach, device=ring.device) - (seen + n)[:, None]) % reach)
 
 
-def ring_convolve(ring: Tensor, x: Tensor, taps: Tensor, seen: Tensor, dilation: int = 1) -> tuple[Tensor, Tensor]:
-    """A causal depthwise convolution at several new tokens, and the ring after them. O(length * taps).
-
-    Shapes: as in `ring_extend`; taps ``(count, channels)``, lag 0 first, which reach as far as the ring:
-    ``(count - 1) * dilation + 1``; result like x, in the ring's dtype.
-    """
-    signal, after = ring_extend(ring, x, seen)
-    weight = taps.t().flip(1)[:, None].to(ring.dtype)
-    y = F.conv1d(signal[:, 1:].transpose(1, 2), weight, groups=ring.shape[2], dilation=dilation)
-    return y.transpose(1, 2), after
-
-
 def _gather(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device)[:, None], index]

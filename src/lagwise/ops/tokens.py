@@ -9,15 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._device import DeviceContext
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
 from lagwise.ops.fused import fused
 from lagwise.ops.fused import gate as gate_kernels
 from lagwise.ops.fused.linear import joint_linear
-from lagwise.ops.fused.norm import residual_norm
-from lagwise.ops.operators import exporting, in_graph, loop_operator
+from lagwise.ops.fused.norm import norm, norm_gradients
+from lagwise.ops.operation import (
+    Engine,
+    Values,
+    definitions_only,
+    intercepted,
+    loop_operator,
+    operation,
+    worthwhile,
+)
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FORWARD = nn.Linear.forward
@@ -56,6 +62,7 @@ def split_linear(x: Tensor, layer: Any, sizes: Sequence[int]) -> Sequence[Tensor
     return layer(x).split(list(sizes), dim=-1)
 
 
+@operation
 def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
     """``silu(gate) * value``, for tensors of one shape; biases ``(2, channels)``, if any, are added to gate and value
     before.
@@ -64,49 +71,73 @@ def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> T
 
     ValueError for biases of another shape or on another device.
     """
-    check_biases(biases, gate)
-    same = gate.shape == value.shape and gate.dtype == value.dtype
-    if same and fused(gate, value):
-        return gate_kernels.silu_product(gate, value, biases)
-    if same and loops_serve(gate) and value.device.type == "cpu":
-        return _SiluProduct.apply(gate, value, biases)
-    return _plain_silu_product(gate, value, biases)
-
-
-def check_biases(biases: Tensor | None, gate: Tensor) -> None:
-    """ValueError unless biases are ``(2, channels)``, on the gate's device."""
-    if biases is not None and (biases.shape != (2, gate.shape[-1]) or biases.device != gate.device):
-        raise ValueError(
-            f"biases must be (2, channels={gate.shape[-1]}) on {gate.device}, got {tuple(biases.shape)} on "
-            f"{biases.device}"
-        )
-
-
-def with_biases(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and value with biases ``(2, channels)`` added, if any."""
-    if biases is None:
-        return gate, value
-    return gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
-
-
-def rms_norm(x: Tensor, epsilon: float) -> Tensor:
-    """``x / sqrt(mean(x²) + epsilon)`` over the last axis."""
-    if x.dtype == torch.float32 and loops_serve(x):
-        return residual_norm(x, None, None, None, epsilon, centred=False, dtype=x.dtype)[1]
-    return F.rms_norm(x, x.shape[-1:], eps=epsilon)
-
-
-def _plain_silu_product(gate: Tensor, value: Tensor, biases: Tensor | None = None) -> Tensor:
     gate, value = with_biases(gate, value, biases)
     return F.silu(gate) * value
 
 
+silu_product.engine("triton")(gate_kernels.SiluProduct)
+
+
+@silu_product.engine("loop")
+class _SiluProduct(Engine):
+    @staticmethod
+    def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:
+        same = gate.shape == value.shape and gate.dtype == value.dtype and fitting(biases, gate)
+        return same and value.device.type == "cpu" and _loops_serve(gate)
+
+    @staticmethod
+    def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
+        return silu_product_loop(gate, value, biases), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        dgate, dvalue, dbiases = silu_product_gradients(grads[0], *args)
+        return dgate, dvalue, dbiases if needs_grad[2] else None
+
+
+def fitting(biases: Tensor | None, gate: Tensor) -> bool:
+    """Whether biases are None, or ``(2, channels)`` on the gate's device."""
+    return biases is None or (biases.shape == (2, gate.shape[-1]) and biases.device == gate.device)
+
+
+def with_biases(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gate and value with biases ``(2, channels)`` added, if any. ValueError for others."""
+    if biases is None:
+        return gate, value
+    if not fitting(biases, gate):
+        raise ValueError(
+            f"biases must be (2, channels={gate.shape[-1]}) on {gate.device}, got {tuple(biases.shape)} on "
+            f"{biases.device}"
+        )
+    return gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
+
+
+@operation
+def rms_norm(x: Tensor, epsilon: float) -> Tensor:
+    """``x / sqrt(mean(x²) + epsilon)`` over the last axis."""
+    return F.rms_norm(x, x.shape[-1:], eps=epsilon)
+
+
+@rms_norm.engine("loop")
+class _RMSNorm(Engine):
+    @staticmethod
+    def serves(x: Tensor, epsilon: float) -> bool:
+        return x.dtype == torch.float32 and _loops_serve(x)
+
+    @staticmethod
+    def forward(x: Tensor, epsilon: float) -> tuple[Tensor, Values]:
+        return norm(x, None, None, epsilon, False, x.dtype), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, epsilon = args
+        arguments = (grads[0], None, x, None, False, epsilon, False)
+        return norm_gradients(*arguments, x.dtype, x.dtype)[0], None
+
+
 def _plain_linears(x: Tensor, layers: Sequence[Any], *, biased: bool = True) -> bool:
-    if nn.Linear.forward is not _FORWARD or torch.nn.modules.module._has_any_global_hook():
+    if nn.Linear.forward is not _FORWARD or intercepted():
         return False
-    for i in range(torch._C._len_torch_function_stack()):
-        if type(torch._C._get_function_stack_at(i)) is not DeviceContext:  # a default device changes no layer
-            return False
     device = x.device
     return all(_plain_linear(layer, device, biased) for layer in layers)
 
@@ -126,25 +157,13 @@ def _plain_linear(layer: Any, device: torch.device, biased: bool) -> bool:
 
 
 def loops_serve(x: Tensor) -> bool:
-    """Whether loops in C serve x. In a graph they are operators, of which a compiler has less to compile."""
-    if x.device.type != "cpu" or x.dtype not in _DTYPES or exporting() or torch.jit.is_tracing():
-        return False
-    return (in_graph() or (x.numel() >= _MIN_ELEMENTS and not transformed())) and native.available()
+    """Whether loops in C serve x, and no export, trace or transform records the definition instead."""
+    return not definitions_only() and _loops_serve(x)
 
 
-class _SiluProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-        ctx.save_for_backward(gate, value, biases)
-        return silu_product_loop(gate, value, biases)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        inputs = ctx.saved_tensors
-        if differentiable():
-            return tuple(differentiable_gradients(_plain_silu_product, inputs, ctx.needs_input_grad, [grad]))
-        dgate, dvalue, dbiases = silu_product_gradients(grad, *inputs)
-        return dgate, dvalue, dbiases if ctx.needs_input_grad[2] else None
+def _loops_serve(x: Tensor) -> bool:
+    served = x.device.type == "cpu" and x.dtype in _DTYPES
+    return served and worthwhile(x, _MIN_ELEMENTS) and native.available()
 
 
 @loop_operator(lambda gate, value, biases: gate.new_empty(gate.shape))

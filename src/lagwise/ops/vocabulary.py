@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import graph_operator, in_graph
 
 
 def chunked_cross_entropy(

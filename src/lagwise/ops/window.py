@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.ops.ring import ring_extend, ring_lags, ring_read, ring_tokens, ring_write
 
 _FIRST_CAPACITY = 16

@@ -47,7 +47,7 @@ def convert_run(
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
     if max_tokens is not None:
-        check_integer("max_tokens", max_tokens, least=2)
+        check_integer("max_tokens", max_tokens, min=2)
     out, run = Path(out or beside(Path(run), "-recurrent")), Path(run).resolve()
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another `out`")
@@ -93,10 +93,13 @@ def convert_run(
             result["not_measured"] = str(error)
         else:
             usable = [n for n in (length, 4 * length) if model.length_limit is None or n <= model.length_limit]
-            scores = [data.scores(each, usable, max_tokens, progress=progress) for each in (model, converted)]
-            result |= {"metric": data.headline.name, "label": data.headline.label}
-            compared = zip(usable, *scores, strict=True)
-            result[data.headline.name] = [{"length": n, "before": old, "after": new} for n, old, new in compared]
+            name, options = data.headline.name, {"lengths": usable, "max_tokens": max_tokens, "progress": progress}
+            before, after = (
+                {each["length"]: each[name] for each in data.evaluate(own, **options)["test"]}
+                for own in (model, converted)
+            )
+            result |= {"metric": name, "label": data.headline.label}
+            result[name] = [{"length": n, "before": before[n], "after": after[n]} for n in usable]
     limit = model.length_limit
     turn = _TOKENS_PER_TURN if limit is None else min(_TOKENS_PER_TURN, (limit - 1) // (_TIMED_TURNS + 1))
     if turn:

@@ -8,8 +8,16 @@ from typing import Any
 
 from lagwise.data import label_cells
 from lagwise.data.arrays import row_arrays
+from lagwise.data.folders import files_below
 from lagwise.data.published import FORMATS
-from lagwise.models.loading import by_rate, default_device, load_model
+from lagwise.data.reading import inner_suffix
+from lagwise.data.row_files import file_kind
+from lagwise.data.row_writing import rows_as_csv, write_sounds
+from lagwise.data.signal_files import open_inputs
+from lagwise.data.sound_files import SOUNDS
+from lagwise.files import write_whole
+from lagwise.models import LagwiseForSignalRegression
+from lagwise.models.loading import default_device, load_model
 from lagwise.runs.evaluate import open_run
 from lagwise.tasks import Task
 
@@ -20,7 +28,7 @@ def predict_run(
     """Predict rows: return them with the model's predictions as new columns (`Task.predict`). Needs neither labels nor
     the training data.
 
-    Give either the rows, as mappings from columns, or a source: a table as the run's task opens it (`Task.open_rows`),
+    Give either the rows, as mappings from columns, or a source: a table as the run's task opens it (`Task.rows`),
     whose splits are read one after the other, series as arrays. For a run that forecasts, a table of series over time
     gives the rows that follow it (`Task.continuation`). ValueError for rows without the columns that the run reads, and
     for a column with the name of a new one.
@@ -34,7 +42,7 @@ def predict_run(
     if rows is not None and task.data.format is not None:
         format = FORMATS[task.data.format]  # texts as in its files
         rows = [{k: format.cleaned(cell) if k in format.texts else cell for k, cell in row.items()} for row in rows]
-    read = [list(rows or ())] if source is None else task.open_rows(source).read().values()
+    read = [list(rows or ())] if source is None else task.rows(source).read().values()
     tables: list[Any] = [table for table in read if len(table)]
     if not tables:
         raise ValueError("there are no rows to predict")
@@ -45,25 +53,37 @@ def predict_run(
     model, tokenizer = load_model(run, device=default_device())
     found: list[dict[str, Any]] = []
     for table in tables:
-        added = _predictions(task, model, tokenizer, table, progress)
+        added = task.predict(model, tokenizer, table, progress=progress)
         given = table if isinstance(table, list) else _cells(table)
         _check_new(added[0], {name for row in given for name in row})
         found += [{**row, **new} for row, new in zip(given, added, strict=True)]
     return found
 
 
-def _predictions(task: Task, model: Any, tokenizer: Any, table: Any, progress: bool) -> list[dict[str, Any]]:
-    """Predict the rows of one table. Sounds may have other sampling rates than those of training."""
-    names = table[0] if isinstance(table, list) else table.column_names
-    if task.rate is None or "sampling_rate" not in names:
-        return task.predict(model, tokenizer, table, progress=progress)
-    hertz = [row["sampling_rate"] for row in table] if isinstance(table, list) else table["sampling_rate"][:]
-    found: list[Any] = [None] * len(table)
-    for own, places in by_rate(model, hertz, task.rate):
-        part = [table[i] for i in places] if isinstance(table, list) else table.select(places)
-        for place, row in zip(places, task.predict(own, tokenizer, part, progress=progress), strict=True):
-            found[place] = row
-    return found
+def check_output(task: Task, out: Path, source: str | None = None) -> None:
+    """ValueError for a file or folder that `save_predictions` does not write for the rows of a source."""
+    of_signals = task.head is LagwiseForSignalRegression
+    if not out.parent.is_dir() or (out.suffix != ".csv" if out.suffix or not of_signals else out.is_file()):
+        what = "a .csv file, or of sounds a folder," if of_signals else "a .csv file"
+        raise ValueError(f"`out` must be {what} in an existing folder, got {str(out)!r}")
+    if out.suffix:
+        return
+    if found := next((path for path in files_below(out) if inner_suffix(path) in SOUNDS), None):
+        raise ValueError(f"`out` {str(out)!r} has sounds, such as {found}; give a new folder, so that none is lost")
+    paths = () if source is None else open_inputs(source).paths
+    if not (kinds := {file_kind(path) for path in paths}) or not kinds <= {*SOUNDS}:
+        raise ValueError(
+            f"`out` {str(out)!r} has no .csv at its end, but only sounds are written to a folder, and {source!r} has "
+            "others"
+        )
+
+
+def save_predictions(task: Task, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Write rows with their predictions to a .csv file, or signals as sounds to a folder."""
+    if out.suffix:
+        write_whole(out, rows_as_csv(task.table(rows)))
+    else:
+        write_sounds({row["file"]: (row["predicted"], row["sampling_rate"]) for row in rows}, out)
 
 
 def _check_new(new: Iterable[str], existing: Collection[str]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -74,9 +74,8 @@ def make_app(
         if scheduler is not None:
             await run_in_threadpool(scheduler.stop)
 
-    app = FastAPI(
-        title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None
-    )  # these pages load scripts from a CDN
+    # pages of documentation load scripts from a CDN
+    app = FastAPI(title="lagwise", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(_Guard, max_body=max_body, timeout=embedder.timeout + _GRACE, api_key=api_key)
     if origins:  # outermost, since browsers ask without the key whether they may ask
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
@@ -208,7 +207,8 @@ class _Reply(Response):
             with _as_http():
                 self.scheduler.require_capacity(len(self.texts))
                 self.answers = [
-                    answers.enter_context(self.scheduler.submit(prompt, rule, wake)) for prompt, rule in self.texts
+                    answers.enter_context(closing(self.scheduler.submit(prompt, rule, wake)))
+                    for prompt, rule in self.texts
                 ]
             sent = self._send_stream(send) if self.stream else self._send_whole(scope, receive, send)
             tasks = [asyncio.ensure_future(sent), asyncio.ensure_future(_until_disconnected(receive))]
@@ -254,7 +254,11 @@ class _Reply(Response):
 
     def _failure(self) -> tuple[int, str] | None:
         """The status and message of the first text that failed."""
-        return next((_failure(answer.error) for answer in self.answers if answer.error is not None), None)
+        errors = [answer.error for answer in self.answers if answer.error is not None]
+        if not errors:
+            return None
+        status = _status(errors[0])
+        return status, "the model failed; see the server's log" if status == 500 else str(errors[0])
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         texts = [""] * len(self.answers)
@@ -276,21 +280,20 @@ class _Reply(Response):
         begun: set[int] = set()
         new = [self._new_logprobs(answer) for answer in self.answers]
         async for number, text, finish in self._pieces():
-            if text:
-                first = number not in begun
-                await _event(send, self.bodies.piece(number, text, first=first, logprobs=next(new[number])))
-                begun.add(number)
-            if finish is not None:
-                first = number not in begun
-                last = self.bodies.piece(number, "", first=first, finish=finish, logprobs=next(new[number]))
-                await _event(send, last)
+            # the text, then how it finished
+            for part, end in ((text, None), ("", finish)):
+                if part or end is not None:
+                    first, logprobs = number not in begun, next(new[number])
+                    piece = self.bodies.piece(number, part, first=first, finish=end, logprobs=logprobs)
+                    await _event(send, piece)
+                    begun.add(number)
         if failure := self._failure():
             status, message = failure
             await _event(send, error_body(message, _kind(status), str(status)))
         else:
             if self.with_usage:
                 await _event(send, self.bodies.usage(self._usage()))
-            await _send_line(send, "[DONE]")
+            await _event(send, "[DONE]")
         await send({"type": "http.response.body", "body": b""})
 
     def _new_logprobs(self, answer: Answer) -> Iterator[dict[str, Any] | None]:
@@ -356,11 +359,8 @@ async def _until_disconnected(receive: Receive) -> None:
         pass
 
 
-async def _event(send: Send, body: Mapping[str, Any]) -> None:
-    await _send_line(send, json.dumps(body))
-
-
-async def _send_line(send: Send, data: str) -> None:
+async def _event(send: Send, body: Mapping[str, Any] | str) -> None:
+    data = body if isinstance(body, str) else json.dumps(body)
     await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
 
 
@@ -379,17 +379,8 @@ def _kind(status: int) -> str:
     return _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-_STATUS: dict[type[Exception], int] = {
-    Busy: 429,
-    Stopped: 503,
-    TimeoutError: 504,
-}  # HTTP status of a scheduler's exceptions
-
-
-def _failure(error: Exception) -> tuple[int, str]:
-    """The status and message of an answer that failed."""
-    status = _status(error)
-    return status, "the model failed; see the server's log" if status == 500 else str(error)
+# HTTP status of a scheduler's exceptions
+_STATUS: dict[type[Exception], int] = {Busy: 429, Stopped: 503, TimeoutError: 504}
 
 
 def _status(error: Exception) -> int:

@@ -211,9 +211,10 @@ class Bodies:
     """The bodies of one answer, whole or as pieces of a stream."""
 
     def __init__(self, model: str, *, chat: bool):
-        self.chat = chat
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self.head = {"id": self.id, "created": int(time.time()), "model": model}
+        self.chat, self.kind = chat, "chat.completion" if chat else "text_completion"
+        self.chunk = "chat.completion.chunk" if chat else self.kind
+        id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.head = {"id": id, "created": int(time.time()), "model": model}
 
     def choice(self, index: int, text: str, finish: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         """One text of a whole answer."""
@@ -245,30 +246,19 @@ class Bodies:
         return {"content": content, "refusal": None}
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
-        return {**self.head, "object": self._kind(""), "choices": choices, "usage": usage}
+        return {**self.head, "object": self.kind, "choices": choices, "usage": usage}
 
     def piece(
-        self,
-        index: int,
-        text: str,
-        *,
-        first: bool = False,
-        finish: str | None = None,
-        logprobs: dict[str, Any] | None = None,
+        self, index: int, text: str, *, first: bool, finish: str | None, logprobs: dict[str, Any] | None
     ) -> dict[str, Any]:
         delta = {**({"role": "assistant"} if first else {}), **({"content": text} if text or first else {})}
         said = {"delta": delta} if self.chat else {"text": text}
-        return self._piece([{"index": index, **said, "logprobs": logprobs, "finish_reason": finish}])
+        choices = [{"index": index, **said, "logprobs": logprobs, "finish_reason": finish}]
+        return {**self.head, "object": self.chunk, "choices": choices}
 
     def usage(self, usage: dict[str, int]) -> dict[str, Any]:
         """Last chunk of a stream with ``include_usage``."""
-        return {**self._piece([]), "usage": usage}
-
-    def _piece(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self.head, "object": self._kind(".chunk"), "choices": choices}
-
-    def _kind(self, chunk: str) -> str:
-        return f"chat.completion{chunk}" if self.chat else "text_completion"
+        return {**self.head, "object": self.chunk, "choices": [], "usage": usage}
 
 
 def usage(prompt: int, tokens: int) -> dict[str, int]:
@@ -277,12 +267,8 @@ def usage(prompt: int, tokens: int) -> dict[str, int]:
 
 def embeddings_body(model: str, vectors: Sequence[list[float] | str], tokens: int) -> dict[str, Any]:
     data = [{"object": "embedding", "index": number, "embedding": each} for number, each in enumerate(vectors)]
-    return {
-        "object": "list",
-        "data": data,
-        "model": model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:

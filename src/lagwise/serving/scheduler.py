@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from lagwise.data import spellings
 from lagwise.data.tokenizers import is_byte_level
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.generation import TextWriter
+from lagwise.models.generation import TextWriter, end_tokens
 from lagwise.models.inputs import check_prompt_length
 from lagwise.models.session import Prompt, StreamingSession
 from lagwise.serving.sampling import Sampling, draw
@@ -52,7 +52,13 @@ class Answer:
     """
 
     def __init__(
-        self, prompt: Prompt, sampling: Sampling, max_tokens: int, deadline: float, close: Callable[[Answer], None]
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        max_tokens: int,
+        deadline: float,
+        close: Callable[[Answer], None],
+        wake: Callable[[], None],
     ):
         self.prompt, self.sampling, self.max_tokens, self.deadline = prompt, sampling, max_tokens, deadline
         self.numbers = random.Random(sampling.seed)
@@ -60,9 +66,8 @@ class Answer:
         self.logprobs: list[TokenLogprobs] = []
         self.finish: Literal["stop", "length", "error"] | None = None
         self.error: Exception | None = None
-        self.wake: Callable[[], None] = lambda: None  # called by the scheduler's thread on new text and at the end
         self.closed = False
-        self._close, self._pieces = close, deque[str]()
+        self._close, self._wake, self._pieces = close, wake, deque[str]()
 
     def take(self) -> str:
         """Return the text since the last call. All text is available before ``finish`` is set."""
@@ -72,15 +77,9 @@ class Answer:
         """Close the answer. The scheduler frees its resources before the next step."""
         self._close(self)
 
-    def __enter__(self) -> Answer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def write(self, text: str) -> None:
         self._pieces.append(text)
-        self.wake()
+        self._wake()
 
     def note(self, token: int, logits: Tensor) -> None:
         """Keep the probabilities of a token, if they were asked for: the model's own, whatever the sampling."""
@@ -93,7 +92,7 @@ class Answer:
 
     def end(self, finish: Literal["stop", "length", "error"], error: Exception | None = None) -> None:
         self.error, self.finish = error, finish
-        self.wake()
+        self._wake()
 
 
 class Scheduler:
@@ -129,8 +128,7 @@ class Scheduler:
         self.tokenizer = tokenizer
         self.rows, self.queue = check_integer("rows", rows), check_integer("queue", queue, 0)
         self.max_tokens, self.timeout, self.clock = check_integer("max_tokens", max_tokens), timeout, clock
-        ends = None if model.generation_config is None else model.generation_config.eos_token_id
-        self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        self._ends = end_tokens(model) | {tokenizer.eos_token_id}
         self.tokens = {"prompt": 0, "completion": 0}  # counts of tokens read and generated since the start
         self._open: set[Answer] = set()
         self._waiting: deque[Answer] = deque()
@@ -164,8 +162,7 @@ class Scheduler:
         if count is None:
             count = self.max_tokens if limit is None else max(1, min(self.max_tokens, limit - len(prompt)))
         check_prompt_length(limit, len(prompt), count)
-        answer = Answer(self.session.begin(prompt), sampling, count, self.clock() + self.timeout, self._forget)
-        answer.wake = wake
+        answer = Answer(self.session.begin(prompt), sampling, count, self.clock() + self.timeout, self._forget, wake)
         with self._changed:
             self.require_capacity()
             self._open.add(answer)

@@ -1,24 +1,22 @@
-"""Tasks: everything about a training that depends on what is learned."""
+"""Tasks: everything about a training that depends on what is learned, and the one loop of evaluation and prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-import lagwise.models as models
 from lagwise.data import open_rows
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
-from lagwise.data.row_writing import rows_as_csv
 from lagwise.data.tokenizers import without_template
-from lagwise.files import write_whole
-from lagwise.models.loading import save_tokenizer
-from lagwise.tables import known
+from lagwise.models.loading import by_rate, save_tokenizer
+from lagwise.progress import progress_bar
 from lagwise.tasks.figures import Figures, Log, metric_curve
 
 if TYPE_CHECKING:
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
 
 Records = Iterable[Mapping[str, Any]]  # rows as mappings from columns
+#: Options of the data that not every task supports.
+_SPECIAL = ("streaming", "lengths", "evaluate_length", "format")
 
 
 class Table(NamedTuple):
@@ -48,68 +48,78 @@ class Metric(NamedTuple):
     greater_is_better: bool = True
 
 
+class Sizes(NamedTuple):
+    """How much the training examples of a task are.
+
+    Attributes:
+        steps_per_epoch: optimiser steps that see every example about once; None for examples without end.
+        tokens: tokens of an example on average, or what ``unit`` names.
+        longest: tokens of the longest example.
+        unit: what the progress bar of a training counts.
+    """
+
+    steps_per_epoch: int | None
+    tokens: float
+    longest: int
+    unit: str = "tokens"
+
+
+class LinearRows(NamedTuple):
+    """Data for the fit of a linear model.
+
+    Attributes:
+        train: training rows, in batches, with ``labels`` and perhaps a ``weight`` for each.
+        valid: held-out rows, in batches, in the order of `TaskData.validation_examples`.
+        fields: of the model's configuration.
+        tokenizer: of texts.
+    """
+
+    train: Sequence[Mapping[str, Tensor]]
+    valid: Sequence[Mapping[str, Tensor]]
+    fields: Mapping[str, Any]
+    tokenizer: Any = None
+
+
 class Task:
     """The description of what is learned: options, which the constructor checks, and what follows from them without the
     data. Abstract; `lagwise.tasks.TASKS` maps names to subclasses.
 
-    The constructor takes the data options and, as keyword-only parameters, the task's own. `open` reads the data.
+    The constructor takes the data options and, as keyword-only parameters, the task's own. `open` reads the data. A
+    subclass says how a model answers one encoded row (``_output``, or ``_batches`` for several at a time), how rows are
+    encoded (``_encoded``), and how an answer becomes new columns of its row (``_answer``).
     """
 
     #: the metric by which checkpoints are compared, as far as it is known without the data
     headline: Metric
-    #: names of the heads that are trained and fitted, in `lagwise.models`
-    head: ClassVar[str]
-    linear_head: ClassVar[str | None] = None
-    #: what a trained run is used with: a prompt, text, masked text, data, or labels to learn
-    query: str = "text"
-    #: the values that ``data.format`` may have
-    formats: ClassVar[Collection[str]] = ()
+    #: the head that is trained, and that of a first answer, a linear model of fixed features
+    head: ClassVar[type[PreTrainedModel]]
+    linear_head: ClassVar[type[PreTrainedModel] | None] = None
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
+    #: the options of data and training that it supports, of those that not every task does: ``streaming``,
+    #: ``lengths``, ``evaluate_length``, ``format``, ``carry_states`` (texts are longer than a step) and
+    #: ``sequence_parallel`` (losses and metrics are sums over tokens)
+    supports: ClassVar[frozenset[str]] = frozenset()
     #: the first of the columns that `predict` adds
     predicts: ClassVar[str] = "predicted"
-
-    #: whether sequence parallelism is supported: losses and metrics must be sums over tokens
-    splits: ClassVar[bool] = False
-    #: whether training may carry a model's states from step to step: its texts are longer than a step
-    carries: ClassVar[bool] = False
     #: the sampling rate in Hz of the sounds that it learns from
     rate: int | None = None
-    #: whether its data can be streamed (``data.streaming``)
-    streams: ClassVar[bool] = False
-    #: what a training needs, for people, where it has no data of its own
-    needs: ClassVar[str | None] = None
-    #: whether all examples are of one length, ``data.length`` at most
-    one_length: ClassVar[bool] = False
+    #: whether the model has a first answer's map beside its layers
+    wide: bool = False
+    #: the data, not yet read
+    source: Any
+
+    _needs: ClassVar[str | None] = None  # what a training needs, for people, where it has no data of its own
+    _unit: ClassVar[str] = "row"  # what a progress bar counts
 
     def __init__(self, data: DataOptions):
         self.data = data
-        if data.streaming and not self.streams:
-            raise ValueError(
-                f"`streaming` is for language modelling and masked language modelling, not {type(self).__name__}"
-            )
-        if self.needs and not data.source:
-            raise ValueError(self.needs)
-        if self.one_length:
-            options = {"lengths": data.lengths, "evaluate_length": data.evaluate_length}
-            require_none(type(self).__name__, **options)
-        if data.format is not None:
-            known(data.format, self.formats, "`format` for this task")
+        if self._needs and not data.source:
+            raise ValueError(self._needs)
+        given = {name: getattr(data, name) or None for name in _SPECIAL if name not in self.supports}
+        require_none(type(self).__name__, **given)
 
-    #: whether the model has a first answer's map beside its layers
-    wide: bool = False
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        """The head that is trained."""
-        return getattr(models, self.head)
-
-    @property
-    def linear_class(self) -> type[PreTrainedModel] | None:
-        """The head of a first answer, a linear model of fixed features; None if the task has none."""
-        return None if self.linear_head is None else getattr(models, self.linear_head)
-
-    def fixed_fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of the model's configuration that are known before the data are read."""
         return {}
 
@@ -122,13 +132,9 @@ class Task:
         if config.input_name != self.inputs:
             raise ValueError(f"the task provides {self.inputs}, but the model reads {config.input_name}")
 
-    def logged_headline(self, metrics: Log) -> Metric:
-        """The headline of a run, from the lines of its log."""
-        return self.headline
-
     def key(self) -> str:
-        """A hash of the data, their splits, and every option that affects the encoding. Encodes nothing."""
-        raise NotImplementedError
+        """A hash of the data, their splits, and what decides how they are read. Encodes nothing."""
+        return self.source.key()
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TaskData:
         """Read and encode the data, or load the cached result; ValueError for unsuitable data.
@@ -146,8 +152,8 @@ class Task:
             f"{type(self).__name__} does not write its split as files; tasks of running text and labelled rows do"
         )
 
-    def open_rows(self, source: str) -> Any:
-        """The rows of a table to predict, as the task reads them."""
+    def rows(self, source: str) -> Any:
+        """The rows of a table to predict, as the task reads them, not yet read."""
         return open_rows(source)
 
     def columns(self) -> tuple[str, ...]:
@@ -156,29 +162,39 @@ class Task:
 
     def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
         """The model's predictions for each row, as new columns by name. tokenizer: the model's, None without one."""
+        encoded, found = self._encoded(model, tokenizer, rows), {}
+        names = rows[0] if isinstance(rows, list) else getattr(rows, "column_names", ())
+        hertz = None
+        if self.rate is not None and "sampling_rate" in names:  # sounds may have other rates than those of training
+            hertz = [row["sampling_rate"] for row in rows] if isinstance(rows, list) else rows["sampling_rate"][:]  # type: ignore[bad-index]
+        for i, output in outputs(self, model, tokenizer, encoded, hertz, what="predicting", progress=progress):
+            found[i] = self._answer(model, output)
+        return [found[i] for i in range(len(encoded))]
+
+    def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> Any:
+        return list(rows)
+
+    def _batches(
+        self, model: Any, tokenizer: Any, rows: Any, indices: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], Any]]:
+        """Yield the indices of the rows of a batch, and the model's output for each; one row at a time by default."""
+        for i in indices:
+            yield [i], [self._output(model, tokenizer, rows[i])]
+
+    def _output(self, model: Any, tokenizer: Any, row: Any) -> Any:
         raise NotImplementedError
+
+    def _answer(self, model: Any, output: Any) -> dict[str, Any]:
+        return output
 
     def continuation(self, source: str) -> Callable[[Any], list[dict[str, Any]]] | None:
         """A function of the model that gives the next rows of a table over time; None for a source of separate rows,
         which `predict` is for."""
         return None
 
-    def check_output(self, out: Path, source: str | None = None) -> None:
-        """ValueError for a file or folder that `save_predictions` does not write for the rows of a source."""
-        if out.suffix != ".csv" or not out.parent.is_dir():
-            raise ValueError(f"`out` must be a .csv file in an existing folder, got {str(out)!r}")
-
-    def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return the rows with their predictions as .csv."""
-        return rows_as_csv(rows)
-
-    def save_predictions(self, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
-        """Write rows with their predictions to a file, or to a folder if `check_output` accepts one."""
-        write_whole(out, self.as_csv(rows))
-
-    def kernel_length(self, config: Any) -> int:
-        """The length for which a report draws the kernels of a model."""
-        return 2048
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return rows with their predictions as lines of a .csv file."""
+        return rows
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         """The result of `TaskData.evaluate` for people."""
@@ -189,25 +205,24 @@ class Task:
         `TaskData.evaluate`; by default the headline over the steps."""
         return {"loss": lambda: metric_curve(metrics, self.headline.name, self.headline.label)}
 
-    def sample(self, model: Any, tokenizer: Any) -> str:
-        """Return a text that the model writes, for a report; an empty one where it writes no text."""
-        return ""
-
 
 class TaskData:
     """The data of a task, read and encoded, and what is learned and measured on them. Abstract; `Task.open` returns
-    it. With other data for evaluation, it can only evaluate."""
+    it. With other data for evaluation, it can only evaluate.
+
+    `evaluate` reduces the output for each row of the splits ``_scored`` (``_measured``), and computes the scores of a
+    split from all of them (``_scores``).
+    """
 
     task: Any
     tokenizer: PreTrainedTokenizerBase | None
-    #: what the progress bar of a training counts: `tokens_per_example` of them in each example
-    speed_unit: ClassVar[str] = "tokens"
-    #: the weight of each class, where they differ
-    weights: Tensor | None = None
-    #: the arguments of the model that are labels, where they are not those that transformers finds
-    label_arguments: ClassVar[Sequence[str]] = ()
     #: the training loss, a function of (outputs, labels, num_items_in_batch), where it is not the model's own
     loss: Any = None
+    #: sets a trained model's configuration by its outputs for held-out rows, and returns what `reduce` kept of these;
+    #: None where nothing is set
+    calibrated: Any = None
+
+    _scored: Mapping[str, Any]  # encoded rows to evaluate on, by split
 
     def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase | None = None):
         self.task, self.tokenizer = task, tokenizer
@@ -232,29 +247,15 @@ class TaskData:
     def check_model(self, model: Any) -> None:
         """ValueError for a new model that cannot learn from the training data."""
 
-    def linear_fields(self) -> dict[str, Any]:
-        """Return the fields of `LagwiseLinearConfig` that depend on the data."""
+    def linear_rows(self) -> LinearRows:
+        """The labelled rows of ``train`` and ``valid``, as a linear model reads them."""
         raise NotImplementedError
-
-    @property
-    def ngrams(self) -> Any:
-        """The n-grams of the training texts (`Ngrams.chosen`), for a first answer of texts."""
-        raise NotImplementedError
-
-    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
-        """The labelled rows of ``train`` or ``valid``, as a linear model reads them; of ``valid`` those of
-        `validation_examples`, in that order."""
-        raise NotImplementedError
-
-    def saved_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer as a run saves it, for other programs: it encodes a text as in training."""
-        assert self.tokenizer is not None
-        return without_template(self.tokenizer)
 
     def save_preprocessing(self, folder: Path, limit: int | None) -> None:
-        """Save the preprocessing for other programs: the tokenizer, with the model's length limit."""
+        """Save the preprocessing for other programs: the tokenizer, which encodes a text as in training, with the
+        model's length limit."""
         if self.tokenizer is not None:
-            save_tokenizer(self.saved_tokenizer(), folder, limit)
+            save_tokenizer(without_template(self.tokenizer), folder, limit)
 
     def constant_scores(self) -> dict[str, float]:
         """Scores on the validation rows of one answer for all rows: the accuracy of their most common class, or the
@@ -265,50 +266,28 @@ class TaskData:
         """Return the notes about the data for the user before a long training, one line each."""
         return ()
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the optimiser steps that see every training example about once."""
+    def sizes(self, batch_size: int) -> Sizes:
+        """Return the sizes of training examples and the steps of an epoch."""
         raise NotImplementedError
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
         """Return ``steps * batch_size`` examples in the order in which they are used; example i depends only on the
-        data, the arguments and i, so that a resumed run and any number of processes see the same."""
-        raise NotImplementedError
+        data, the arguments and i, so that a resumed run and any number of processes see the same.
 
-    def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
-        """Return `training_examples`, each of which continues the row of the step before, for so many pieces
-        (`CarriedPieces`); of a task that `carries`."""
-        raise NotImplementedError
-
-    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
-        """The example of a window of streamed text; of a task that `streams`. seed: of what is random in it."""
+        pieces: of a task that supports ``carry_states``, the number of examples over which each continues the row of
+        the step before (`CarriedPieces`).
+        """
         raise NotImplementedError
 
     def validation_examples(self, tokens: int) -> Dataset:
         """Return the held-out examples of about ``tokens`` tokens at most."""
         raise NotImplementedError
 
-    @property
-    def sequence_lengths(self) -> Sequence[int]:
-        """The lengths of training sequences; every step draws one."""
-        return self.task.data.lengths or [self.task.data.length]
-
-    def tokens_per_example(self) -> float:
-        """Return the tokens of a training example on average, or what `speed_unit` names."""
-        return sum(self.sequence_lengths) / len(self.sequence_lengths)
-
-    def longest_example(self) -> int:
-        """Return the tokens of the longest training example."""
-        return self.task.data.length
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """A batch of training examples; by default of one length, which need no padding and no mask."""
+    def collate(self, rows: Sequence[Mapping[str, Any]], training: bool = True) -> dict[str, Tensor]:
+        """A batch of training or validation examples; by default of one length, which need no padding and no mask."""
         from transformers import default_data_collator
 
         return default_data_collator(list(rows))
-
-    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """A batch of validation examples."""
-        return self.collate(rows)
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """The values of a validation batch that `metrics` needs; None if the loss is enough."""
@@ -317,14 +296,6 @@ class TaskData:
     def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Number of labels, tokens or values over which the loss of a validation batch is the mean."""
         return (batch["labels"] != IGNORED).sum()
-
-    #: whether a trained model's configuration is set by held-out rows (`calibrated`)
-    calibrates: ClassVar[bool] = False
-
-    def calibrated(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Set a trained model's configuration by its outputs for held-out rows, and return what `reduce` kept of
-        these."""
-        return logits
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
         """Return the validation metrics by name, the headline among them, from the mean loss and what `reduce` kept."""
@@ -335,11 +306,63 @@ class TaskData:
     ) -> dict[str, Any]:
         """Return the scores on held-out data, to be saved as JSON. ValueError for an option that does not apply to the
         task."""
+        require_none(type(self.task).__name__, lengths=lengths, max_tokens=max_tokens)
+        result: dict[str, Any] = {}
+        for split, rows in self._scored.items():
+            if self._is_fitted(model, split):
+                continue
+            found, hertz, what = {}, self._hertz_of(rows), f"scoring {split}"
+            for i, output in outputs(self.task, model, self.tokenizer, rows, hertz, what=what, progress=progress):
+                found[i] = self._measured(output, rows, i)
+            result |= self._scores(split, [found[i] for i in range(len(rows))], model)
+        return result
+
+    def _is_fitted(self, model: Any, split: str) -> bool:
+        """Whether a model was fitted to a split, which is then not scored."""
+        return False
+
+    def _hertz_of(self, rows: Any) -> Any:
+        """The sampling rate of each row, None where all have that of training."""
+        return None
+
+    def _measured(self, output: Any, rows: Any, i: int) -> Any:
+        return output
+
+    def _scores(self, split: str, measured: Sequence[Any], model: Any) -> dict[str, Any]:
         raise NotImplementedError
 
-    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
-        """The headline metric of a language model on test data of about ``max_tokens`` tokens at each length."""
-        raise NotImplementedError
+
+def outputs(
+    task: Task,
+    model: Any,
+    tokenizer: Any,
+    rows: Any,
+    hertz: Sequence[int] | None = None,
+    *,
+    what: str,
+    progress: bool,
+) -> Iterator[tuple[int, Any]]:
+    """Yield the index of each encoded row and the model's output for it, in the order of batches: the loop of all
+    evaluations and predictions of rows.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: the model's, None without one.
+        rows: encoded rows.
+        hertz: the sampling rate of each row, if they may differ from that of training.
+        what: what is done, for the progress bar.
+    """
+    groups = [(model, range(len(rows)))] if hertz is None else by_rate(model, hertz, task.rate or 0)
+    with progress_bar(desc=what, total=len(rows), unit=task._unit, show=progress) as bar:
+        for own, indices in groups:
+            batches = task._batches(own, tokenizer, rows, indices)
+            while True:
+                with torch.inference_mode():  # not while the caller has the outputs
+                    chosen, made = next(batches, ((), ()))
+                if not len(chosen):
+                    break
+                yield from zip(chosen, made, strict=True)
+                bar.update(len(chosen))
 
 
 def usable_lengths(lengths: Sequence[int] | None, default: Sequence[int], limit: int | None) -> list[int]:

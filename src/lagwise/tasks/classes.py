@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from lagwise.tables import known
@@ -48,25 +46,3 @@ def class_counts(counts: Mapping[str, int], what: str = "classes") -> list[str]:
     if len(shown) > _SHOWN:
         shown = [*shown[: _SHOWN - 3], "...", *shown[-3:]]
     return [f"{what} in train: {', '.join(shown)}"] if shown else []
-
-
-def several_columns(logits: np.ndarray, names: Sequence[str], threshold: float) -> list[dict[str, Any]]:
-    """Return ``predicted``, the names of all labels whose probability exceeds a threshold, between ``|``, and a column
-    of probabilities for each, of logits ``(rows, labels)``."""
-    shares = torch.tensor(logits, device="cpu").sigmoid().numpy()
-    found = ("|".join(name for name, share in zip(names, row, strict=True) if share > threshold) for row in shares)
-    return _with_shares(found, shares, names)
-
-
-def class_columns(logits: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return ``predicted``, the likeliest class, and a column of probabilities for each, of logits ``(rows,
-    classes)``."""
-    shares = torch.tensor(logits, device="cpu").softmax(-1).numpy()
-    return _with_shares((names[i] for i in shares.argmax(-1).tolist()), shares, names)
-
-
-def _with_shares(predicted: Iterable[str], shares: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {"predicted": found, **{f"p({name})": round(float(share), 6) for name, share in zip(names, row, strict=True)}}
-        for found, row in zip(predicted, shares, strict=True)
-    ]

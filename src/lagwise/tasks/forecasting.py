@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from lagwise.data.options import DataOptions
 from lagwise.data.splits import split_sizes
 from lagwise.files import expanded
 from lagwise.forecasting.gaps import carry_forward, scales
-from lagwise.progress import progress_bar
-from lagwise.schema import Count
-from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
+from lagwise.models import LagwiseForPrediction
+from lagwise.tables import Count
+from lagwise.tasks.base import Metric, Records, Sizes, Table, Task, TaskData, finite
 
 _TENTHS = (7, 1)  # tenths of the rows for train and valid; the rest is for test
 _BATCH = 256  # windows of an evaluation
@@ -45,12 +45,11 @@ class Forecasting(Task):
     """
 
     headline = Metric("mse", "mean squared error", greater_is_better=False)
-    needs = "forecasting needs series to learn from; give a table with `source`, such as sensors.csv"
-    one_length = True
-    head = "LagwiseForPrediction"
-    query = "data"
+    _needs = "forecasting needs series to learn from; give a table with `source`, such as sensors.csv"
+    head = LagwiseForPrediction
     predicts = "forecast"
     inputs = "values"
+    _unit = "window"
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Forecasting(Task):
         self.horizon, self.patch = horizon, patch
         self.time, self.series = time, columns
 
-    def fixed_fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         return {"inputs": {"name": "values", "features": 2 * self.patch}, "prediction_length": self.horizon}
 
     def key(self) -> str:
@@ -128,11 +127,11 @@ class Forecasting(Task):
     def columns(self) -> tuple[str, ...]:
         return ("past_values",)
 
-    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """Return ``forecast``, the next values of each row's ``past_values``, as a list in JSON: numbers of one series
-        on any scale, null where missing; only the last ``data.length`` are used."""
-        found = []
-        for row in progress_bar(list(rows), desc="forecasting", unit="row", show=progress):
+    def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> list[dict[str, Tensor]]:
+        """Each row's ``past_values``: numbers of one series on any scale, null where missing; only the last
+        ``data.length`` are used."""
+        encoded = []
+        for row in rows:
             given = row["past_values"]
             try:
                 values = np.asarray(json.loads(given) if isinstance(given, str) else given, dtype=np.float64)
@@ -140,9 +139,21 @@ class Forecasting(Task):
                 raise ValueError(f"past_values must be a list of numbers, got {given!r:.80}") from error
             if values.ndim != 1 or not len(values) or np.isnan(values).all():
                 raise ValueError(f"past_values must be the numbers of one series, got {given!r:.80}")
-            past = torch.from_numpy(values[-self.data.length :])[None, :, None]
-            found.append({"forecast": json.dumps(self.forecast(model, past)[0, :, 0].tolist())})
-        return found
+            encoded.append({"past_values": torch.from_numpy(values[-self.data.length :])[:, None]})
+        return encoded
+
+    def _batches(
+        self, model: Any, tokenizer: Any, rows: Any, indices: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+        """Forecast windows together, rows of any length one by one."""
+        size = _BATCH if isinstance(rows, Windows) else 1
+        for start in range(0, len(indices), size):
+            chosen = indices[start : start + size]
+            yield chosen, self.forecast(model, torch.stack([rows[i]["past_values"] for i in chosen]))
+
+    def _answer(self, model: Any, output: np.ndarray) -> dict[str, Any]:
+        """``forecast``, the next values, as a list in JSON."""
+        return {"forecast": json.dumps(output[:, 0].tolist())}
 
     @torch.inference_mode()
     def forecast(self, model: Any, past: Tensor) -> np.ndarray:
@@ -161,7 +172,6 @@ class SeriesParts(TaskData):
     """Standardised series ``(rows, series)`` by split."""
 
     task: Forecasting
-    label_arguments = ("future_values",)
 
     def __init__(self, task: Forecasting, parts: dict[str, np.ndarray], noted: Sequence[str]):
         super().__init__(task)
@@ -170,10 +180,11 @@ class SeriesParts(TaskData):
     def notes(self) -> Sequence[str]:
         return self.noted
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        return -(-self._windows("train").count // batch_size)
+    def sizes(self, batch_size: int) -> Sizes:
+        length = self.task.data.length
+        return Sizes(-(-self._windows("train").count // batch_size), float(length), length)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
         return self._windows("train", drawn=steps * batch_size, seed=seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
@@ -195,24 +206,21 @@ class SeriesParts(TaskData):
     ) -> dict[str, Any]:
         """Errors on the windows of the test part (all, or as many evenly spaced ones as ``max_tokens`` rows allow),
         beside those of repeating the last value."""
-        require_none("forecasting", lengths=lengths)
-        windows = self._windows(
-            "test", drawn=None if max_tokens is None else max(1, max_tokens // self.task.data.length)
-        )
-        found: dict[str, list[np.ndarray]] = {"model": [], "last value": []}
-        with progress_bar(desc="forecasting", total=len(windows), unit="window", show=progress) as bar:
-            for start in range(0, len(windows), _BATCH):
-                batch = self.collate([windows[i] for i in range(start, min(start + _BATCH, len(windows)))])
-                past, future = batch["past_values"], batch["future_values"].numpy()
-                found["model"].append(self.task.forecast(model, past) - future)
-                last = np.stack([carry_forward(window)[-1:] for window in past.numpy()])
-                found["last value"].append(last - future)
-                bar.update(len(past))
+        drawn = None if max_tokens is None else max(1, max_tokens // self.task.data.length)
+        self._scored = {"test": self._windows("test", drawn=drawn)}
+        result = super().evaluate(model, lengths=lengths, progress=progress)
+        return {**result, "windows": len(self._scored["test"]), "horizon": self.task.horizon}
+
+    def _measured(self, output: np.ndarray, rows: Any, i: int) -> tuple[np.ndarray, np.ndarray]:
+        window, future = rows[i]["past_values"].numpy(), rows[i]["future_values"].numpy()
+        return output - future, carry_forward(window)[-1:] - future
+
+    def _scores(self, split: str, measured: Sequence[Any], model: Any) -> dict[str, Any]:
         scores = {}
-        for name, errors in found.items():
-            each = np.concatenate(errors)
+        for name, errors in zip(("model", "last value"), zip(*measured, strict=True), strict=True):
+            each = np.stack(errors)
             scores[name] = {"mse": float(np.nanmean(each**2)), "mae": float(np.nanmean(np.abs(each)))}
-        return {"test": scores, "windows": len(windows), "horizon": self.task.horizon}
+        return {split: scores}
 
     def _windows(self, part: str, *, drawn: int | None = None, seed: int | None = None) -> Windows:
         return Windows(self.parts[part], self.task.data.length, self.task.horizon, drawn=drawn, seed=seed)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from lagwise.data.image_files import open_images
 from lagwise.data.images import (
@@ -26,14 +26,15 @@ from lagwise.data.images import (
     thumbnail,
     torchvision_transforms,
 )
-from lagwise.data.labelled_images import ImageData, images_key, prepare_images
+from lagwise.data.labelled_images import ImageData, prepare_images
 from lagwise.data.labels import known_labels
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
-from lagwise.progress import progress_bar
-from lagwise.schema import Share, Weight
-from lagwise.tasks.base import Records, Table, finite
-from lagwise.tasks.classes import class_columns, class_fields, class_names
+from lagwise.models import LagwiseForImageClassification, LagwiseLinearForImageClassification
+from lagwise.models.memory import check_images_memory
+from lagwise.tables import Share, Weight
+from lagwise.tasks.base import LinearRows, Records, Sizes, Table, finite, outputs
+from lagwise.tasks.classes import class_fields, class_names
 from lagwise.tasks.figures import Figures, Log, image_gallery
 from lagwise.tasks.labelled import Labelled, LabelledRows
 
@@ -65,11 +66,11 @@ class ImageClassification(Labelled):
     Metrics: accuracy, the headline, and macro F1.
     """
 
-    needs = "classification needs images to learn from; give a folder of them with `source`"
-    head = "LagwiseForImageClassification"
-    linear_head = "LagwiseLinearForImageClassification"
-    query = "data"
+    _needs = "classification needs images to learn from; give a folder of them with `source`"
+    head = LagwiseForImageClassification
+    linear_head = LagwiseLinearForImageClassification
     inputs = "patches"
+    _unit = "image"
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class ImageClassification(Labelled):
             raise ValueError(f"`std` must be greater than 0, got {std!r}")
         check_crop(crop, self.size)
 
-    def fixed_fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         return {"causal": False}
 
     def lengths(self) -> dict[str, int]:
@@ -125,9 +126,6 @@ class ImageClassification(Labelled):
                 f"of {patch}, such as {max(patch, height // patch * patch)}, or the model another `inputs.size`"
             )
 
-    def key(self) -> str:
-        return images_key(self.source, self.size, self.channels)
-
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> LabelledImages:
         if source is not None:
             assert run is not None
@@ -143,23 +141,17 @@ class ImageClassification(Labelled):
 
         found = LabelledImages(self)
         found.label_names = names = class_names(read_config(run))
-        rows: Any = rows_to_evaluate(self.open_rows(source).read(), source)
+        rows: Any = rows_to_evaluate(self.rows(source).read(), source)
         if "label" not in rows.column_names:
             raise ValueError(f"{source!r} has no labelled images to evaluate on")
         labels = known_labels(rows["label"][:], names, lambda i: rows["file"][i])
-        found.scored = {"test": (rows, labels)}
+        found._scored, found._labels = {"test": _Pixels(rows, found.reader)}, {"test": labels}
         return found
 
     def reader(self, found: ImageData | None = None) -> ImageReader:
         """Return the reader of images for a model, with the options of a trained run or else as these data need."""
         given: Any = found or self
         return ImageReader(tuple(given.size), tuple(self.mean or given.mean), tuple(self.std or given.std), self.crop)
-
-    def kernel_length(self, config: Any) -> int:
-        """Count the patches along the longer side."""
-        from lagwise.models.embeddings import patch_side
-
-        return max(self.reader().size) // patch_side(config)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         tables = super().tables(evaluation)
@@ -179,28 +171,37 @@ class ImageClassification(Labelled):
             )
         return figures
 
-    def open_rows(self, source: str) -> Any:
+    def rows(self, source: str) -> Any:
         return open_images(source, image=self.image, label=self.label)
 
     def columns(self) -> tuple[str, ...]:
         return ("image",)
 
-    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """``predicted``, the likeliest class, and a column of probabilities for each. A row's ``image`` is the bytes of
-        an image file."""
-        return class_columns(self.logits(model, list(rows), self.reader(), progress), class_names(model.config))
+    def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> _Pixels:
+        return _Pixels(rows, self.reader())
 
-    @torch.inference_mode()
-    def logits(self, model: Any, rows: Any, read: ImageReader, progress: bool) -> np.ndarray:
-        """Return the logits ``(images, labels)`` in the order of the rows."""
-        found = []
-        with progress_bar(desc="predicting", total=len(rows), unit="image", show=progress) as bar:
-            for start in range(0, len(rows), _IMAGES_PER_BATCH):
-                batch = [rows[i] for i in range(start, min(start + _IMAGES_PER_BATCH, len(rows)))]
-                pixels = [read(row["image"], row.get("file", f"row {start + i + 1}")) for i, row in enumerate(batch)]
-                found.append(model(pixel_values=torch.stack(pixels).to(model.device)).logits.float().cpu().numpy())
-                bar.update(len(batch))
-        return finite(np.concatenate(found), "logits")
+    def _batches(
+        self, model: Any, tokenizer: Any, rows: _Pixels, indices: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+        for start in range(0, len(indices), _IMAGES_PER_BATCH):
+            chosen = indices[start : start + _IMAGES_PER_BATCH]
+            pixels = torch.stack([rows[i] for i in chosen])
+            logits = model(pixel_values=pixels.to(model.device)).logits.float().cpu().numpy()
+            yield chosen, finite(logits, "logits")
+
+
+class _Pixels:
+    """The images of rows as tensors, without their labels; ``image`` is the bytes of a file."""
+
+    def __init__(self, rows: Any, reader: ImageReader):
+        self.rows, self.reader = rows, reader
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Tensor:
+        row = self.rows[i]
+        return self.reader(row["image"], row.get("file", f"row {i + 1}"))
 
 
 class LabelledImages(LabelledRows):
@@ -208,27 +209,25 @@ class LabelledImages(LabelledRows):
 
     task: ImageClassification
     label_names: tuple[str, ...]
-    speed_unit = "images"
-    unused = ("max_tokens",)
-    most_mistakes = _MISTAKES
+    _most_mistakes = _MISTAKES
 
     def __init__(self, task: ImageClassification, images: ImageData | None = None):
         super().__init__(task, None, images)
         self.reader = task.reader(images)
+        if images is not None:
+            self._scored = {split: _Pixels(rows, self.reader) for split, rows in self._scored.items()}
 
     def fields(self) -> dict[str, Any]:
         return {**class_fields(self.rows.label_names), "problem_type": "single_label_classification"}
 
-    def linear_fields(self) -> dict[str, Any]:
-        return {
-            **self.fields(),
-            "inputs": {"name": "patches", "size": 1, "channels": self.task.channels, "image": [*self.rows.size]},
-        }
-
-    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
-        examples = ImageExamples(self.rows.splits[split], self.reader)
-        for start in range(0, len(examples), _IMAGES_PER_BATCH):
-            yield collate_images([examples[i] for i in range(start, min(start + _IMAGES_PER_BATCH, len(examples)))])
+    def linear_rows(self) -> LinearRows:
+        """ValueError for more images than the memory holds."""
+        height, width = self.rows.size
+        splits = [ImageExamples(self.rows.splits[split], self.reader) for split in ("train", "valid")]
+        check_images_memory(sum(map(len, splits)), self.task.channels, height, width)
+        inputs = {"name": "patches", "size": 1, "channels": self.task.channels, "image": [height, width]}
+        train, valid = (list(DataLoader(each, _IMAGES_PER_BATCH, collate_fn=collate_images)) for each in splits)
+        return LinearRows(train, valid, {**self.fields(), "inputs": inputs})
 
     def resolved(self) -> dict[str, Any]:
         return {"size": list(self.reader.size), "mean": list(self.reader.mean), "std": list(self.reader.std)}
@@ -236,7 +235,11 @@ class LabelledImages(LabelledRows):
     def save_preprocessing(self, folder: Path, limit: int | None) -> None:
         self.reader.processor().save_pretrained(folder)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+    def sizes(self, batch_size: int) -> Sizes:
+        height, width = self.rows.size
+        return Sizes(-(-len(self.rows.splits["train"]) // batch_size), 1.0, height * width, "images")
+
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
         if self.task.mixup or self.task.cutmix:
             self.mixing = Mixing(len(self.label_names), mixup=self.task.mixup, cutmix=self.task.cutmix, seed=seed)
         examples = ImageExamples(self.rows.splits["train"], self.reader, self.task.changes, seed)
@@ -245,20 +248,9 @@ class LabelledImages(LabelledRows):
     def validation_examples(self, tokens: int) -> Dataset:
         return ImageExamples(self.rows.splits["valid"], self.reader)
 
-    def tokens_per_example(self) -> float:
-        return 1.0
-
-    def longest_example(self) -> int:
-        height, width = self.rows.size
-        return height * width
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        if self.task.mixup or self.task.cutmix:
-            return self.mixing(rows)
-        return collate_images(rows)
-
-    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return collate_images(rows)
+    def collate(self, rows: Sequence[Mapping[str, Any]], training: bool = True) -> dict[str, Tensor]:
+        mixes = training and (self.task.mixup or self.task.cutmix)
+        return self.mixing(rows) if mixes else collate_images(rows)
 
     def evaluate(
         self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
@@ -267,11 +259,11 @@ class LabelledImages(LabelledRows):
         the scores with images resized to other sizes. lengths: their longer sides in pixels."""
         sizes = [self._resized(side, model.config) for side in lengths or ()]
         result = super().evaluate(model, max_tokens=max_tokens, progress=progress)
-        if sizes:
-            rows, labels = self.scored["test"]
-            found = [self.task.logits(model, rows, replace(self.reader, size=size), progress) for size in sizes]
-            scores = [self.metrics(0.0, logits, labels) for logits in found]
-            result["sizes"] = [{"size": list(size), **each} for size, each in zip(sizes, scores, strict=True)]
+        for size in sizes:
+            rows = _Pixels(self._scored["test"].rows, replace(self.reader, size=size))
+            found = [each for _, each in outputs(self.task, model, None, rows, what="scoring", progress=progress)]
+            scores = self.metrics(0.0, np.stack(found), self._labels["test"])
+            result.setdefault("sizes", []).append({"size": list(size), **scores})
         return result
 
     def _resized(self, longer: int, config: Any) -> tuple[int, int]:
@@ -293,9 +285,6 @@ class LabelledImages(LabelledRows):
             )
         return size
 
-    def logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
-        return self.task.logits(model, rows, self.reader, progress)
-
-    def shown(self, rows: Any, i: int) -> dict[str, Any]:
+    def _shown(self, rows: _Pixels, i: int) -> dict[str, Any]:
         """A thumbnail: a PNG file in base64."""
-        return {"image": thumbnail(rows[i]["image"], self.task.channels, _SIDE)}
+        return {"image": thumbnail(rows.rows[i]["image"], self.task.channels, _SIDE)}

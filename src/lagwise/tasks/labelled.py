@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.data.options import DataOptions
 from lagwise.tables import counted
-from lagwise.tasks.base import Metric, Table, Task, TaskData, require_none
-from lagwise.tasks.classes import class_counts
+from lagwise.tasks.base import Metric, Table, Task, TaskData
+from lagwise.tasks.classes import class_counts, class_names
 from lagwise.tasks.classification_results import result_figures, result_tables, worst_of_several, worst_rows
 from lagwise.tasks.figures import Figures, Log
 from lagwise.tasks.scores import best_threshold, classification_scores, headline_of, regression_scores, several_scores
@@ -38,11 +40,11 @@ class Labelled(Task):
         super().__init__(data)
         self.label_smoothing = label_smoothing
 
-    @property
+    @cached_property
     def source(self) -> Any:
         """The rows of the data, not yet read."""
         assert self.data.source is not None
-        return self.open_rows(self.data.source)
+        return self.rows(self.data.source)
 
     def steps(self, samples: int) -> int:
         """Return the steps of the model for so many samples of a series."""
@@ -53,6 +55,19 @@ class Labelled(Task):
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         return result_figures(metrics, evaluation, self.metric)
+
+    def _answer(self, model: Any, output: np.ndarray) -> dict[str, Any]:
+        """``predicted``, the likeliest class, the number, or all labels that are likely enough, between ``|``; and for
+        classes and labels a column of probabilities for each."""
+        if model.config.num_labels == 1:
+            return {"predicted": float(output[0])}
+        names, logits = class_names(model.config), torch.tensor(output, device="cpu")
+        if model.config.problem_type == "multi_label_classification":
+            shares, threshold = logits.sigmoid().tolist(), threshold_of(model.config)
+            found = "|".join(name for name, share in zip(names, shares, strict=True) if share > threshold)
+        else:
+            shares, found = logits.softmax(-1).tolist(), names[int(logits.argmax())]
+        return {"predicted": found, **{f"p({n})": round(p, 6) for n, p in zip(names, shares, strict=True)}}
 
 
 def check_samples(task: Any, features: int, most: int) -> None:
@@ -83,31 +98,25 @@ class LabelledRows(TaskData):
         rows: the rows of the run's own data, in splits; None for other data.
         label_names: names of the classes, by id; None for numbers.
         several: whether a row may have several labels.
-        scored: rows to evaluate on and their labels, by split.
     """
 
     rows: Any
     several: bool = False
     label_names: tuple[str, ...] | None
-    scored: dict[str, tuple[Any, Any]]
+    weights: Tensor | None = None  #: the weight of each class, where they differ
     label_variance: float = 1.0
-    #: options of `evaluate` that do not apply
-    unused: Sequence[str] = ("lengths", "max_tokens")
-    #: wrong predictions that are shown
-    most_mistakes: int = 10
+    _labels: dict[str, Any]  # of the rows to evaluate on, by split
+    _most_mistakes: int = 10  # wrong predictions that are shown
 
     def __init__(self, task: Labelled, tokenizer: Any, rows: Any):
         super().__init__(task, tokenizer)
         self.rows = rows
         if rows is not None:
-            self.label_names, splits = rows.label_names, rows.splits
-            self.scored = {split: (splits[split], splits[split]["label"][:]) for split in ("valid", "test")}
+            self.label_names = rows.label_names
+            self._scored = {split: rows.splits[split] for split in ("valid", "test")}
+            self._labels = {split: each["label"][:] for split, each in self._scored.items()}
 
-    def logits(self, model: Any, rows: Any, progress: bool) -> np.ndarray:
-        """Return the logits ``(rows, labels)`` in the order of the rows."""
-        raise NotImplementedError
-
-    def shown(self, rows: Any, i: int) -> dict[str, Any]:
+    def _shown(self, rows: Any, i: int) -> dict[str, Any]:
         """A row for people."""
         raise NotImplementedError
 
@@ -123,22 +132,17 @@ class LabelledRows(TaskData):
         counts = class_counts(self.rows.counts.get("train", {}), "labels" if self.several else "classes")
         return [*self.rows.describe().splitlines(), *counts]
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        return -(-len(self.rows.splits["train"]) // batch_size)
-
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Compute the cross-entropy with class weights and label smoothing, of classes or of shares of mixed ones, or
         of each of several labels; or the squared error over the labels' variance: a mean over the rows of a step."""
-        logits = outputs.logits.float()
+        logits, smoothing = outputs.logits.float(), self.task.label_smoothing
         if self.label_names is None:
             each = (logits[:, 0] - labels).square() / self.label_variance
         elif self.several:
-            smooth = labels * (1 - self.task.label_smoothing) + self.task.label_smoothing / 2
-            losses = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
-            each = losses.mean(1)
+            smooth = labels * (1 - smoothing) + smoothing / 2
+            each = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none").mean(1)
         else:
             weight = None if self.weights is None else self.weights.to(logits)
-            smoothing = self.task.label_smoothing
             each = F.cross_entropy(logits, labels, weight=weight, label_smoothing=smoothing, reduction="none")
         if num_items_in_batch is None:
             return each.mean()
@@ -148,51 +152,40 @@ class LabelledRows(TaskData):
         return logits.float(), labels
 
     def metrics(self, loss: float, predictions: Any = None, labels: Any = None) -> dict[str, float]:
-        return self._scores(np.asarray(predictions), np.asarray(labels), _HALF)[0]
+        return self._of_labels(np.asarray(predictions), np.asarray(labels), _HALF)[0]
 
     @property
-    def calibrates(self) -> bool:  # type: ignore[override]
-        return self.several
+    def calibrated(self) -> Any:  # type: ignore[override]
+        return self._with_threshold if self.several else None
 
-    def calibrated(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def _with_threshold(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Set the threshold of several labels in a model's configuration, that of the task or the best of some rows,
-        and return these rows' logits, moved so that the threshold is at 0.5. Other logits stay as they are."""
-        if not self.several:
-            return logits
+        and return these rows' logits, moved so that the threshold is at 0.5."""
         threshold = self.task.threshold or best_threshold(logits, labels)
         model.config.threshold = threshold
         return logits - np.float32(np.log(threshold / (1 - threshold)))
 
-    def evaluate(
-        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
-    ) -> dict[str, Any]:
-        """Return the scores of the valid and test rows, with mistakes; of classes also the confusion matrix and scores
-        by class.
+    def _is_fitted(self, model: Any, split: str) -> bool:
+        """Whether a first answer, alone or in a model, was fitted to the validation rows, once its penalty was
+        chosen."""
+        return split == "valid" and (model.config.model_type == "lagwise-linear" or model.config.wide is not None)
 
-        A first answer, alone or in a model, was fitted to the validation rows too, once its penalty was chosen, so they
-        are left out.
-        """
-        given = {"lengths": lengths, "max_tokens": max_tokens}
-        require_none(type(self.task).__name__, **{name: given[name] for name in self.unused})
+    def _scores(self, split: str, measured: Sequence[Any], model: Any) -> dict[str, Any]:
+        """Scores with mistakes; of classes also the confusion matrix and scores by class, those of the last split."""
         kind = "regression" if self.label_names is None else "several labels" if self.several else "classification"
+        logits, labels = np.stack(measured), np.asarray(self._labels[split])
         threshold = threshold_of(model.config)
-        result: dict[str, Any] = {"kind": kind, "labels": self.label_names}
-        for split, (rows, labels) in self.scored.items():
-            if split == "valid" and (model.config.model_type == "lagwise-linear" or model.config.wide is not None):
-                continue
-            logits = self.logits(model, rows, progress)
-            scores, details = self._scores(logits, np.asarray(labels), threshold)
-            if self.several:
-                assert self.label_names is not None
-                worst = worst_of_several(logits, np.asarray(labels), self.label_names, threshold, self.most_mistakes)
-            else:
-                worst = worst_rows(logits, np.asarray(labels), self.label_names, self.most_mistakes)
-            mistakes = [{**self.shown(rows, i), **each} for i, each in worst.items()]
-            # details of the last split, the test rows
-            result |= {split: {**scores, "rows": len(rows)}, **details, "mistakes": mistakes}
-        return result
+        scores, details = self._of_labels(logits, labels, threshold)
+        if self.several:
+            assert self.label_names is not None
+            worst = worst_of_several(logits, labels, self.label_names, threshold, self._most_mistakes)
+        else:
+            worst = worst_rows(logits, labels, self.label_names, self._most_mistakes)
+        mistakes = [{**self._shown(self._scored[split], i), **each} for i, each in worst.items()]
+        about = {"kind": kind, "labels": self.label_names, "mistakes": mistakes}
+        return {split: {**scores, "rows": len(labels)}, **details, **about}
 
-    def _scores(
+    def _of_labels(
         self, logits: np.ndarray, labels: np.ndarray, threshold: float
     ) -> tuple[dict[str, float], dict[str, Any]]:
         if self.label_names is None:

@@ -14,23 +14,20 @@ from torch.utils.data import Dataset
 from lagwise.data import ScheduledExamples, token_bytes
 from lagwise.data.carried import CarriedPieces
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
-from lagwise.progress import progress_bar
-from lagwise.tasks.base import Metric, Records, Table, usable_lengths
+from lagwise.models import LagwiseForCausalLM
+from lagwise.tasks.base import Metric, Table, usable_lengths
 from lagwise.tasks.figures import Figures, Log, length_curve, loss_curve
 from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningText, TextData
-
-_SAMPLE_TOKENS = 300  # tokens in a report
 
 
 class PlainText(TextData):
     """A text to predict token by token."""
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+        if pieces > 1:
+            tokens, end = self.text.splits["train"], self.text.tokenizer.eos_token_id
+            return CarriedPieces(tokens, end, self.sequence_lengths, batch_size, steps, seed, most=pieces)
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
-
-    def carried_examples(self, steps: int, batch_size: int, seed: int, pieces: int) -> Dataset:
-        tokens, end = self.text.splits["train"], self.text.tokenizer.eos_token_id
-        return CarriedPieces(tokens, end, self.sequence_lengths, batch_size, steps, seed, most=pieces)
 
     def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
         return {"input_ids": (tokens := torch.from_numpy(ids)), "labels": tokens}
@@ -68,11 +65,6 @@ class PlainText(TextData):
             "compressors": compressor_bits_per_byte(text, window=window),
         }
 
-    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
-        sizes = token_bytes(self.text.tokenizer, self.text.bytes_per_token("test"))
-        test = self.text.splits["test"][:max_tokens]
-        return [evaluate(model, test, n, sizes, progress=progress).bits_per_byte for n in lengths]
-
 
 class LanguageModelling(RunningText):
     """Causal language modelling: the next token of running text, in bits per byte of that text.
@@ -81,11 +73,10 @@ class LanguageModelling(RunningText):
     """
 
     headline = Metric("bits_per_byte", "bits/byte", greater_is_better=False)
-    head = "LagwiseForCausalLM"
-    query = "prompt"
+    head = LagwiseForCausalLM
     predicts = "bits_per_byte"
     opened = PlainText
-    carries = True
+    supports = RunningText.supports | {"carry_states"}
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         valid, scored = evaluation["valid"], max(score["tokens"] for score in evaluation["test"])
@@ -112,24 +103,13 @@ class LanguageModelling(RunningText):
             )
         return figures
 
-    def sample(self, model: Any, tokenizer: Any) -> str:
-        from lagwise.models import generate_text
-
-        count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
-        return generate_text(model, tokenizer, "", max_new_tokens=count, seed=0) if count > 0 else ""
-
-    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """Compute bits_per_byte of each text, read as a separate document."""
-        end, found = tokenizer.eos_token_id, []
-        for row in progress_bar(list(rows), desc="scoring", unit="row", show=progress):
-            ids = tokenizer(row["text"], add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            stream = np.asarray([end, *ids, end])
-            score = evaluate(
-                model, stream, min(len(stream), model.length_limit or len(stream)), np.zeros(len(tokenizer))
-            )
-            size = max(1, len(str(row["text"]).encode()))
-            found.append({"bits_per_byte": score.nats / math.log(2) / size})
-        return found
+    def _output(self, model: Any, tokenizer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``bits_per_byte`` of a text, read as a separate document."""
+        end = tokenizer.eos_token_id
+        ids = tokenizer(row["text"], add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        stream = np.asarray([end, *ids, end])
+        score = evaluate(model, stream, min(len(stream), model.length_limit or len(stream)), np.zeros(len(tokenizer)))
+        return {"bits_per_byte": score.nats / math.log(2) / max(1, len(str(row["text"]).encode()))}
 
 
 def _columns(score: Mapping[str, Any]) -> tuple[str, str]:

@@ -25,9 +25,9 @@ from lagwise.data import (
 from lagwise.data.masking import EVALUATION_SEED
 from lagwise.data.options import DataOptions
 from lagwise.evaluation import masked_score
-from lagwise.progress import progress_bar
-from lagwise.schema import Number
-from lagwise.tasks.base import Metric, Records, Table, usable_lengths
+from lagwise.models import LagwiseForMaskedLM
+from lagwise.tables import Number
+from lagwise.tasks.base import Metric, Table, usable_lengths
 from lagwise.tasks.figures import Figures, Log, length_curve, metric_curve
 from lagwise.tasks.running_text import DEFAULT_LENGTHS, RunningText, TextData
 
@@ -42,7 +42,7 @@ class HiddenText(TextData):
 
     task: MaskedLanguageModelling
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
         return self._masked(ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed), seed)
 
     def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ class HiddenText(TextData):
         length = self.task.data.evaluate_length or self.task.data.length
         return self._masked(self.text.validation_examples(length, tokens), EVALUATION_SEED)
 
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, rows: Sequence[Mapping[str, Any]], training: bool = True) -> dict[str, Tensor]:
         return collate_documents(rows)
 
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,10 +82,6 @@ class HiddenText(TextData):
         lengths = usable_lengths(lengths, DEFAULT_LENGTHS, model.length_limit)
         stream = self._hidden_stream(self.text.splits["test"][: max_tokens or DEFAULT_TOKENS])
         return {"test": [masked_score(model, *stream, n, progress=progress).to_dict() for n in lengths]}
-
-    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
-        stream = self._hidden_stream(self.text.splits["test"][:max_tokens])
-        return [masked_score(model, *stream, n, progress=progress).perplexity for n in lengths]
 
     @functools.cached_property
     def _masking(self) -> Masking:
@@ -128,8 +124,7 @@ class MaskedLanguageModelling(RunningText):
 
     headline = Metric("perplexity", "perplexity", greater_is_better=False)
     opened = HiddenText
-    head = "LagwiseForMaskedLM"
-    query = "masked text"
+    head = LagwiseForMaskedLM
     predicts = "filled"
 
     def __init__(
@@ -147,7 +142,7 @@ class MaskedLanguageModelling(RunningText):
     def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         return with_mask(tokenizer)
 
-    def fixed_fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         return {"causal": False, "sparse_prediction": True}
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
@@ -166,22 +161,17 @@ class MaskedLanguageModelling(RunningText):
             )
         return figures
 
-    @torch.inference_mode()
-    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """Return ``filled``, the text with the likeliest token for each mask, and ``probability``, the product of
-        theirs.
+    def _output(self, model: Any, tokenizer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``filled``, the text with the likeliest token for each mask, and ``probability``, the product of theirs.
 
         ValueError for a text without a mask.
         """
-        found = []
-        for row in progress_bar(list(rows), desc="filling", unit="row", show=progress):
-            ids = tokenizer(row["text"], add_special_tokens=False, return_tensors="pt")["input_ids"]
-            masks = ids == tokenizer.mask_token_id
-            if not masks.any():
-                raise ValueError(f"{row['text']!r:.80} has no {tokenizer.mask_token} to fill")
-            logits = model(ids.to(model.device)).logits[masks.to(model.device)].float().cpu()
-            logits[:, tokenizer.all_special_ids] = -torch.inf
-            best = logits.softmax(-1).max(-1)
-            ids[masks] = best.indices
-            found.append({"filled": tokenizer.decode(ids[0]), "probability": float(best.values.prod())})
-        return found
+        ids = tokenizer(row["text"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+        masks = ids == tokenizer.mask_token_id
+        if not masks.any():
+            raise ValueError(f"{row['text']!r:.80} has no {tokenizer.mask_token} to fill")
+        logits = model(ids.to(model.device)).logits[masks.to(model.device)].float().cpu()
+        logits[:, tokenizer.all_special_ids] = -torch.inf
+        best = logits.softmax(-1).max(-1)
+        ids[masks] = best.indices
+        return {"filled": tokenizer.decode(ids[0]), "probability": float(best.values.prod())}

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch import Tensor
+
 from lagwise.data import (
     StreamedText,
     TextStream,
@@ -22,7 +25,7 @@ from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
 from lagwise.data.split_files import write_text_split
 from lagwise.files import expanded
-from lagwise.tasks.base import Task, TaskData
+from lagwise.tasks.base import Sizes, Task, TaskData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,8 +42,7 @@ class RunningText(Task):
 
     #: the class of its data
     opened: type[TextData]
-    splits = True
-    streams = True
+    supports = frozenset({"streaming", "lengths", "evaluate_length", "sequence_parallel"})
 
     def __init__(self, data: DataOptions):
         super().__init__(data)
@@ -108,8 +110,20 @@ class TextData(TaskData):
             notes += open_source(self.task.source).notes
         return notes
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        return max(1, round(len(self.text.splits["train"]) / (batch_size * self.tokens_per_example())))
+    @property
+    def sequence_lengths(self) -> Sequence[int]:
+        """The lengths of training sequences; every step draws one."""
+        return self.task.data.lengths or [self.task.data.length]
+
+    def sizes(self, batch_size: int) -> Sizes:
+        tokens = sum(self.sequence_lengths) / len(self.sequence_lengths)
+        whole = self.text.splits.get("train", ())  # none of streamed text, which is not read yet
+        steps = max(1, round(len(whole) / (batch_size * tokens)))
+        return Sizes(steps, tokens, self.task.data.length)
+
+    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
+        """The example of a window of streamed text. seed: of what is random in it."""
+        raise NotImplementedError
 
     def training_stream(self, batch_size: int, seed: int, reader: int, readers: int) -> TextStream:
         """The batches of one of several processes that share a streamed text."""

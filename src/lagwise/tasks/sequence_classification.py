@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -24,13 +24,11 @@ from lagwise.data import (
     RowEncoder,
     RowSource,
     SeriesSource,
-    labelled_key,
     load_tokenizer,
     open_rows,
     open_series,
     prepare_labelled,
     rows_to_score,
-    spellings,
     with_pairs,
 )
 from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
@@ -43,29 +41,19 @@ from lagwise.data.options import DataOptions
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.several_labels import MULTI_LABEL
 from lagwise.data.split_files import check_split_folder, write_row_split
-from lagwise.models.linear.ngrams import Ngrams
-from lagwise.models.loading import by_rate
+from lagwise.data.tokenizers import without_template
+from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
+from lagwise.models.loading import save_tokenizer
 from lagwise.models.rates import require_rate
-from lagwise.progress import progress_bar
-from lagwise.schema import Count, Number, Share
-from lagwise.tables import known
-from lagwise.tasks.base import Metric, Records, finite, require_none
-from lagwise.tasks.classes import (
-    CLASS_WEIGHTS,
-    balanced_weights,
-    class_columns,
-    class_fields,
-    class_names,
-    several_columns,
-)
-from lagwise.tasks.figures import Log
-from lagwise.tasks.labelled import MOST_STRIDE, Labelled, LabelledRows, check_samples, threshold_of
+from lagwise.tables import Count, Number, Share, known
+from lagwise.tasks.base import LinearRows, Metric, Records, Sizes, finite, require_none
+from lagwise.tasks.classes import CLASS_WEIGHTS, balanced_weights, class_fields, class_names
+from lagwise.tasks.labelled import MOST_STRIDE, Labelled, LabelledRows, check_samples
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset as Rows
-    from transformers import PreTrainedTokenizerBase
 
 TOKENS_A_BATCH = 16384  # tokens of an evaluation batch, including padding
 _SHOWN_CHARACTERS = 120  # characters of a text in a report
@@ -107,17 +95,17 @@ class SequenceClassification(Labelled):
         label_smoothing: share of the true class's probability that is spread over all classes.
         separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
             the longer one first: for models that process them separately (``model.pooling``).
+        group: a column whose equal values stay in one split, such as the person that rows are of.
         packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy,
     Pearson's correlation, and micro F1.
     """
 
-    head = "LagwiseForSequenceClassification"
-    linear_head = "LagwiseLinearForSequenceClassification"
-    needs = "classification needs rows to learn from; give a file with `source`, such as reviews.csv"
-    one_length = True
-    formats: ClassVar[Collection[str]] = FORMATS
+    head = LagwiseForSequenceClassification
+    linear_head = LagwiseLinearForSequenceClassification
+    supports = frozenset({"format"})
+    _needs = "classification needs rows to learn from; give a file with `source`, such as reviews.csv"
 
     def __init__(
         self,
@@ -138,9 +126,12 @@ class SequenceClassification(Labelled):
         label_smoothing: Share = 0.0,
         separate: bool = False,
         packing: bool = False,
+        group: str | None = None,
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         super().__init__(data, label_smoothing)
+        if data.format is not None:
+            known(data.format, FORMATS, "`format` for this task")
         self.kind, self.metric = known(kind, KINDS, "`kind`"), metric
         check_metric(metric, self.kind)
         self.inputs = known(inputs, INPUTS, "`inputs`")
@@ -148,7 +139,7 @@ class SequenceClassification(Labelled):
         self.text, self.label, self.threshold = text, label, threshold
         if isinstance(label, list) and len(label) < 2:
             raise ValueError(f"`label` must be a column, or two or more columns of 0 and 1, got {label!r}")
-        self.separate, self.packing = separate, packing
+        self.separate, self.packing, self.group = separate, packing, group
         if time is not None and stride is None:
             stride = 1
         if time is not None and stride != 1:
@@ -167,17 +158,7 @@ class SequenceClassification(Labelled):
     def headline(self) -> Metric:  # type: ignore[override]
         return headline_of(self.metric or default_metric(self.kind))
 
-    def logged_headline(self, metrics: Log) -> Metric:
-        found = next(
-            (name for name in ("pearson", "micro_f1") if any(f"eval_{name}" in line for line in metrics)), None
-        )
-        return headline_of(found) if self.metric is None and found else self.headline
-
-    @property
-    def query(self) -> str:  # type: ignore[override]
-        return "text" if self.inputs == "tokens" and len(self.columns()) == 1 else "data"
-
-    def fixed_fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         inputs = {"name": "values", "stride": self.stride, **timed_fields(self.time)}
         return {"causal": False} | ({"inputs": inputs} if self.inputs == "values" else {})
 
@@ -185,23 +166,25 @@ class SequenceClassification(Labelled):
         return {"`length`": self.steps(self.data.length)}
 
     def key(self) -> str:
-        return labelled_key(self.source, **self.reading)
+        input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)  # checks them
+        return self.source.key()
 
-    def open_rows(self, source: str) -> RowSource:
+    def rows(self, source: str) -> RowSource:
         if self.inputs == "values":
             return self._series(source, any_rate=self.rate is not None)
         return open_rows(source) if self.data.format is None else FORMATS[self.data.format].open(source)
 
-    @property
+    @cached_property
     def source(self) -> RowSource:
         """The rows of the data, not yet read."""
         assert self.data.source is not None
         if self.inputs == "values":
             return self._series(self.data.source, any_rate=True)
-        return self.open_rows(self.data.source)
+        return self.rows(self.data.source)
 
     def _series(self, source: str, *, any_rate: bool) -> SeriesSource:
-        options: dict[str, Any] = {"features": self.features, "lines": self.lines, "rate": self.rate, "time": self.time}
+        names = ("features", "lines", "rate", "time", "group")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return open_series(source, self.label, **options, any_rate=any_rate)
 
     def write_split(self, folder: Path) -> None:
@@ -211,7 +194,9 @@ class SequenceClassification(Labelled):
         source, values = self.source, self.inputs == "values"
         columns = input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)
         write_row_split(
-            source, read_labelled(source, columns, self.label, kind=self.kind, values=values).places, folder
+            source,
+            read_labelled(source, columns, self.label, kind=self.kind, values=values, group=self.group).places,
+            folder,
         )
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
@@ -254,44 +239,35 @@ class SequenceClassification(Labelled):
         found = ClassifiedRows(self, load_tokenizer(str(run)) if config.input_name == "tokens" else None)
         found.label_names = None if config.num_labels == 1 else class_names(config)
         found.several = config.problem_type == "multi_label_classification"
-        opened = self.open_rows(source)
+        opened = self.rows(source)
         rows, labels = rows_to_score(opened, self.columns(), self.label, found.label_names, several=found.several)
         encoded: Any = self.encoder(config, found.tokenizer)(rows)
         if self.rate is not None and RATE in rows.column_names:
             encoded = encoded.add_column(RATE, rows[RATE][:])
-        found.scored = {"test": (encoded, labels)}
+        found._scored, found._labels = {"test": encoded}, {"test": labels}
         return found
 
     def columns(self) -> tuple[str, ...]:
         return (self.text,) if isinstance(self.text, str) else tuple(self.text)
 
-    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """``predicted``, the likeliest class, the number, or all labels that are likely enough, between ``|``; and for
-        classes and labels a column of probabilities for each."""
-        logits = self.logits(model, tokenizer, self.encoder(model.config, tokenizer).table(rows), progress)
-        if model.config.num_labels == 1:
-            return [{"predicted": float(value)} for value in logits[:, 0]]
-        if model.config.problem_type == "multi_label_classification":
-            return several_columns(logits, class_names(model.config), threshold_of(model.config))
-        return class_columns(logits, class_names(model.config))
+    def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> pa.Table:
+        return self.encoder(model.config, tokenizer).table(rows)
 
-    @torch.inference_mode()
-    def logits(self, model: Any, tokenizer: Any, rows: Rows | pa.Table, progress: bool) -> np.ndarray:
-        """Return the logits ``(rows, labels)`` in the order of encoded rows, computed in batches of similar lengths, in
-        steps of the model: a first answer reads single samples."""
+    def _batches(
+        self, model: Any, tokenizer: Any, rows: Rows | pa.Table, indices: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+        """Compute logits in batches of similar lengths, in steps of the model: a first answer reads single samples."""
         inputs = model.config.inputs
         stride = inputs.get("stride", 1) if isinstance(inputs, dict) else 1
+        if len(indices) < len(rows):
+            rows = (rows.select if hasattr(rows, "with_format") else rows.take)(indices)  # type: ignore[missing-attribute]
         ordered, order = by_length(rows)
         examples, lengths = EncodedExamples(ordered), (-(-np.asarray(ordered["length"][:]) // stride)).tolist()
-        result = np.empty((len(order), model.config.num_labels), dtype=np.float32)
-        with progress_bar(desc="predicting", total=len(order), unit="row", show=progress) as bar:
-            for places in like_lengths(lengths, TOKENS_A_BATCH):
-                own = [{k: v for k, v in examples[i].items() if k not in ("label", RATE)} for i in places]
-                batch = self.padded(tokenizer, own, stride=stride)
-                logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits
-                result[order[places.start : places.stop]] = logits.float().cpu().numpy()
-                bar.update(len(places))
-        return finite(result, "logits")
+        for places in like_lengths(lengths, TOKENS_A_BATCH):
+            own = [{k: v for k, v in examples[i].items() if k not in ("label", RATE)} for i in places]
+            batch = self.padded(tokenizer, own, stride=stride)
+            logits = model(**{name: value.to(model.device) for name, value in batch.items()}).logits.float().cpu()
+            yield [indices[i] for i in order[places.start : places.stop]], finite(logits.numpy(), "logits")
 
     def padded(self, tokenizer: Any, rows: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Tensor]:
         """A batch of encoded rows, each with the time of its samples where they have rates. options: of the
@@ -312,7 +288,7 @@ class SequenceClassification(Labelled):
     @property
     def reading(self) -> dict[str, Any]:
         """The options that affect how rows are read and encoded."""
-        own = {name: getattr(self, name) for name in ("text", "label", "kind", "inputs", "separate")}
+        own = {name: getattr(self, name) for name in ("text", "label", "kind", "inputs", "separate", "group")}
         return own | {name: getattr(self.data, name) for name in ("tokenizer", "vocab_size", "length")}
 
 
@@ -372,31 +348,22 @@ class ClassifiedRows(LabelledRows):
             scale["by_row"] = True
         return scale
 
-    @cached_property
-    def ngrams(self) -> tuple[dict[str, Any], Ngrams]:
-        """The n-grams of the training texts, for a first answer."""
-        assert self.tokenizer is not None
-        pairs = len(self.task.columns()) == 2
-        return Ngrams.chosen(spellings(self.tokenizer), self.linear_batches("train"), pairs=pairs)
-
-    def linear_fields(self) -> dict[str, Any]:
+    def linear_rows(self) -> LinearRows:
         fields = self.fields()
+        fields = {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
         if self.task.inputs == "values":
-            fields["inputs"] = {**fields["inputs"], "stride": 1}
-            fields["inputs"].pop("time", None)  # one more feature
-            fields["inputs"].pop("by_row", None)
+            own = {name: value for name, value in fields["inputs"].items() if name not in ("time", "by_row")}
+            fields["inputs"] = {**own, "stride": 1}  # a time is one more feature
         else:
             fields["inputs"] = {"name": "tokens", "pairs": len(self.task.columns()) == 2}
-        return {k: v for k, v in fields.items() if k not in ("type_vocab_size", "label_mean", "label_std")}
+        train, valid = (list(self._linear_batches(split)) for split in ("train", "valid"))
+        if self.weights is not None:  # of the classes
+            weights = self.weights.double()
+            for batch in [*train, *valid]:
+                batch["weight"] = weights[batch["labels"]]
+        return LinearRows(train, valid, fields, self.tokenizer)
 
-    def check_model(self, model: Any) -> None:
-        if self.rows.rates:
-            try:
-                require_rate("a rate for each row", model.base_model, model.config)
-            except ValueError as error:
-                raise ValueError(f"sounds have sampling rates of {_hertz(self.rows.rates)}; {error}") from error
-
-    def linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
+    def _linear_batches(self, split: str) -> Iterator[dict[str, Tensor]]:
         if self.rows.rates:
             raise ValueError(
                 f"a first answer counts samples, but sounds have sampling rates of {_hertz(self.rows.rates)}; resample "
@@ -406,6 +373,13 @@ class ClassifiedRows(LabelledRows):
         examples = EncodedExamples(rows)
         for places in like_lengths(rows["length"][:], TOKENS_A_BATCH):
             yield self.task.padded(self.tokenizer, [examples[i] for i in places], stride=1)
+
+    def check_model(self, model: Any) -> None:
+        if self.rows.rates:
+            try:
+                require_rate("a rate for each row", model.base_model, model.config)
+            except ValueError as error:
+                raise ValueError(f"sounds have sampling rates of {_hertz(self.rows.rates)}; {error}") from error
 
     def resolved(self) -> dict[str, Any]:
         columns, source = self.rows.encoder.columns, self.task.source
@@ -418,41 +392,34 @@ class ClassifiedRows(LabelledRows):
             found["rate"] = self.task.rate
         return found
 
-    def saved_tokenizer(self) -> PreTrainedTokenizerBase:
-        tokenizer = super().saved_tokenizer()
-        return with_pairs(tokenizer, separate=self.task.separate) if len(self.task.columns()) == 2 else tokenizer
+    def save_preprocessing(self, folder: Path, limit: int | None) -> None:
+        if len(self.task.columns()) == 2 and self.tokenizer is not None:
+            save_tokenizer(with_pairs(without_template(self.tokenizer), separate=self.task.separate), folder, limit)
+        else:
+            super().save_preprocessing(folder, limit)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+    def sizes(self, batch_size: int) -> Sizes:
+        lengths = self.rows.splits["train"]["length"][:]
+        return Sizes(-(-len(lengths) // batch_size), float(np.mean(lengths)) / self.task.stride, self._longest)
+
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
         examples = BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
         return ChangedExamples(examples, self.change, seed, 1) if self.change else examples
 
     def validation_examples(self, tokens: int) -> Dataset:
         return EncodedExamples(by_length(self.rows.splits["valid"])[0])
 
-    def tokens_per_example(self) -> float:
-        return float(np.mean(self.rows.splits["train"]["length"][:])) / self.task.stride
-
-    def longest_example(self) -> int:
-        return self._longest
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, rows: Sequence[Mapping[str, Any]], training: bool = True) -> dict[str, Tensor]:
+        if not training:
+            return self.task.padded(self.tokenizer, rows)
         if self.task.packing:
             return with_all_labels(DocumentPackingCollator(self.task.data.length)(rows))
         return self.task.padded(self.tokenizer, rows, multiple_of=partial(length_step, most=self._longest))
 
-    def collate_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        return self.task.padded(self.tokenizer, rows)
+    def _hertz_of(self, rows: Rows) -> Any:
+        return rows[RATE][:] if RATE in rows.column_names else None
 
-    def logits(self, model: Any, rows: Rows, progress: bool) -> np.ndarray:
-        if RATE not in rows.column_names:
-            return self.task.logits(model, self.tokenizer, rows, progress)
-        assert self.task.rate is not None
-        found = np.empty((len(rows), model.config.num_labels), dtype=np.float32)
-        for own, places in by_rate(model, rows[RATE][:], self.task.rate):
-            found[places] = self.task.logits(own, self.tokenizer, rows.select(places), progress)
-        return found
-
-    def shown(self, rows: Rows, i: int) -> dict[str, Any]:
+    def _shown(self, rows: Rows, i: int) -> dict[str, Any]:
         """Describe a row by its number and the start of its text, or of both texts of a pair."""
         if self.tokenizer is None:
             return {"row": f"{i + 1}"}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,25 +19,24 @@ from lagwise.data import RowEncoder, SeriesSource, open_series
 from lagwise.data.augmentation import CHANGES
 from lagwise.data.batches import series
 from lagwise.data.labelled_rows import RATE
-from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for, series_key
+from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.rows import rows_to_evaluate
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series_windows import (
+    LabelledWindows,
     RandomWindows,
-    SeriesWindows,
     WholeSeries,
     WindowCollator,
+    Windows,
     even_windows,
     step_targets,
 )
 from lagwise.evaluation.events import event_scores, expected_events, find_events, latest_report, paired_classes
-from lagwise.models.loading import by_rate
-from lagwise.progress import progress_bar
-from lagwise.schema import Count, Whole
-from lagwise.tables import counted, known
-from lagwise.tasks.base import Records, TaskData, finite, require_none
+from lagwise.models import LagwiseForTokenClassification
+from lagwise.tables import Count, Whole, counted, known
+from lagwise.tasks.base import Records, Sizes, TaskData, finite
 from lagwise.tasks.classes import balanced_weights, checked_class_weights, class_fields, class_names
 from lagwise.tasks.labelled import Labelled
 from lagwise.tasks.scores import classification_scores, headline_of
@@ -63,6 +62,7 @@ class SequenceLabelling(Labelled):
         features: columns of .csv and .tsv files that are read, in this order; found in the data.
         rate: sampling rate of sound files in Hz; found in the data. A trained model of kernels in continuous time reads
             other rates where it has no events, no delay and a stride of 1, which count samples.
+        group: a column whose equal values stay in one split, such as the person that series are of.
         time: column of the times of samples, as in `SequenceClassification`; needs a stride of 1 and no delay.
 
     Metrics of steps: accuracy and macro F1; of events: the share detected with the right class (accuracy), macro F1,
@@ -70,11 +70,10 @@ class SequenceLabelling(Labelled):
     """
 
     headline = headline_of("macro_f1")
-    needs = "sequence_labelling needs series to learn from; give a file or folder with `source`"
-    one_length = True
-    head = "LagwiseForTokenClassification"
-    query = "data"
+    _needs = "sequence_labelling needs series to learn from; give a file or folder with `source`"
+    head = LagwiseForTokenClassification
     inputs = "values"
+    _unit = "series"
 
     def __init__(
         self,
@@ -91,6 +90,7 @@ class SequenceLabelling(Labelled):
         features: list[str] | None = None,
         rate: Count | None = None,
         time: str | None = None,
+        group: str | None = None,
     ):
         super().__init__(data)
         self.stride, self.delay = stride, delay
@@ -115,35 +115,34 @@ class SequenceLabelling(Labelled):
                 "`time`, of samples with times of their own, needs `stride=1`, `delay=0` and no `augment`, "
                 f"got {stride}, {delay} and {self.changes}"
             )
-        self.features, self.rate, self.time = features, rate, time
+        self.features, self.rate, self.time, self.group = features, rate, time, group
 
-    def fixed_fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}}
 
     def lengths(self) -> dict[str, int]:
         return {"`length` (in steps)": self.steps(self.data.length)}
 
-    @property
+    @cached_property
     def source(self) -> SeriesSource:
         assert self.data.source is not None
         return self._series(self.data.source)
 
-    def open_rows(self, source: str) -> SeriesSource:
+    def rows(self, source: str) -> SeriesSource:
         counts_samples = self.events is not None or self.delay > 0 or self.stride > 1
         return self._series(source, any_rate=self.rate is not None and not counts_samples)
 
     def _series(self, source: str, *, any_rate: bool = False) -> SeriesSource:
-        options: dict[str, Any] = {"features": self.features, "rate": self.rate, "time": self.time}
+        names = ("features", "rate", "time", "group")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return open_series(source, self.label, per_sample=True, **options, any_rate=any_rate)
-
-    def key(self) -> str:
-        return series_key(self.source, self.values, self.label, self.events)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SeriesWithClasses:
         if source is not None:
             assert run is not None
             return self._open_other(run, source)
-        found = prepare_series(self.source, values=self.values, label=self.label, events=self.events, progress=progress)
+        columns = {name: getattr(self, name) for name in ("values", "label", "events", "group")}
+        found = prepare_series(self.source, **columns, progress=progress)
         return SeriesWithClasses(self, found)
 
     def _open_other(self, run: Path, source: str) -> SeriesWithClasses:
@@ -153,37 +152,38 @@ class SequenceLabelling(Labelled):
         found = SeriesWithClasses(self)
         config: Any = read_config(run)
         found.label_names = names = class_names(config)
-        rows = rows_to_evaluate(self.open_rows(source).read(), source)
+        rows = rows_to_evaluate(self.rows(source).read(), source)
         columns = self.values, self.label, self.events
-        found.scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
+        found._scored = {"test": list(read_series_for(rows, names, *columns, source, gaps=config.takes_gaps))}
         if self.rate is not None and RATE in rows.column_names:
-            found.hertz = rows[RATE][:]
+            found._hertz = rows[RATE][:]
         return found
 
     def columns(self) -> tuple[str, ...]:
         return (self.values,)
 
-    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """Return ``predicted``: of events a list of (position, class, score); else of stretches of one class (start,
-        end, class), the end not included, in samples; as JSON."""
-        names = class_names(model.config)
+    def _encoded(self, model: Any, tokenizer: Any, rows: Records) -> list[tuple[np.ndarray, None]]:
         config = model.config
         encode = RowEncoder((self.values,), 1 << 30, features=config.inputs["features"], gaps=config.takes_gaps)
-        result = []
-        for samples in progress_bar(list(series(encode(rows))), desc="predicting", unit="series", show=progress):
-            p = self.probabilities(model, samples)
-            if self.events is not None:
-                found = find_events(p, self.reach)
-                places = self.positions(found.steps).clip(0, len(samples) - 1).tolist()
-                scores = zip(places, found.classes, found.scores, strict=True)
-                result.append({"predicted": json.dumps([[at, names[c], round(float(s), 4)] for at, c, s in scores])})
-                continue
-            classes = self.of_samples(p.argmax(1), len(samples))
-            starts = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist()]
-            ends = [*starts[1:], len(classes)]
-            runs = [[start, end, names[classes[start]]] for start, end in zip(starts, ends, strict=True)]
-            result.append({"predicted": json.dumps(runs)})
-        return result
+        return [(samples, None) for samples in series(encode(rows))]
+
+    def _output(self, model: Any, tokenizer: Any, row: tuple[np.ndarray, Any]) -> tuple[np.ndarray, int]:
+        """The probabilities of a series, and the number of its samples."""
+        return self.probabilities(model, row[0]), len(row[0])
+
+    def _answer(self, model: Any, output: tuple[np.ndarray, int]) -> dict[str, Any]:
+        """``predicted``: of events a list of (position, class, score); else of stretches of one class (start, end,
+        class), the end not included, in samples; as JSON."""
+        names, (p, samples) = class_names(model.config), output
+        if self.events is not None:
+            found = find_events(p, self.reach)
+            positions = self.positions(found.steps).clip(0, samples - 1).tolist()
+            scores = zip(positions, found.classes, found.scores, strict=True)
+            return {"predicted": json.dumps([[at, names[c], round(float(s), 4)] for at, c, s in scores])}
+        classes = self.of_samples(p.argmax(1), samples)
+        starts = [0, *(np.flatnonzero(np.diff(classes)) + 1).tolist()]
+        stretches = zip(starts, [*starts[1:], len(classes)], strict=True)
+        return {"predicted": json.dumps([[start, end, names[classes[start]]] for start, end in stretches])}
 
     def positions(self, steps: np.ndarray) -> np.ndarray:
         """The middle samples of the steps, shifted by the delay."""
@@ -208,23 +208,20 @@ class SeriesWithClasses(TaskData):
 
     Args:
         rows: None for other data than the task's own.
-        scored: series and labels to evaluate on, by split.
     """
 
     task: SequenceLabelling
     label_names: tuple[str, ...]
-    scored: dict[str, Iterable[tuple[np.ndarray, np.ndarray]]]
-    hertz: Sequence[int] | None = None  #: sampling rates of the series of other data
+    _hertz: Sequence[int] | None = None  # sampling rates of the series of other data
 
     def __init__(self, task: SequenceLabelling, rows: LabelledSeries | None = None):
         super().__init__(task)
         self.rows: Any = rows
-        self.collate = WindowCollator(task.stride)  # type: ignore[method-assign]
         if rows is None:
             return
         self.label_names = rows.label_names
         self.weights = self._class_weights()
-        self.scored = {split: WholeSeries(rows.splits[split]) for split in ("valid", "test")}
+        self._scored = {split: WholeSeries(rows.splits[split]) for split in ("valid", "test")}
 
     def _class_weights(self) -> Tensor | None:
         if not isinstance(self.task.class_weights, str):
@@ -265,33 +262,32 @@ class SeriesWithClasses(TaskData):
             lines.append(f"{split}: {len(rows):,} series of {samples}; {what}: {shown}")
         return [*lines, *self.rows.notes]
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        return max(1, round(sum(self.rows.splits["train"]["length"][:]) / (batch_size * self.task.data.length)))
+    def sizes(self, batch_size: int) -> Sizes:
+        samples, steps = sum(self.rows.splits["train"]["length"][:]), self.task.steps(self.task.data.length)
+        return Sizes(max(1, round(samples / (batch_size * self.task.data.length))), float(steps), steps)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return RandomWindows(
-            self.rows.splits["train"],
-            steps * batch_size,
-            self.task.data.length,
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+        windows = self._windows("train")
+        return RandomWindows(windows.draw, windows.lengths, steps * batch_size, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        windows, length = self._windows("valid"), self.task.data.length
+        return Windows(windows.cut, even_windows(windows.lengths, length, tokens // self.task.steps(length)))
+
+    def _windows(self, split: str) -> LabelledWindows:
+        return LabelledWindows(
+            self.rows.splits[split],
             self.task.stride,
             self.task.delay,
-            self.task.events is not None,
-            seed=seed,
+            events=self.task.events is not None,
+            length=self.task.data.length,
             mean=self.rows.mean,
             std=self.rows.std,
             changes=self.task.changes,
         )
 
-    def validation_examples(self, tokens: int) -> Dataset:
-        rows, length = self.rows.splits["valid"], self.task.data.length
-        ranges = even_windows(rows["length"][:], length, tokens // self.longest_example())
-        return SeriesWindows(rows, ranges, self.task.stride, self.task.delay, self.task.events is not None)
-
-    def tokens_per_example(self) -> float:
-        return float(self.longest_example())
-
-    def longest_example(self) -> int:
-        return self.task.steps(self.task.data.length)
+    def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
+        return WindowCollator(self.task.stride)(rows)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Compute the cross-entropy with class weights: a mean over the steps that have a label."""
@@ -318,58 +314,38 @@ class SeriesWithClasses(TaskData):
         found, true = find_events(probabilities, self.task.reach), np.flatnonzero(targets > 0)
         return paired_classes(found.steps, found.classes, true, targets[true], self.task.reach)
 
-    def evaluate(
-        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
-    ) -> dict[str, Any]:
+    def evaluate(self, model: Any, **options: Any) -> dict[str, Any]:
         """Return the scores of the valid and test series; also the confusion matrix and figures by class. Of events
         also the scores of the classes at the true events, as if their positions were known (``known_positions``)."""
-        require_none("sequence_labelling", lengths=lengths, max_tokens=max_tokens)
-        result: dict[str, Any] = {"kind": "steps" if self.task.events is None else "events", "labels": self.label_names}
-        for split, pairs in self.scored.items():
-            predicted, true, at_known, known_classes = [], [], [], []
-            shown = progress_bar(pairs, desc=f"scoring {split}", unit="series", show=progress)
-            for (samples, labels), own in zip(shown, self._models(model), strict=False):
-                p = self.task.probabilities(own, samples)
-                if self.task.events is None:
-                    targets = self._targets(labels, len(p))
-                    predicted.append(p.argmax(1)[targets != IGNORED])
-                    true.append(targets[targets != IGNORED])
-                    continue
-                places = np.flatnonzero(labels > 0)
-                found = find_events(p, self.task.reach)
-                one, other = paired_classes(
-                    self.task.positions(found.steps), found.classes, places, labels[places], self.task.tolerance or 0
-                )
-                predicted.append(one)
-                true.append(other)
-                counts = expected_events(p, self.task.reach // 2)[(places + self.task.delay) // self.task.stride]
-                at_known.append(counts.argmax(1) + 1)
-                known_classes.append(labels[places])
-            both = np.concatenate(predicted), np.concatenate(true)
-            if self.task.events is None:
-                scores, details = classification_scores(*both, self.label_names)
-                result |= {split: {**scores, "rows": len(both[1])}, **details}
-                continue
-            scores, details = event_scores(*both, self.label_names)
-            result |= {split: {**scores, "rows": int((both[1] > 0).sum())}, **details}
-            at, of = np.concatenate(at_known), np.concatenate(known_classes)
-            scores, details = event_scores(at, of, self.label_names)
-            result["known_positions"] = {**scores, "rows": len(of), **details}
-        after = (
-            self.task.stride - 1
-            if self.task.tolerance is None
-            else latest_report(self.task.stride, self.task.tolerance)
-        )
-        result["delay"] = self.task.delay + after
-        return result
+        stride, tolerance = self.task.stride, self.task.tolerance
+        result = {"kind": "steps" if self.task.events is None else "events", "labels": self.label_names}
+        after = stride - 1 if tolerance is None else latest_report(stride, tolerance)
+        return {**result, **super().evaluate(model, **options), "delay": self.task.delay + after}
 
-    def _models(self, model: Any) -> Iterator[Any]:
-        """The model for the sampling rate of each series."""
-        if self.hertz is None:
-            return repeat(model)
-        assert self.task.rate is not None
-        places = {i: own for own, where in by_rate(model, self.hertz, self.task.rate) for i in where}
-        return map(places.__getitem__, range(len(places)))
+    def _hertz_of(self, rows: Any) -> Any:
+        return self._hertz
+
+    def _measured(self, output: tuple[np.ndarray, int], rows: Any, i: int) -> list[np.ndarray]:
+        """The predicted and true classes of steps, or of events and of the positions of true events."""
+        (p, _), labels, task = output, rows[i][1], self.task
+        if task.events is None:
+            targets = self._targets(labels, len(p))
+            real = targets != IGNORED
+            return [p.argmax(1)[real], targets[real]]
+        places, found = np.flatnonzero(labels > 0), find_events(p, task.reach)
+        pairs = paired_classes(task.positions(found.steps), found.classes, places, labels[places], task.tolerance or 0)
+        counts = expected_events(p, task.reach // 2)[(places + task.delay) // task.stride]
+        return [*pairs, counts.argmax(1) + 1, labels[places]]
+
+    def _scores(self, split: str, measured: Sequence[list[np.ndarray]], model: Any) -> dict[str, Any]:
+        predicted, true, *known = (np.concatenate(each) for each in zip(*measured, strict=True))
+        if self.task.events is None:
+            scores, details = classification_scores(predicted, true, self.label_names)
+            return {split: {**scores, "rows": len(true)}, **details}
+        scores, details = event_scores(predicted, true, self.label_names)
+        at_known, of_known = event_scores(*known, self.label_names)
+        positions = {**at_known, "rows": len(known[1]), **of_known}
+        return {split: {**scores, "rows": int((true > 0).sum())}, **details, "known_positions": positions}
 
     def _targets(self, labels: np.ndarray, steps: int) -> np.ndarray:
         """Return the targets of a whole series whose last sample was repeated, as in `_probabilities`."""

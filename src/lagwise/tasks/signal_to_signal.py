@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,36 +14,28 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lagwise.data.arrays import row_arrays
-from lagwise.data.folders import files_below
+from lagwise.data.arrays import SERIES, row_arrays
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
 from lagwise.data.prepared import key_of
-from lagwise.data.reading import inner_suffix
-from lagwise.data.row_files import file_kind
-from lagwise.data.row_writing import rows_as_csv, write_sounds
 from lagwise.data.sample_times import timed_fields, typical_time
-from lagwise.data.series_files import SERIES
-from lagwise.data.series_windows import WindowCollator, even_windows
-from lagwise.data.signal_files import SignalSource, inputs_of, open_signals
-from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals, signals_key
+from lagwise.data.series import SeriesSource
+from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
+from lagwise.data.signal_files import open_inputs, open_signals
+from lagwise.data.signal_pairs import SignalPairs, checked_signal, prepare_signals
 from lagwise.data.signal_windows import (
     Damage,
-    RandomSignalWindows,
-    SignalWindows,
     Whole,
     WholeSignals,
     check_loud,
 )
-from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS
 from lagwise.evaluation.signals import si_sdr, signal_scores
-from lagwise.models.loading import by_rate
-from lagwise.progress import progress_bar
-from lagwise.schema import Count, Number, Share
-from lagwise.schema import Whole as WholeNumber
-from lagwise.tables import counted, known
-from lagwise.tasks.base import Metric, Records, Table, Task, TaskData, finite, require_none
+from lagwise.models import LagwiseForSignalRegression
+from lagwise.models.signal_stream import whole_output
+from lagwise.tables import Count, Number, Share, counted, known
+from lagwise.tables import Whole as WholeNumber
+from lagwise.tasks.base import Metric, Sizes, Table, Task, TaskData, finite
 from lagwise.tasks.figures import Figures, Log, signals_beside
 
 LOSSES = {
@@ -85,11 +76,10 @@ class SignalToSignal(Task):
     the loss. Where there are as many outputs as inputs, also those of the inputs as they are, and the gain in SI-SDR.
     """
 
-    needs = "signal_to_signal needs signals to learn from; give a file or folder as `source`"
-    one_length = True
-    head = "LagwiseForSignalRegression"
-    query = "data"
+    _needs = "signal_to_signal needs signals to learn from; give a file or folder as `source`"
+    head = LagwiseForSignalRegression
     inputs = "values"
+    _unit = "signal"
 
     def __init__(
         self,
@@ -137,25 +127,25 @@ class SignalToSignal(Task):
         self.noise, self.ratios, self.hide, self.hide_length = noise, ratios or [], hide, hide_length
 
     @cached_property
-    def source(self) -> SignalSource:
+    def source(self) -> SeriesSource:
         """The signals, not yet read."""
         return self._signals(str(self.data.source))
 
     @cached_property
-    def noises(self) -> SignalSource | None:
+    def noises(self) -> SeriesSource | None:
         """The noise, not yet read, of the sampling rate of the signals."""
         if self.noise is None:
             return None
         return open_signals(self.noise, features=None, alone=True, rate=self.source.reading_options().get("rate"))
 
-    def _signals(self, name: str) -> SignalSource:
+    def _signals(self, name: str) -> SeriesSource:
         return open_signals(name, **self._reading, alone=self.made)
 
     @property
     def _reading(self) -> dict[str, Any]:
         return {"features": self.features, "targets": self.targets, "rate": self.rate, "time": self.time}
 
-    def fixed_fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         outputs = {"delay": self.delay, "window": self.window}
         return {"inputs": {"name": "values", "stride": self.stride, **timed_fields(self.time)}, "outputs": outputs}
 
@@ -168,15 +158,14 @@ class SignalToSignal(Task):
             raise ValueError(f"a two-sided model (`causal=false`) needs no `delay`, got {self.delay}; set it to 0")
 
     def key(self) -> str:
-        noise = None if self.noises is None else signals_key(self.noises)
-        return key_of([signals_key(self.source), noise, self.ratios, self.hide, self.hide_length])
+        return key_of([self.source.key(), None if self.noises is None else self.noises.key()])
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> SignalData:
         if source is not None:
             assert run is not None
             signals, hertz = self._other(source, run)
             found = SignalData(self, scored={"test": signals})
-            found.hertz = hertz if self.rate is not None else None
+            found._hertz = hertz if self.rate is not None else None
             return found
         pairs = prepare_signals(self.source, progress=progress)
         noises = None if self.noises is None else prepare_signals(self.noises, progress=progress)
@@ -188,7 +177,7 @@ class SignalToSignal(Task):
         if noises is not None:
             check_loud(noises, str(self.noise))
         damage = Damage(noises, self.ratios, self.hide, self.hide_length)
-        return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage) for split in SPLITS})
+        return SignalData(self, pairs, {split: WholeSignals(pairs, split, damage, self.delay) for split in SPLITS})
 
     def _other(self, name: str, run: Path) -> tuple[Sequence[Whole], list[int | None]]:
         """The signals of other data (their test split, or all), which must have targets, for the model of a run; and
@@ -197,10 +186,10 @@ class SignalToSignal(Task):
 
         config: Any = read_config(run)
         wanted = config.inputs["features"], config.outputs["features"]
-        source = open_signals(name, **self._reading)
+        source = open_signals(name, **self._reading, any_rate=self.rate is not None)
         split = "test" if "test" in source.split_names else source.split_names[0]
         found, hertz = [], []
-        for signal in replace(source, any_rate=self.rate is not None).signals(split):
+        for signal in source.signals(split):
             checked_signal(signal, None)
             shapes = signal.inputs.shape[1], signal.targets.shape[1]
             if shapes != wanted:
@@ -212,43 +201,39 @@ class SignalToSignal(Task):
             hertz.append(signal.rate)
         return found, hertz
 
-    def open_rows(self, source: str) -> Any:
-        return _Inputs(self, source)
+    def rows(self, source: str) -> Any:
+        return open_inputs(source, features=self.features, time=self.time)
 
     def columns(self) -> tuple[str, ...]:
         return (SERIES,)
 
-    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """Return ``predicted``: the outputs ``(samples, outputs)`` of each row's ``input_values``, which may have
-        NaN."""
-        given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
-        result = []
-        for number, x in enumerate(progress_bar(given, desc="predicting", unit="signal", show=progress), 1):
+    def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> list[Whole]:
+        """Each row's ``input_values``, which may have NaN."""
+        signals, features = [], model.config.inputs["features"]
+        if hasattr(rows, "with_format"):
+            given = [x.astype(np.float32) for x in row_arrays(rows.with_format("arrow")[:].column(SERIES))]
+        else:
+            given = [np.asarray(row[SERIES], dtype=np.float32) for row in rows]
+        for number, x in enumerate(given, 1):
             x = x.reshape(len(x), -1)
-            if not len(x) or x.shape[1] != self._inputs(model):
-                wanted = f"(samples, {self._inputs(model)})"
-                raise ValueError(f"{SERIES!r} of row {number} is of shape {x.shape}, but the model reads {wanted}")
+            if not len(x) or x.shape[1] != features:
+                raise ValueError(
+                    f"{SERIES!r} of row {number} is of shape {x.shape}, but the model reads (samples, {features})"
+                )
             if np.isinf(x).any():
                 raise ValueError(f"{SERIES!r} of row {number} has infinite values; write NaN where a sample is missing")
-            result.append({"predicted": self.output(model, x)})
-        return result
+            signals.append(Whole(x, x[:, :0], None))
+        return signals
 
-    def check_output(self, out: Path, source: str | None = None) -> None:
-        if out.suffix == ".csv":
-            super().check_output(out)
-        elif out.suffix or out.is_file() or not out.parent.is_dir():
-            raise ValueError(
-                f"`out` must be a .csv file, or of sounds a folder, in a folder that exists, got {str(out)!r}"
-            )
-        elif found := next((path for path in files_below(out) if inner_suffix(path) in SOUNDS), None):
-            raise ValueError(f"`out` {str(out)!r} has sounds, such as {found}; give a new folder, so that none is lost")
-        elif not (kinds := {file_kind(path) for path in _files(source)}) or not kinds <= {*SOUNDS}:
-            raise ValueError(
-                f"`out` {str(out)!r} has no .csv at its end, but only sounds are written to a folder, and {source!r} "
-                "has others"
-            )
+    def _output(self, model: Any, tokenizer: Any, row: Whole) -> np.ndarray:
+        """The outputs ``(samples, outputs)`` of a whole signal."""
+        y = whole_output(model, torch.tensor(row.inputs).to(model.device))
+        return finite(y.float().cpu().numpy(), "outputs")
 
-    def as_csv(self, rows: Sequence[Mapping[str, Any]]) -> str:
+    def _answer(self, model: Any, output: np.ndarray) -> dict[str, Any]:
+        return {"predicted": output}
+
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """A line for each sample: the file or row if there are several, the inputs, and the outputs."""
         lines = []
         for number, row in enumerate(rows, 1):
@@ -259,7 +244,7 @@ class SignalToSignal(Task):
             for values in np.concatenate([x, y], axis=1).tolist():
                 cells = ["" if math.isnan(value) else f"{value:.7g}" for value in values]
                 lines.append({**place, **dict(zip(names, cells, strict=True))})
-        return rows_as_csv(lines)
+        return lines
 
     def values(self, x: np.ndarray) -> np.ndarray:
         """Return the inputs without their times."""
@@ -270,24 +255,6 @@ class SignalToSignal(Task):
         """The names of the columns of predictions, where the targets have names."""
         named = self.features if self.made else self.targets
         return None if named is None else [f"predicted_{name}" for name in named]
-
-    def save_predictions(self, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
-        if out.suffix:
-            super().save_predictions(rows, out)
-            return
-        write_sounds({row["file"]: (row["predicted"], row["sampling_rate"]) for row in rows}, out)
-
-    @staticmethod
-    def _inputs(model: Any) -> int:
-        return model.config.inputs["features"]
-
-    @staticmethod
-    def output(model: Any, samples: np.ndarray) -> np.ndarray:
-        """The outputs ``(samples, outputs)`` of a whole signal."""
-        from lagwise.models.streaming_regressor import whole_output
-
-        y = whole_output(model, torch.tensor(samples).to(model.device))
-        return finite(y.float().cpu().numpy(), "outputs")
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         def row(name: str, s: Mapping[str, Any]) -> tuple[str, ...]:
@@ -325,22 +292,6 @@ def _names(given: Sequence[str] | None, count: int, word: str) -> list[str]:
     return [word] if count == 1 else [f"{word}_{i + 1}" for i in range(count)]
 
 
-def _files(source: str | None) -> list[Path]:
-    """The files that `predict` reads of a source."""
-    return [] if source is None else [path for paths in inputs_of(source).files.values() for path in paths]
-
-
-class _Inputs:
-    """The inputs of signals as rows: input_values, the file or row, and of sounds the sampling rate."""
-
-    def __init__(self, task: SignalToSignal, name: str):
-        self.task, self.name = task, name
-
-    def read(self) -> dict[str, Any]:
-        source = SignalSource(inputs_of(self.name), features=self.task.features, time=self.task.time, any_rate=True)
-        return {split: list(source.input_rows(split)) for split in source.split_names}
-
-
 class SignalData(TaskData):
     """The signals of a task and their targets.
 
@@ -350,14 +301,13 @@ class SignalData(TaskData):
     """
 
     task: SignalToSignal
-    hertz: Any = None  #: sampling rates of the signals of other data
+    _hertz: Any = None  # sampling rates of the signals of other data
 
     def __init__(self, task: SignalToSignal, pairs: SignalPairs | None = None, scored: dict[str, Any] | None = None):
         super().__init__(task)
         self.pairs: Any = pairs
         self.signals: Any = scored or {}
-        self.scored = {split: signals for split, signals in self.signals.items() if split != "train"}
-        self.collate = WindowCollator(task.stride)  # type: ignore[method-assign]
+        self._scored = {split: signals for split, signals in self.signals.items() if split != "train"}
 
     def fields(self) -> dict[str, Any]:
         kinds = zip(
@@ -367,7 +317,7 @@ class SignalData(TaskData):
         if self.task.time is not None:
             rows: Any = self.pairs.splits["train"].with_format("arrow")
             found["inputs"]["time"] = typical_time(each for part in rows.iter(1) for each in row_arrays(part["signal"]))
-        fixed = self.task.fixed_fields()
+        fixed = self.task.fields()
         return {name: {**fixed[name], **own} for name, own in found.items()}
 
     def resolved(self) -> dict[str, Any]:
@@ -382,24 +332,22 @@ class SignalData(TaskData):
             lines.append(f"{split}: {counted(len(rows), 'signal')} of {samples:,} samples{long}, {shape}")
         return [*lines, *self.pairs.notes]
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        return max(1, round(sum(self.pairs.splits["train"]["length"][:]) / (batch_size * self.task.data.length)))
+    def sizes(self, batch_size: int) -> Sizes:
+        samples, length = sum(self.pairs.splits["train"]["length"][:]), self.task.data.length
+        steps = -(-length // self.task.stride)
+        return Sizes(max(1, round(samples / (batch_size * length))), float(steps), steps)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return RandomSignalWindows(
-            self.signals["train"], steps * batch_size, self.task.data.length, self.task.delay, seed
-        )
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+        signals = self.signals["train"]
+        return RandomWindows(partial(signals.draw, self.task.data.length), signals.lengths, steps * batch_size, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         rows, length = self.pairs.splits["valid"], self.task.data.length
-        ranges = even_windows(rows["length"][:], length, tokens // self.longest_example())
-        return SignalWindows(self.signals["valid"], ranges, self.task.delay)
+        ranges = even_windows(rows["length"][:], length, tokens // -(-length // self.task.stride))
+        return Windows(self.signals["valid"].cut, ranges)
 
-    def tokens_per_example(self) -> float:
-        return float(self.longest_example())
-
-    def longest_example(self) -> int:
-        return -(-self.task.data.length // self.task.stride)
+    def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
+        return WindowCollator(self.task.stride)(rows)
 
     def loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """The squared or absolute error over the outputs' deviations, or the negative ratio of each window: a mean over
@@ -431,46 +379,37 @@ class SignalData(TaskData):
         square, absolute, count, ratio, ratios = np.asarray(predictions, dtype=np.float64).sum(0)
         return {"mse": square / max(1, count), "mae": absolute / max(1, count), "si_sdr": ratio / max(1, ratios)}
 
-    def evaluate(
-        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
-    ) -> dict[str, Any]:
+    def evaluate(self, model: Any, **options: Any) -> dict[str, Any]:
         """Return the scores of the valid and test signals, by the ratio of noise too, with those of the inputs as they
         are (``input``) and of missing samples (``missing``). ``example``: a part of the first test signal."""
-        require_none("signal_to_signal", lengths=lengths, max_tokens=max_tokens)
-        result: dict[str, Any] = {"kind": "signals", "delay": self.task.delay + self.task.stride - 1}
-        for split, signals in self.scored.items():
-            rows: list[dict[str, Any]] = []
-            models = [model] * len(signals)
-            for own, places in by_rate(model, self.hertz, self.task.rate or 0) if self.hertz else ():
-                for place in places:
-                    models[place] = own
-            bar = progress_bar(signals, desc=f"scoring {split}", unit="signal", total=len(signals), show=progress)
-            for own, whole in zip(models, bar, strict=True):
-                made = self.task.output(own, whole.inputs)
-                rows.append(self._row(whole, made))
-                if split == "test" and "example" not in result:
-                    result["example"] = _example(self.task.values(whole.inputs), whole.targets, made)
-            own = {name: [row[name] for row in rows] for name in rows[0]}
-            result[split] = {**_means(own["scores"]), "rows": len(rows)}
-            if rows[0]["input"] is not None:
-                result[split]["input"] = _means(own["input"])
-            if any(missing is not None for missing in own["missing"]):
-                result[split]["missing"] = _means([each for each in own["missing"] if each is not None])
-            if len({*own["ratio"]} - {None}) > 1:
-                by = {f"{r:g}": [row["scores"] for row in rows if row["ratio"] == r] for r in sorted({*own["ratio"]})}
-                result[split]["by_ratio"] = {ratio: _means(scores) for ratio, scores in by.items()}
-        return result
+        delay = self.task.delay + self.task.stride - 1
+        return {"kind": "signals", "delay": delay, **super().evaluate(model, **options)}
 
-    def _row(self, whole: Whole, made: np.ndarray) -> dict[str, Any]:
-        scores, given, missing = signal_scores(made, whole.targets), None, None
-        inputs = self.task.values(whole.inputs)
+    def _hertz_of(self, rows: Any) -> Any:
+        return self._hertz
+
+    def _measured(self, output: np.ndarray, rows: Any, i: int) -> dict[str, Any]:
+        whole, given, missing = rows[i], None, None
+        scores, inputs = signal_scores(output, whole.targets), self.task.values(whole.inputs)
         if inputs.shape == whole.targets.shape:
             gaps = np.isnan(inputs)
             given = signal_scores(np.where(gaps, 0, inputs), whole.targets)
             scores = {**scores, "si_sdr_gain": scores["si_sdr"] - given["si_sdr"]}
             if gaps.any():
-                missing = signal_scores(made, np.where(gaps, whole.targets, np.nan))
-        return {"scores": scores, "input": given, "missing": missing, "ratio": whole.ratio}
+                missing = signal_scores(output, np.where(gaps, whole.targets, np.nan))
+        example = _example(inputs, whole.targets, output) if i == 0 else None
+        return {"scores": scores, "input": given, "missing": missing, "ratio": whole.ratio, "example": example}
+
+    def _scores(self, split: str, measured: Sequence[dict[str, Any]], model: Any) -> dict[str, Any]:
+        result = {**_means([each["scores"] for each in measured]), "rows": len(measured)}
+        for name in ("input", "missing"):
+            if known_scores := [each[name] for each in measured if each[name] is not None]:
+                result[name] = _means(known_scores)
+        ratios = sorted({each["ratio"] for each in measured} - {None})
+        if len(ratios) > 1:
+            by = {f"{r:g}": [each["scores"] for each in measured if each["ratio"] == r] for r in ratios}
+            result["by_ratio"] = {ratio: _means(scores) for ratio, scores in by.items()}
+        return {split: result, **({"example": measured[0]["example"]} if split == "test" else {})}
 
 
 def _means(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:

@@ -8,7 +8,14 @@ if TYPE_CHECKING:
     from lagwise.training.classifier import LagClassifier
     from lagwise.training.finishing import outcome
     from lagwise.training.first_answer import joined_answer, kept_first_answer, simple_answers
-    from lagwise.training.folder import data_unchanged, final_model, load_run, make_task, read_metrics
+    from lagwise.training.folder import (
+        data_unchanged,
+        final_model,
+        load_run,
+        logged_headline,
+        make_task,
+        read_metrics,
+    )
     from lagwise.training.model import own_fields
     from lagwise.training.recipe import Recipe, load_recipe, recipe_names
     from lagwise.training.run import check_recipe, resume, train, train_or_resume

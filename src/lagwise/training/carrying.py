@@ -171,7 +171,7 @@ def check_carried(task: Task, options: TrainingOptions) -> None:
     """ValueError if states are to be carried for a task without states, or with incompatible options."""
     if options.carry_states <= 1:
         return
-    if not task.carries:
+    if "carry_states" not in task.supports:
         raise ValueError("`carry_states` is for the task language_modelling, whose texts are longer than a step")
     for name, is_set in _INCOMPATIBLE.items():
         if is_set(task, options):

@@ -34,9 +34,9 @@ def finish(trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, p
             model.save_pretrained(partial, state_dict=state)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)
-            if data.calibrates or read_first_answer(out) is not None:
+            if data.calibrated or read_first_answer(out) is not None:
                 if is_sharded(model):  # one process has only its part
-                    model = data.task.model_class.from_pretrained(partial).to(model.device)
+                    model = data.task.head.from_pretrained(partial).to(model.device)
                 else:
                     load_model_weights(model, partial)
                 kept = kept_model(model, trainer, data, out, compare=compare, progress=progress)
@@ -44,7 +44,7 @@ def finish(trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, p
                     take_first(out, partial)
                 elif kept is not model:
                     kept.save_pretrained(partial)
-                elif data.calibrates:
+                elif data.calibrated:
                     model.config.save_pretrained(partial)
             data.save_preprocessing(partial, model.length_limit)
         trainer.best.remove()

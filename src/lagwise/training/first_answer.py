@@ -16,15 +16,13 @@ from torch import Tensor
 
 from lagwise.files import read_json, saved_whole, write_whole
 from lagwise.models.loading import load_model, quiet
-from lagwise.models.memory import check_images_memory
 from lagwise.tables import counted
 from lagwise.tasks import Task, TaskData
-from lagwise.training.linear_fits import LinearRows, fit_linear_model, labels_of
+from lagwise.training.linear_fits import fit_linear_model, labels_of
 from lagwise.training.recipe import Recipe
 
 FOLDER = "first"  # a run's folder for the model of the first answer
 FILE = "first.json"
-_FEATURES = {"tokens": "ngrams", "values": "convolutions", "patches": "patches"}  # by what a task reads
 _HELD_OUT = "held_out.safetensors"
 _RESAMPLED = 400
 _SURE = 0.84  # share of resampled rows on which a trained model must be better: one standard error
@@ -47,12 +45,12 @@ class FirstAnswer(NamedTuple):
 
 def require_linear(task: Task) -> Any:
     """Return the head of the task's first answer. ValueError for a task without one."""
-    if task.linear_class is None:
+    if task.linear_head is None:
         raise ValueError(
             f"{type(task).__name__} has no first answer (model=linear, training.first_answer, `baseline`); tasks of "
             "labelled rows and images have one"
         )
-    return task.linear_class
+    return task.linear_head
 
 
 def needs_first_answer(recipe: Recipe, task: Task) -> bool:
@@ -64,24 +62,13 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
     """Fit the first answer to a task's data. ValueError for a task without one, and for images that exceed the
     memory."""
     began = time.monotonic()
-    linear_class, fields = require_linear(data.task), data.linear_fields()
-    if "image" in fields["inputs"]:
-        images = sum(len(data.rows.splits[split]) for split in ("train", "valid"))  # type: ignore[attr-defined]
-        check_images_memory(images, fields["inputs"]["channels"], *fields["inputs"]["image"])
-    train, valid = (list(data.linear_batches(split)) for split in ("train", "valid"))
-    rows = LinearRows(
-        train,
-        valid,
-        fields,
-        data.ngrams if data.task.inputs == "tokens" else None,
-        None if data.weights is None else data.weights.numpy(),
-    )
-    model, fit = fit_linear_model(linear_class, _FEATURES[data.task.inputs], rows, seed)
-    labels = labels_of(valid)
+    linear_head, rows = require_linear(data.task), data.linear_rows()
+    model, fit = fit_linear_model(linear_head, rows, seed)
+    labels = labels_of(rows.valid)
     kept = data.reduce(torch.from_numpy(fit.held_out).float(), torch.from_numpy(labels))
     assert kept is not None
     logits, true = (each.numpy() for each in kept)
-    predicted = data.calibrated(model, logits, true)
+    predicted = calibrated(data, model, logits, true)
     about = {
         "features": f"{model.config.features['name']}, {model.features.size:,}",
         "penalty": fit.penalty,
@@ -91,6 +78,11 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
         "scores": data.metrics(float("nan"), predicted, true),
     }
     return FirstAnswer(model, about, logits)
+
+
+def calibrated(data: TaskData, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Set a model's configuration by its outputs for held-out rows, if the task does, and return these outputs."""
+    return logits if data.calibrated is None else data.calibrated(model, logits, labels)
 
 
 def held_out(data: TaskData, model: Any, batches: Iterable[Mapping[str, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
@@ -162,7 +154,7 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
     one."""
     require_linear(data.task)
     found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed).model
-    constant, labels = copy.deepcopy(found), labels_of(list(data.linear_batches("train")))
+    constant, labels = copy.deepcopy(found), labels_of(data.linear_rows().train)
     with torch.no_grad():
         constant.classifier.weight.zero_()
         if labels.ndim == 2:

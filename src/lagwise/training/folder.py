@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, one_line, read_json
-from lagwise.schema import typed
-from lagwise.tables import build
-from lagwise.tasks import TASKS, Task
+from lagwise.tables import build, typed
+from lagwise.tasks import TASKS, Metric, Task
+from lagwise.tasks.scores import headline_of
 from lagwise.training.recipe import Recipe, load_recipe
 
 METRICS_FILE = "metrics.jsonl"
@@ -32,10 +32,19 @@ def make_task(recipe: Recipe) -> Task:
     return build(TASKS, recipe.task, data, what="task", prefix="task.")
 
 
+def logged_headline(task: Task, metrics: Sequence[Mapping[str, float]]) -> Metric:
+    """Return the headline of a run from the lines of its log, which know the kind of labels that was found in the
+    data."""
+    logged = {name for line in metrics for name in line}
+    if f"eval_{task.headline.name}" in logged:
+        return task.headline
+    return next((headline_of(name) for name in ("pearson", "micro_f1") if f"eval_{name}" in logged), task.headline)
+
+
 def final_model(recipe: Recipe, task: Task, metrics: Sequence[Mapping[str, float]]) -> tuple[int, float] | None:
     """Return the step of the model that a run ends with, and its headline metric on validation data; None if the log
     has no validation."""
-    metric = task.logged_headline(metrics)
+    metric = logged_headline(task, metrics)
     name = f"eval_{metric.name}"
     scores = [(int(line["step"]), line[name]) for line in metrics if name in line]
     if not scores or recipe.training.select == "last":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from lagwise.training.first_answer import (
     FILE,
     FOLDER,
     FirstAnswer,
+    calibrated,
     choice_sentence,
     held_out,
     held_out_of,
@@ -78,23 +80,23 @@ def kept_model(model: Any, trainer: LagwiseTrainer, data: TaskData, out: Path, *
     """
     rows: Any = trainer.eval_dataset  # the rows of all processes: the Trainer's batches are those of one process
     size = trainer.args.per_device_eval_batch_size
-    batches = DataLoader(rows, batch_size=size, collate_fn=data.collate_evaluation)
+    batches = DataLoader(rows, batch_size=size, collate_fn=partial(data.collate, training=False))
     logits, labels = held_out(data, model.eval(), batches)
     about = read_first_answer(out)
     if about is None:
-        data.calibrated(model, logits, labels)
+        calibrated(data, model, logits, labels)
         return model
     first, before = load_model(out / FOLDER)[0], held_out_of(out)
     if data.task.wide:
         share = best_share(data, before, logits, labels)
         model, logits = joined(model, first, share), mixed(data, before, logits, share)
         about["share"] = round(share, 3)
-    trained = data.calibrated(model, logits, labels)
+    trained = calibrated(data, model, logits, labels)
     if data.task.wide:  # choose by the loss, like the mixing share
         losses = [loss_of(data, each, labels) for each in (before, logits)]
         about["losses"], better = [round(each, 4) for each in losses], losses[1] < losses[0]
     else:
-        better = is_better(data, trained, data.calibrated(first, before, labels), labels)
+        better = is_better(data, trained, calibrated(data, first, before, labels), labels)
     kept = compare and not better
     about |= {"trained": data.metrics(float("nan"), trained, labels), "kept": kept}
     write_json(out / FILE, about)

@@ -17,7 +17,7 @@ from lagwise.models import LagwiseConfig
 from lagwise.models.configuration import field_types
 from lagwise.models.loading import check_weights, read_config
 from lagwise.models.memory import check_memory
-from lagwise.models.shards import require_shards
+from lagwise.models.sharded import require_shards
 from lagwise.process import group_size
 from lagwise.tables import known
 from lagwise.tasks import Task, TaskData
@@ -35,11 +35,11 @@ def check_model(recipe: Recipe, task: Task) -> None:
             raise ValueError(f"`{name}` follows from the data; leave it out")
     config = model_config(recipe, task, {"vocab_size": recipe.data.vocab_size})
     shares = group_size() if recipe.training.shard else 1
-    check_memory(task.model_class, config, training=True, shares=shares)
+    check_memory(task.head, config, training=True, shares=shares)
     task.check_config(config)
     limit = config.length_limit
     with torch.device("meta"):
-        model = task.model_class(config)
+        model: Any = task.head(config)
     if recipe.training.sequence_parallel > 1:
         require_shards(model)
     for option, length in task.lengths().items():
@@ -56,7 +56,7 @@ def build_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
     config = config_for_data(recipe, data)
     data.task.check_config(config)
     set_seed(recipe.training.seed)
-    model = data.task.model_class(config)
+    model: Any = data.task.head(config)
     data.check_model(model)
     if START in recipe.model:
         _take_backbone(model, Path(recipe.model[START]))
@@ -90,7 +90,7 @@ def model_config(recipe: Recipe, task: Task, fields: dict[str, Any]) -> LagwiseC
     ValueError for unknown fields."""
     for name in recipe.model:
         known(name, [*field_types(), START], "key in model")
-    own, others = own_fields(recipe), {**task.fixed_fields(), **fields}
+    own, others = own_fields(recipe), {**task.fields(), **fields}
     merged: dict[str, Any] = {**others, **own}
     found = others.get("inputs")
     if isinstance(found, dict):

@@ -1,14 +1,18 @@
-"""Optimizers: AdamW, and Muon for the matrices of linear layers."""
+"""Optimizers: AdamW, and Muon for the matrices of linear layers. Tables of n-grams are updated by rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from transformers import PreTrainedModel
 
+from lagwise.models.ngrams import ContextEmbedding
+from lagwise.process import group_size
 from lagwise.training.hardware import bfloat16_is_fast
 from lagwise.training.processes import of_first_process
 from lagwise.training.recipe import TrainingOptions
@@ -23,7 +27,7 @@ def make_optimizer(model: PreTrainedModel, training: TrainingOptions) -> torch.o
     groups = parameter_groups(model, training.weight_decay)
     if training.optimizer == "muon":
         groups = with_matrices(groups, model)
-    kind = Muon if training.optimizer == "muon" else torch.optim.AdamW
+    kind = Muon if training.optimizer == "muon" else AdamW
     betas = (training.beta1, training.beta2)
     return kind(groups, lr=training.learning_rate, betas=betas, eps=training.epsilon, fused=True)
 
@@ -60,7 +64,86 @@ def with_matrices(groups: list[dict[str, Any]], model: PreTrainedModel) -> list[
     return [group for group in parted if group["params"]]
 
 
-class Muon(torch.optim.AdamW):
+@contextmanager
+def sparse_tables(model: nn.Module, training: TrainingOptions) -> Iterator[None]:
+    """Give tables of n-grams and matches sparse gradients within the block, on a CPU in one process without
+    `torch.compile`: a step reads some hundredth of their rows, and would write zeros and moments for all of them."""
+    tables = [module.table for module in model.modules() if isinstance(module, ContextEmbedding)]
+    if group_size() > 1 or training.compile or any(table.weight.device.type != "cpu" for table in tables):
+        tables = []
+    for table in tables:
+        table.sparse = True
+    try:
+        yield
+    finally:
+        for table in tables:
+            table.sparse = False
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """`torch.nn.utils.clip_grad_norm_`, also for sparse gradients."""
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+            gradients.append(parameter.grad.values())
+        elif parameter.grad is not None:
+            gradients.append(parameter.grad)
+    norm = get_total_norm(gradients)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor)
+    return norm
+
+
+class AdamW(torch.optim.AdamW):
+    """AdamW, which updates the rows of a sparse gradient alone, without momentum.
+
+    Formula, for the rows that a step has read: ``v <- beta2 * v + (1 - beta2) * g**2`` and
+    ``w <- w - lr * g / (sqrt(v / (1 - beta2**step)) + eps)``. AdamW would go on to change the other rows by their
+    momentum, which moves a row that is read once about as far in all: by 7.8 learning rates instead of 7.1, where beta1
+    is 0.9 and beta2 is 0.98. With its momentum but without that, rare rows would learn a tenth of it.
+
+    Sparse gradients exclude weight decay and ``amsgrad``. A step removes them.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._step_group(group)
+        _adamw_step(self)  # passes over parameters without a gradient
+        return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        for table in group["params"]:
+            if table.grad is not None and table.grad.is_sparse:
+                self._step_rows(table, group)
+
+    def _step_rows(self, table: nn.Parameter, group: dict[str, Any]) -> None:
+        gradient, state = table.grad.coalesce(), self.state[table]
+        rows, values = gradient.indices()[0], gradient.values()
+        if not state:
+            # The mean stays zero; a run that goes on with dense gradients, on a GPU, needs it.
+            state |= {
+                "step": torch.zeros(()),
+                "exp_avg": torch.zeros_like(table),
+                "exp_avg_sq": torch.zeros_like(table),
+            }
+        state["step"] += 1
+        beta2 = group["betas"][1]
+        square = state["exp_avg_sq"].index_select(0, rows).mul_(beta2).addcmul_(values, values, value=1 - beta2)
+        state["exp_avg_sq"].index_copy_(0, rows, square)
+        size = square.div_(1 - beta2 ** state["step"].item()).sqrt_().add_(group["eps"])
+        table.index_add_(0, rows, values / size, alpha=-float(group["lr"]))
+        table.grad = None
+
+
+class Muon(AdamW):
     """Muon for groups with a ``momentum``, and AdamW for the others.
 
     Formula: ``m <- momentum * m + (1 - momentum) * g``, then
@@ -86,17 +169,11 @@ class Muon(torch.optim.AdamW):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_products": self._products}  # for copies
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            if "momentum" in group:
-                self._step_matrices(group)
-        _adamw_step(self)  # passes over parameters without a gradient
-        return loss
+    def _step_group(self, group: dict[str, Any]) -> None:
+        if "momentum" in group:
+            self._step_matrices(group)
+        else:
+            super()._step_group(group)
 
     def _step_matrices(self, group: dict[str, Any]) -> None:
         rate, momentum = float(group["lr"]), group["momentum"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from accelerate import PartialState
@@ -16,6 +16,8 @@ from lagwise.process import group_size, is_first
 from lagwise.tasks import Task
 from lagwise.training.recipe import Recipe
 
+_Choice = TypeVar("_Choice", bool, float)
+
 
 def processes() -> PartialState:
     """Return accelerate's state of this process. On a CPU, every process would take itself for the only one unless it
@@ -25,7 +27,7 @@ def processes() -> PartialState:
     return PartialState()
 
 
-def of_first_process(choice: bool) -> bool:
+def of_first_process(choice: _Choice) -> _Choice:
     """Return the choice of the first process in all processes, which must call this together. Their processors may
     differ, but processes that choose differently do not keep the same weights."""
     if not (dist.is_available() and dist.is_initialized()):
@@ -100,7 +102,7 @@ def check_shared(task: Task, count: int) -> None:
     """ValueError unless ``count`` processes can share the sequences of a task."""
     if count == 1:
         return
-    if not task.splits:
+    if "sequence_parallel" not in task.supports:
         raise ValueError(
             f"`sequence_parallel` is for language modelling and masked language modelling, got task "
             f"{type(task).__name__}"

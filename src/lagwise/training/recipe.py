@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from importlib import resources
@@ -18,13 +19,13 @@ from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.outside import Parts
-from lagwise.schema import Count, Number, Share, Switch, Whole, checked, options
-from lagwise.tables import known, option_names, shown
+from lagwise.tables import Count, Number, Share, Switch, Whole, checked, known, option_names, options, shown
 from lagwise.training.yaml_values import parsed
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 OPTIMIZERS = ("adamw", "muon")
+_LENGTHS = ("training.steps", "training.epochs", "training.minutes")  # keys, each of which says how long to train
 REDUCE_OVERHEAD = "reduce-overhead"  # a mode of `torch.compile`
 SELECTIONS = ("last", "best")
 FIRST_ANSWERS = ("none", "compare", "only")
@@ -43,6 +44,9 @@ class TrainingOptions:
 
     steps: Annotated[Count, Field(le=MAX_STEPS)] = 1000
     """Optimiser steps."""
+    minutes: Annotated[Number, Field(gt=0)] | None = None
+    """Length of the training on this machine, instead of steps: as many steps as fit, by the time of the first, with
+    five evaluations and checkpoints."""
     epochs: Annotated[Number, Field(gt=0)] | None = None
     """Passes over the training data, instead of steps; may be a fraction."""
     least_steps: Annotated[Whole, Field(ge=0, le=MAX_STEPS)] = 0
@@ -221,7 +225,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         ("model.init_from", "model", "a run that is started from brings its own kind of model"),
         ("model.init_from", "data.tokenizer", "a run that is started from brings its own tokenizer"),
         ("model.init_from", "data.vocab_size", "a run that is started from brings its own tokenizer"),
-        ("training.steps", "training.epochs", "both set how long to train"),
+        *((one, other, "both set how long to train") for one, other in itertools.combinations(_LENGTHS, 2)),
     ):
         if one in keys and other in keys:
             raise ValueError(f"give either {one} or {other}: {why}")
@@ -235,10 +239,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if key == "model.init_from" and separator:
         values["model"] = _task_settings(values)
         values["data"] = {k: v for k, v in (values.get("data") or {}).items() if k not in ("tokenizer", "vocab_size")}
-    if key == "training.steps" and isinstance(values.get("training"), dict):
-        values["training"].pop("epochs", None)
-    if key == "training.epochs" and isinstance(values.get("training"), dict):
-        values["training"].pop("least_steps", None)
+    if key in _LENGTHS and isinstance(values.get("training"), dict):
+        for other in ("epochs", "minutes", *(["least_steps"] if key == "training.epochs" else [])):
+            values["training"].pop(other, None)
     sections = [f.name for f in dataclasses.fields(Recipe) if f.name != "words"]
     parts = key.split(".")
     if separator and len(parts) > 1:

@@ -40,6 +40,7 @@ from lagwise.training.folder import METRICS_FILE, data_unchanged, load_run, logg
 from lagwise.training.hardware import check_precision, describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import keep_first_answer, needs_no_training
+from lagwise.training.minutes import planned_for_minutes
 from lagwise.training.model import check_model, own_fields, with_start
 from lagwise.training.processes import (
     check_restarts,
@@ -80,11 +81,12 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     recipe, named = _resolved(recipe, data), recipe
     if recipe.task != named.task:
         data = _opened(make_task(recipe), progress=False)
-    arguments, kind = training_arguments(recipe, out), recipe.training.first_answer
-    trainer = None if kind == "only" else make_trainer(recipe, data, arguments, progress)
-    state = PartialState()
-    # The key is taken before the run's folder is made, which may lie in that of the data.
+    if recipe.training.minutes is not None and recipe.training.first_answer != "only":
+        recipe = planned_for_minutes(recipe, data, progress)
+    arguments, kind, state = training_arguments(recipe, out), recipe.training.first_answer, PartialState()
+    # The key is taken before the Trainer makes the run's folder, which may lie in that of the data.
     identity = {"data": data.task.key() if state.is_main_process else "", "processes": arguments.world_size}
+    trainer = None if kind == "only" else make_trainer(recipe, data, arguments, progress)
     state.wait_for_everyone()  # all processes check the folder before any writes to it
     with _sole_trainer(out, arguments):
         if state.is_main_process:
@@ -263,12 +265,16 @@ def _resolved(recipe: Recipe, data: TaskData) -> Recipe:
     steps."""
     options = recipe.training
     if options.epochs is not None:
-        steps = max(1, round(options.epochs * data.steps_per_epoch(options.batch_size)), options.least_steps)
+        epoch = data.sizes(options.batch_size).steps_per_epoch
+        if epoch is None:
+            raise ValueError("`epochs` does not apply to data that are generated without end; give `steps`")
+        steps = max(1, round(options.epochs * epoch), options.least_steps)
         if steps > MAX_STEPS:
             raise ValueError(f"`epochs` {options.epochs:g} are {steps:.1e} steps, of at most {MAX_STEPS:,}")
         evaluate_every = min(options.evaluate_every, -(-steps // 6))  # to have some to choose the best from
         options = replace(options, steps=steps, evaluate_every=evaluate_every)
-    options = replace(options, warmup_steps=min(options.warmup_steps, options.steps // 10))
+    if options.minutes is None:  # or the steps are not known yet
+        options = replace(options, warmup_steps=min(options.warmup_steps, options.steps // 10))
     return replace(recipe, task={**recipe.task, **data.resolved()}, data=data.task.data, training=options)
 
 

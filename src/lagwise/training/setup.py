@@ -85,11 +85,12 @@ def _use_one_gpu(arguments: TrainingArguments) -> None:
 
 def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer:
     options = recipe.training
+    sizes = data.sizes(options.batch_size)
     check_step_memory(
-        data.task.model_class,
+        data.task.head,
         config_for_data(recipe, data),
         arguments.per_device_train_batch_size,
-        -(-data.longest_example() // options.sequence_parallel),
+        -(-sizes.longest // options.sequence_parallel),
         checkpointing=options.gradient_checkpointing,
         float16=options.precision == "float16",
     )
@@ -100,15 +101,13 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     average = AveragedWeights(model, options.average)
     metric = data.headline
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
-    tokens_per_step = options.batch_size * data.tokens_per_example()
     streamed = streamed_text(recipe, data, arguments)
-    size = (options.steps, options.batch_size, options.seed)
+    training: Any
     if streamed is not None:
-        training: Any = streamed.loader.stream
-    elif options.carry_states > 1:
-        training = data.carried_examples(*size, options.carry_states)
+        training = streamed.loader.stream
     else:
-        training = data.training_examples(*size)
+        pieces = max(1, options.carry_states)
+        training = data.training_examples(options.steps, options.batch_size, options.seed, pieces)
     validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
@@ -122,7 +121,7 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     if options.compile:
         compile_model(model, options.compile)
     show = progress and arguments.process_index == 0
-    callbacks: list[Any] = [average, best, Progress(data, tokens_per_step, show=show)]
+    callbacks: list[Any] = [average, best, Progress(data, options.batch_size * sizes.tokens, sizes.unit, show=show)]
     if show and could_be_graphs(options):
         callbacks.append(HostHint())
     return LagwiseTrainer(

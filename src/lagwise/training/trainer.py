@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 from lagwise.files import PARTIAL, one_line
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.sharded import is_sharded
-from lagwise.process import denormals_as_zero
+from lagwise.process import denormals_as_zero, group_size
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
 from lagwise.training.averaging import AveragedWeights
@@ -29,6 +30,7 @@ from lagwise.training.best import BestModel
 from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import checkpoints
 from lagwise.training.folder import METRICS_FILE
+from lagwise.training.optimizer import clip_gradients, sparse_tables
 from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
@@ -57,7 +59,10 @@ class LagwiseTrainer(Trainer):
         self.sharing, self.streamed, self.options = sharing, streamed, options
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
-        self.label_names = list(data.label_arguments) or self.label_names
+        elif group_size() == 1 and self.args.device.type == "cpu":
+            self.accelerator.clip_grad_norm_ = clip_gradients
+        arguments = inspect.signature(self._module.forward).parameters
+        self.label_names = [name for name in ("labels", "future_values") if name in arguments]
         self._saving, self._logged_at = False, 0.0
         self._evaluated = 0  # validation batches
         self._losses: list[torch.Tensor] = []  # for each validation batch the sum, and the number of its terms
@@ -71,13 +76,14 @@ class LagwiseTrainer(Trainer):
     @denormals_as_zero()
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._logged_at = time.monotonic()
-        return super().train(*args, **kwargs)
+        with sparse_tables(self._module, self.options):
+            return super().train(*args, **kwargs)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Count the terms of the loss also where labels have another name, so that the loss is the mean over all
         processes and micro-batches."""
         samples, counted = super().get_batch_samples(*args, **kwargs)
-        if counted is None and samples and self.data.label_arguments:
+        if counted is None and samples and self.label_names != ["labels"]:
             own = torch.stack([self.data.counted(batch) for batch in samples]).sum()
             counted = self.accelerator.gather(own.to(self.args.device)).sum().clamp(min=1)
         return samples, counted
@@ -115,7 +121,7 @@ class LagwiseTrainer(Trainer):
         return super().get_train_dataloader() if self.streamed is None else self.streamed.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        collate, self.data_collator = self.data_collator, self.data.collate_evaluation
+        collate, self.data_collator = self.data_collator, functools.partial(self.data.collate, training=False)
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:
@@ -276,8 +282,8 @@ class LagwiseTrainer(Trainer):
 class Progress(TrainerCallback):
     """A progress bar for the whole training: loss, validation metric, and tokens or images per second."""
 
-    def __init__(self, data: TaskData, tokens_per_step: float, show: bool):
-        self.data, self.tokens_per_step, self.show = data, tokens_per_step, show
+    def __init__(self, data: TaskData, tokens_per_step: float, unit: str, show: bool):
+        self.data, self.tokens_per_step, self.unit, self.show = data, tokens_per_step, unit, show
         self.shown: dict[str, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -296,7 +302,7 @@ class Progress(TrainerCallback):
         if "loss" in logs:
             self.shown["loss"] = f"{logs['loss']:.3f}"
             speed = (state.global_step - self.first) * self.tokens_per_step / (time.monotonic() - self.started)
-            self.shown[f"{self.data.speed_unit}/s"] = f"{speed:,.0f}"
+            self.shown[f"{self.unit}/s"] = f"{speed:,.0f}"
         if f"eval_{self.data.headline.name}" in logs:
             self.shown[f"valid {self.data.headline.label}"] = f"{logs[f'eval_{self.data.headline.name}']:.3f}"
         self.bar.set_postfix(self.shown, refresh=False)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from lagwise.kernels import EMAKernel
 from lagwise.ops import dilated_convolution, ema_scan, toeplitz_product
-from lagwise.ops.toeplitz import smallest_dilation
 from lagwise.progress import progress_bar
-from lagwise_papers.bench.harness import Factory, check_layer, check_product, forward_pass, peak_memory, some_channels
+from lagwise_papers.bench.harness import Comparison, Factory, check_layer, check_product, some_channels
 from lagwise_papers.bench.peers import LiteralEMA, mega_pytorch_ema
 from lagwise_papers.bench.plots import times_over_length
-from lagwise_papers.bench.timing import Timing, interleaved, training_step
+from lagwise_papers.bench.tcn_shapes import smallest_dilation
+from lagwise_papers.bench.timing import Timing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,67 +46,33 @@ class Row:
 
 
 def time_ema_tcn(
-    lengths: Sequence[int],
-    *,
-    channels: int = 64,
-    causal: bool = True,
-    repeats: int = 5,
-    threads: int | None = None,
-    peer: bool = True,
-    memory: bool = True,
-    progress: bool = True,
+    lengths: Sequence[int], comparison: Comparison, *, causal: bool = True, peer: bool = True
 ) -> list[Row]:
-    """Time one sequence of each length through moving averages with 64 parameters per channel and a TCN with 68.
+    """Time moving averages with 64 parameters per channel and a TCN with 68.
 
     A causal average has 16 dimensions, a two-sided one 8 in each direction. The TCN has no residuals, norms or
     activations; its depth is 4, its kernel size 17, and its dilation factor the smallest whose receptive field is at
     least the length (TCNCA app. H). The averages are MEGA's FFT with and without kernel generation (app. I), ours by
-    FFT, ours by scan, and that of mega-pytorch. Results are checked first: averages with `check_layer`, the TCN against
-    torch's convolutions.
-
-    Args:
-        lengths: Sequence lengths.
-        channels: Channels of a layer.
-        causal: Whether to time causal or two-sided layers.
-        repeats: Timed repeats.
-        threads: CPU threads; by default those of torch.
-        peer: Whether to time mega-pytorch too (causal only).
-        memory: Whether to measure peak memory too.
-        progress: Whether to show a progress bar.
+    FFT, ours by scan, and that of mega-pytorch (``peer``, causal only). Results are checked first: averages with
+    `check_layer`, the TCN against torch's convolutions.
 
     Raises:
         ImportError: If the peer is not installed.
         ValueError: If a result is wrong.
     """
-    if threads:
-        torch.set_num_threads(threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    factories: dict[str, Factory] = {
+        TCN: partial(BareTCN, causal=causal),
+        MEGA: partial(literal, causal=causal),
+        MEGA_GIVEN: partial(literal, causal=causal, given=True),
+        "ema by fft": partial(BareEMA, causal=causal, engine="fft"),
+        "ema by scan": partial(BareEMA, causal=causal, engine="scan"),
+        **({PEER: mega_pytorch_ema} if peer and causal else {}),
+    }
     rows = []
-    for length in progress_bar(lengths, desc="lengths", show=progress):
-        factories: dict[str, Factory] = {
-            TCN: partial(tcn, causal=causal),
-            MEGA: partial(literal, causal=causal),
-            MEGA_GIVEN: partial(literal, causal=causal, given=True),
-            "ema by fft": partial(ema, causal=causal, engine="fft"),
-            "ema by scan": partial(ema, causal=causal, engine="scan"),
-            **({PEER: mega_pytorch_ema} if peer and causal else {}),
-        }
-        torch.manual_seed(0)
-        layers = {name: make(channels, length).to(device) for name, make in factories.items()}
-        errors = {name: check(layer, channels, length, causal=causal) for name, layer in layers.items()}
-        x = torch.randn(1, length, channels, device=device)
-        time = partial(interleaved, repeats=repeats, warmup=1)  # some of these methods take many seconds
-        measure = partial(peak_memory, channels=channels, length=length, batch=1, threads=torch.get_num_threads())
-        rows.append(
-            Row(
-                length,
-                dilation_for(length),
-                forward=time({name: forward_pass(layer, x) for name, layer in layers.items()}),
-                step=time({name: training_step(layer, x) for name, layer in layers.items()}),
-                error=errors,
-                memory={name: measure(make) for name, make in factories.items()} if memory else {},
-            )
-        )
+    for length in progress_bar(lengths, desc="lengths", show=comparison.progress):
+        checked = partial(check, channels=comparison.channels, length=length, causal=causal)
+        _, _, forward, step, error, memory = comparison.measure(factories, length, checked)
+        rows.append(Row(length, dilation_for(length), forward, step, error, memory))
     return rows
 
 
@@ -150,7 +116,7 @@ class BareTCN(nn.Module):
 class BareEMA(nn.Module):
     """Our moving average without the rest of MEGA's layer."""
 
-    def __init__(self, channels: int, *, causal: bool, engine: str):
+    def __init__(self, channels: int, length: int = 0, *, causal: bool, engine: str):
         super().__init__()
         self.kernel = EMAKernel(channels, causal=causal, dimension=16 if causal else 8)
         self.engine = engine
@@ -162,16 +128,6 @@ class BareEMA(nn.Module):
         weight, log_decay = self.kernel.exponentials()
         backward = None if self.kernel.causal else (weight[1], log_decay[1])
         return ema_scan(x, weight[0], log_decay[0], backward=backward)
-
-
-def tcn(channels: int, length: int, *, causal: bool) -> nn.Module:
-    """A stack of dilated convolutions whose receptive field covers the length."""
-    return BareTCN(channels, length, causal=causal)
-
-
-def ema(channels: int, length: int, *, causal: bool, engine: str) -> nn.Module:
-    """Our moving average with a given engine."""
-    return BareEMA(channels, causal=causal, engine=engine)
 
 
 def literal(channels: int, length: int, *, causal: bool, given: bool = False) -> nn.Module:

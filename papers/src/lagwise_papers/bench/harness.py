@@ -4,20 +4,81 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lagwise.ops import toeplitz_product
-from lagwise_papers.bench.timing import training_step
+from lagwise_papers.bench.timing import Timing, interleaved, training_step
 
 _CHECKED_CHANNELS = 4
 _DENSE_LENGTH = 8192
 
 Factory = Callable[[int, int], nn.Module]
+
+
+class Measured(NamedTuple):
+    """Results at one length, by method: seconds of a forward pass and of a training step, errors relative to the
+    largest value, and the peak memory of a step in bytes (empty if not measured)."""
+
+    batch: int
+    layers: dict[str, nn.Module]
+    forward: dict[str, Timing]
+    step: dict[str, Timing]
+    error: dict[str, float]
+    memory: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How layers are compared with each other.
+
+    Args:
+        channels: Channels of a layer.
+        tokens: Tokens per batch; the batch size is ``tokens / length``, at least 1.
+        repeats: Timed repeats.
+        memory: Whether to measure peak memory too.
+        threads: CPU threads; by default those of torch.
+        warmup: Untimed calls of each method.
+        progress: Whether to show a progress bar.
+    """
+
+    channels: int
+    tokens: int = 8192
+    repeats: int = 7
+    memory: bool = True
+    threads: int | None = None
+    warmup: int = 2
+    progress: bool = True
+
+    def measure(self, factories: Mapping[str, Factory], length: int, check: Callable[[nn.Module], float]) -> Measured:
+        """Check every layer (``check`` returns its error and raises ValueError for a wrong one), then time all in
+        turn."""
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        batch = max(1, self.tokens // length)
+        torch.manual_seed(0)
+        layers = {name: make(self.channels, length).to(device) for name, make in factories.items()}
+        errors = {name: check(layer) for name, layer in layers.items()}
+        x = torch.randn(batch, length, self.channels, device=device)
+        forward, step = (
+            interleaved(
+                {name: method(layer, x) for name, layer in layers.items()}, repeats=self.repeats, warmup=self.warmup
+            )
+            for method in (forward_pass, training_step)
+        )
+        memory = {}
+        if self.memory:
+            threads = torch.get_num_threads()
+            memory = {
+                name: peak_memory(make, self.channels, length, batch, threads) for name, make in factories.items()
+            }
+        return Measured(batch, layers, forward, step, errors, memory)
 
 
 def check_layer(layer: nn.Module, channels: int, length: int, *, causal: bool = True, tolerance: float = 1e-3) -> float:

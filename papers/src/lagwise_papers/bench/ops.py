@@ -16,10 +16,10 @@ from lagwise.mixers.two_sided_ski import TwoSidedSKI
 from lagwise.ops import toeplitz_matrix
 from lagwise.ops.ski import causal_ski_matrix, ski_reference, split_kernel
 from lagwise.progress import progress_bar
-from lagwise_papers.bench.harness import Factory, check_layer, check_matrix, forward_pass, peak_memory
-from lagwise_papers.bench.peers import LiteralTNO
+from lagwise_papers.bench.harness import Comparison, Factory, check_layer, check_matrix
 from lagwise_papers.bench.plots import speed_over_length
-from lagwise_papers.bench.timing import Timing, interleaved, training_step
+from lagwise_papers.bench.timing import Timing
+from lagwise_papers.bench.toeplitz import literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,65 +81,32 @@ class Row:
 
 def time_ops(
     lengths: Sequence[int],
+    comparison: Comparison,
     *,
-    channels: int = 512,
-    tokens: int = 8192,
-    repeats: int = 7,
-    threads: int | None = None,
     directions: Sequence[bool] = (True, False),
     peers: Mapping[str, Factory] | None = None,
-    memory: bool = True,
-    progress: bool = True,
 ) -> list[Row]:
-    """Time every method at each length and direction, after checking its result.
+    """Time every method at each length and direction (True is causal), after checking its result.
 
-    Methods are our operator with the kernels and engines of `METHODS`, the published algorithm, and peers.
-
-    Args:
-        lengths: Sequence lengths.
-        channels: Channels of a layer.
-        tokens: Tokens per batch; the batch size is ``tokens / length``, at least 1.
-        repeats: Timed repeats.
-        threads: CPU threads; by default those of torch.
-        directions: Directions to time; True is causal.
-        peers: Factories of causal layers, by name.
-        memory: Whether to measure peak memory too.
-        progress: Whether to show a progress bar.
+    Methods are our operator with the kernels and engines of `METHODS`, the published algorithm, and peers, which are
+    factories of causal layers by name.
 
     Raises:
         ValueError: If a result is wrong, or if there are peers but no causal direction.
     """
     if peers and True not in directions:
         raise ValueError("peers are timed with the causal layers; include the causal direction")
-    if threads:
-        torch.set_num_threads(threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
     cases = [(causal, length) for causal in directions for length in lengths]
-    for causal, length in progress_bar(cases, desc="lengths", show=progress):
+    for causal, length in progress_bar(cases, desc="lengths", show=comparison.progress):
         factories: dict[str, Factory] = {
             **{name: partial(mixer, causal=causal, options=options) for name, options in METHODS[causal].items()},
             LITERAL: partial(literal, causal=causal),
             **(peers or {} if causal else {}),
         }
-        batch = max(1, tokens // length)
-        torch.manual_seed(0)
-        layers = {name: make(channels, length).to(device) for name, make in factories.items()}
-        errors = {name: _check(layer, channels, length, causal) for name, layer in layers.items()}
-        x = torch.randn(batch, length, channels, device=device)
-        measure = partial(peak_memory, channels=channels, length=length, batch=batch, threads=torch.get_num_threads())
-        rows.append(
-            Row(
-                causal,
-                length,
-                batch,
-                forward=interleaved({name: forward_pass(layer, x) for name, layer in layers.items()}, repeats=repeats),
-                step=interleaved({name: training_step(layer, x) for name, layer in layers.items()}, repeats=repeats),
-                error=errors,
-                approximation=_approximations(layers),
-                memory={name: measure(make) for name, make in factories.items()} if memory else {},
-            )
-        )
+        check = partial(_check, channels=comparison.channels, length=length, causal=causal)
+        batch, layers, forward, step, error, memory = comparison.measure(factories, length, check)
+        rows.append(Row(causal, length, batch, forward, step, error, _approximations(layers), memory))
     return rows
 
 
@@ -156,11 +123,6 @@ def mixer(channels: int, length: int, *, causal: bool, options: Mapping[str, Any
         chosen.load_state_dict(layer.state_dict())
         return chosen
     return layer
-
-
-def literal(channels: int, length: int, *, causal: bool) -> nn.Module:
-    """The published algorithm, implemented literally."""
-    return LiteralTNO(channels, causal=causal)
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:

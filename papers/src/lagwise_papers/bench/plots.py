@@ -16,26 +16,18 @@ def speed_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
 
     panels: by title and method, points (length, speed relative to a base, bytes of memory or 0).
     """
-    plt = pyplot()
-    figure, grid = plt.subplots(
-        1, len(panels), figsize=(6.4 * len(panels), 4.2), layout="constrained", squeeze=False, sharey=True
-    )
-    most = max((point[2] for lines in panels.values() for line in lines.values() for point in line), default=0)
-    methods = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
-        for name, points in lines.items():
+    figure = _lines_over_length(panels, width=6.4)
+    largest = max((point[2] for lines in panels.values() for line in lines.values() for point in line), default=0)
+    for axes, lines in zip(figure.axes, panels.values(), strict=True):
+        for line, points in zip(axes.get_lines(), lines.values(), strict=True):
+            line.set(marker="", linewidth=1)
             lengths, speeds, memory = zip(*points, strict=True)
-            color = f"C{methods.index(name)}"
-            axes.plot(lengths, speeds, color=color, linewidth=1, label=name)
-            axes.scatter(lengths, speeds, s=[20 + 280 * m / max(most, 1) for m in memory], color=color, alpha=0.6)
+            areas = [20 + 280 * m / max(largest, 1) for m in memory]
+            axes.scatter(lengths, speeds, s=areas, color=line.get_color(), alpha=0.6)
         axes.axhline(1, color="0.7", linewidth=0.8)
-        axes.set(xscale="log", yscale="log", xlabel="length (tokens)", title=title)
-        axes.set_xticks(lengths, [str(n) for n in lengths])
-        axes.minorticks_off()
         axes.set_yticks(ticks := [0.1, 0.2, 0.5, 1, 2, 5, 10], [f"{t:g}" for t in ticks])
-        axes.grid(alpha=0.3)
-    _add_key(figure, loc="outside lower center", ncols=len(methods))
-    grid.flat[0].set_ylabel("training steps, relative to tnn")
+    _add_key(figure, loc="outside lower center", ncols=max(map(len, panels.values())))
+    figure.axes[0].set_ylabel("training steps, relative to tnn")
     figure.suptitle("One layer's training step; the area of a marker is its memory")
     return figure
 
@@ -45,23 +37,28 @@ def times_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[int, floa
 
     panels: by title and method, points (length, milliseconds).
     """
-    plt = pyplot()
-    figure, grid = plt.subplots(
-        1, len(panels), figsize=(4.6 * len(panels), 4.2), layout="constrained", squeeze=False, sharey=True
+    figure = _lines_over_length(panels, width=4.6)
+    figure.axes[0].set_ylabel("milliseconds")
+    _add_key(figure, loc="outside right center")
+    return figure
+
+
+def _lines_over_length(panels: Mapping[str, Mapping[str, Sequence[tuple[Any, ...]]]], *, width: float) -> Figure:
+    figure, grid = pyplot().subplots(
+        1, len(panels), figsize=(width * len(panels), 4.2), layout="constrained", squeeze=False, sharey=True
     )
     methods = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
         for name, points in lines.items():
             number = methods.index(name)
             style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}  # there are ten colours
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name, **style)
-        lengths = sorted({length for points in lines.values() for length, _ in points})
+            lengths, values, *_ = zip(*points, strict=True)
+            axes.plot(lengths, values, marker="o", markersize=4, label=name, **style)
+        ticks = sorted({point[0] for points in lines.values() for point in points})
         axes.set(xscale="log", yscale="log", xlabel="length (tokens)", title=title)
-        axes.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
+        axes.set_xticks(ticks, [str(n) for n in ticks], rotation=45)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    grid.flat[0].set_ylabel("milliseconds")
-    _add_key(figure, loc="outside right center")
     return figure
 
 

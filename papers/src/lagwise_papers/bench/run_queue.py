@@ -55,7 +55,7 @@ def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], 
     from lagwise.training import check_recipe, load_recipe
     from lagwise.training.hardware import bfloat16_is_fast
     from lagwise.training.model import build_model
-    from lagwise.training.optimizer import make_optimizer
+    from lagwise.training.optimizer import make_optimizer, sparse_tables
 
     recipe = load_recipe(recipe_name, overrides)
     data = check_recipe(recipe).open(progress=True)
@@ -82,8 +82,9 @@ def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], 
 
     def step(number: int) -> float:
         begun = time.process_time()
-        for first in range(steps[number], steps[number] + batch, micro):
-            loss(inputs_of(first)).backward()
+        with sparse_tables(model, options):
+            for first in range(steps[number], steps[number] + batch, micro):
+                loss(inputs_of(first)).backward()
         optimizer.step()
         optimizer.zero_grad()
         return time.process_time() - begun

@@ -16,8 +16,7 @@ from lagwise.models import (
     StreamingClassifier,
     StreamingRegressor,
 )
-from lagwise.models.signal_stream import SignalStream
-from lagwise.models.streaming_regressor import whole_output
+from lagwise.models.signal_stream import SignalStream, whole_output
 
 _TOLERANCE = 1e-3  # for probabilities, or relative to the deviation of outputs, in float32 with possibly large weights
 

@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
-from lagwise.cache import default_cache
-from lagwise.files import write_whole
 from lagwise.mixers import TCNMixer
-from lagwise.ops.toeplitz import StackShape, covering_shapes
+from lagwise.ops.toeplitz import receptive_field
 from lagwise.progress import progress_bar
 from lagwise.tables import check_integer
-from lagwise.training.hardware import describe
 from lagwise_papers.bench.timing import Timing, interleaved, training_step
 
 _LONGEST_KERNEL = 64  # longer kernels cost more multiplications than fewer passes over the signal save
-_MACHINE = ("processor", "threads", "gpu", "torch")
+
+
+def smallest_dilation(kernel_size: int, depth: int, field: int) -> int:
+    """The smallest dilation factor that gives a stack this `receptive_field`, if it has at least two taps and two
+    layers."""
+    dilation = 1
+    while receptive_field(kernel_size, dilation, depth) < field:
+        dilation += 1
+    return dilation
+
+
+class StackShape(NamedTuple):
+    """kernel_size K, dilation factor f and depth D of a stack."""
+
+    kernel_size: int
+    dilation: int
+    depth: int
+
+
+def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> Iterator[StackShape]:
+    """Stacks that see every token of a text.
+
+    A centred stack must see ``length - 1`` tokens on either side. For each depth D and kernel size K, the smallest
+    dilation factor f with a sufficient `receptive_field` is taken, if ``f <= K``: a larger factor skips lags that no
+    path through the stack reaches, whatever the receptive field. Kernel sizes beyond the smallest sufficient one at a
+    depth only cost more, so there is one stack per depth, with an odd kernel size when centred. ValueError if length is
+    less than 1.
+
+    Source: TCNCA app. D (which asks for a principled way) and app. E.
+    """
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    needed = length if causal else 2 * length - 1
+    for depth in range(1, max_depth + 1):
+        kernel_size = 2 if causal else 3
+        while receptive_field(kernel_size, kernel_size, depth) < needed:
+            kernel_size += 1 if causal else 2
+        yield StackShape(kernel_size, smallest_dilation(kernel_size, depth, needed), depth)
 
 
 @dataclass(frozen=True)
@@ -39,13 +72,11 @@ def choose_tcn(
     tokens: int = 8192,
     causal: bool = True,
     repeats: int = 5,
-    anew: bool = False,
     progress: bool = True,
 ) -> list[Choice]:
     """Time a `TCNMixer`'s training step with each stack that covers a length, and sort the stacks by time.
 
-    `covering_shapes` gives one stack per depth, so there are few to time (TCNCA app. D measures more). Results are kept
-    in the cache folder, by machine, torch version and arguments.
+    `covering_shapes` gives one stack per depth, so there are few to time (TCNCA app. D measures more).
 
     Args:
         length: Tokens to cover.
@@ -53,7 +84,6 @@ def choose_tcn(
         tokens: Tokens per batch; the batch size is ``tokens / length``, at least 1.
         causal: Whether the convolutions are causal or centred.
         repeats: Timed repeats.
-        anew: Ignore cached results.
         progress: Whether to show a progress bar.
 
     Raises:
@@ -61,31 +91,9 @@ def choose_tcn(
     """
     for name, value, least in (("length", length, 2), ("channels", channels, 1), ("tokens", tokens, 1)):
         check_integer(name, value, least)
-    machine = {key: value for key, value in describe().items() if key in _MACHINE}
-    asked = {"length": length, "channels": channels, "tokens": tokens, "causal": causal, "repeats": repeats}
-    path = default_cache() / "tcn-shapes.json"
-    known = _earlier_results(path)
-    found = next((entry["choices"] for entry in known if entry["of"] == [machine, asked]), None)
-    if found is not None and not anew:
-        return [Choice(StackShape(*c["shape"]), c["parameters"], Timing(**c["seconds"])) for c in found]
-    choices = _timed(length, channels, max(1, tokens // length), causal, repeats, progress)
-    others = [entry for entry in known if entry["of"] != [machine, asked]]
-    write_whole(path, json.dumps([*others, {"of": [machine, asked], "choices": [asdict(c) for c in choices]}]))
-    return choices
-
-
-def _earlier_results(path: Path) -> list[dict[str, Any]]:
-    """Results of earlier calls; an empty list if the file is missing or damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-
-
-def _timed(length: int, channels: int, batch: int, causal: bool, repeats: int, progress: bool) -> list[Choice]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shapes = [s for s in covering_shapes(length, causal=causal) if s.kernel_size <= _LONGEST_KERNEL]
-    x = torch.randn(batch, length, channels, device=device)
+    x = torch.randn(max(1, tokens // length), length, channels, device=device)
     mixer = partial(TCNMixer, channels, causal=causal)
     steps = {
         str(n): training_step(mixer(kernel_size=k, dilation=f, depth=d).to(device), x)

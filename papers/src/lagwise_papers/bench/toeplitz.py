@@ -12,9 +12,9 @@ from torch import nn
 
 from lagwise.mixers import ToeplitzMixer
 from lagwise.progress import progress_bar
-from lagwise_papers.bench.harness import Factory, check_layer, peak_memory
+from lagwise_papers.bench.harness import Comparison, Factory, check_layer
 from lagwise_papers.bench.peers import LiteralTNO
-from lagwise_papers.bench.timing import Timing, interleaved, training_step
+from lagwise_papers.bench.timing import Timing, interleaved
 
 OURS, LITERAL = "lagwise", "literal"
 
@@ -36,47 +36,19 @@ class Row:
 
 
 def time_layers(
-    lengths: Sequence[int],
-    *,
-    channels: int = 512,
-    tokens: int = 8192,
-    repeats: int = 15,
-    threads: int | None = None,
-    peers: Mapping[str, Factory] | None = None,
-    memory: bool = True,
-    progress: bool = True,
+    lengths: Sequence[int], comparison: Comparison, peers: Mapping[str, Factory] | None = None
 ) -> list[Row]:
     """Time training steps of our layer, the literal one and any peers at each length.
 
     Kernels are those of TNN table 13 (6 layers of 64, decay 0.99). Every layer is first checked with `check_layer`,
     which raises ValueError if a result is wrong.
-
-    Args:
-        lengths: Sequence lengths.
-        channels: Channels of a layer.
-        tokens: Tokens per batch; the batch size is ``tokens / length``, at least 1.
-        repeats: Timed repeats.
-        threads: CPU threads; by default those of torch.
-        peers: Factories of other layers, by name.
-        memory: Whether to measure peak memory too.
-        progress: Whether to show a progress bar.
     """
-    if threads:
-        torch.set_num_threads(threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     factories: dict[str, Factory] = {OURS: ours, LITERAL: literal, **(peers or {})}
     rows = []
-    for length in progress_bar(lengths, desc="lengths", show=progress):
-        batch = max(1, tokens // length)
-        torch.manual_seed(0)
-        layers = {name: make(channels, length).to(device) for name, make in factories.items()}
-        errors = {name: check_layer(layer, channels, length) for name, layer in layers.items()}
-        x = torch.randn(batch, length, channels, device=device)
-        steps = {name: training_step(layer, x) for name, layer in layers.items()}
-        seconds = interleaved(steps, repeats=repeats)
-        measure = partial(peak_memory, channels=channels, length=length, batch=batch, threads=torch.get_num_threads())
-        used = {name: measure(make) for name, make in factories.items()} if memory else {}
-        rows.append(Row(length, batch, seconds, errors, used))
+    for length in progress_bar(lengths, desc="lengths", show=comparison.progress):
+        check = partial(check_layer, channels=comparison.channels, length=length)
+        result = comparison.measure(factories, length, check)
+        rows.append(Row(length, result.batch, result.step, result.error, result.memory))
     return rows
 
 
@@ -114,9 +86,9 @@ def ours(channels: int, length: int) -> nn.Module:
     return ToeplitzMixer(channels)
 
 
-def literal(channels: int, length: int) -> nn.Module:
+def literal(channels: int, length: int, *, causal: bool = True) -> nn.Module:
     """The published algorithm, implemented literally."""
-    return LiteralTNO(channels)
+    return LiteralTNO(channels, causal=causal)
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:

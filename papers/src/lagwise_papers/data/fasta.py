@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import lagwise.data.arrow as pa
+from lagwise.data.arrays import FOLDER_LABEL
 from lagwise.data.reading import decoded
-from lagwise.data.series_files import FOLDER_LABEL
 
 _FASTA = (".fasta", ".fa", ".fna", ".ffn", ".faa")
 _FASTQ = (".fastq", ".fq")

@@ -34,7 +34,7 @@ def open_pathfinder(name: str, *, image: str = "image", label: str = "label") ->
         raise ValueError(
             f"{name!r} has Pathfinder's folder imgs, but not its folder metadata, which has the labels; copy both"
         )
-    return _listed(ImageSource(name, image, label), tables, files) if tables else None
+    return _listed(ImageSource(name, image=image, label=label), tables, files) if tables else None
 
 
 def _listed(source: ImageSource, tables: list[Path], files: list[Path]) -> ImageSource:
@@ -77,4 +77,4 @@ def _listed(source: ImageSource, tables: list[Path], files: list[Path]) -> Image
         )
     images = iter(labels)
     parts = {split: [*islice(images, size)] for split, size in split_sizes(len(labels)).items()}
-    return replace(source, files=parts, labels=labels)
+    return replace(source, files=parts, classes=labels)

@@ -114,7 +114,7 @@ def _config(values: Mapping[str, Any], head: type[Head], *, tied: bool) -> Lagwi
         "name": "hyena",
         "span": values["max_seq_len"],
         "hidden": values["filter_order"],
-        "layers": check_integer("num_inner_mlps", values["num_inner_mlps"], least=0),
+        "layers": check_integer("num_inner_mlps", values["num_inner_mlps"], min=0),
         "bands": values["emb_dim"] // 2,
         "frequency": float(values["activation_freq"]),
         "shift": _SHIFT,

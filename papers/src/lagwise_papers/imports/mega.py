@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.classification import LagwiseForSequenceClassification
+from lagwise.models.classification import LagwiseForSequenceClassification, LagwiseForTokenClassification
 from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.heads import Head, VocabularyHead
+from lagwise.models.heads import Head, LagwiseForMaskedLM, VocabularyHead
 from lagwise.models.loading import filled
-from lagwise.models.masked_lm import LagwiseForMaskedLM
-from lagwise.models.token_classification import LagwiseForTokenClassification
 from lagwise.tables import check_integer, known, shown
 
 _HEADS: dict[str, type[Head]] = {

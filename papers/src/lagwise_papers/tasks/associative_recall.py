@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 from lagwise.data import ScheduledExamples
 from lagwise.data.options import DataOptions
 from lagwise.data.packing import IGNORED
+from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
-from lagwise.tasks.base import Records, Table, Task, TaskData, require_none, usable_lengths
+from lagwise.tasks.base import Sizes, Table, Task, TaskData, require_none, usable_lengths
 from lagwise.tasks.figures import Figures, Log, accuracy_curve
 from lagwise.tasks.scores import headline_of
 from lagwise_papers.data.associative_recall import AssociativeRecall, DrawnExamples
@@ -29,14 +30,15 @@ class GeneratedRecall(TaskData):
 
     task: AssociativeRecallTask
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        raise ValueError(
-            f"training.epochs does not apply to {self.task.name}, whose data are generated without end; "
-            "give training.steps"
-        )
+    @property
+    def _lengths(self) -> Sequence[int]:
+        return self.task.data.lengths or [self.task.data.length]
 
-    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
-        return ScheduledExamples(self.task.generator, self.sequence_lengths, batch_size, steps, seed)
+    def sizes(self, batch_size: int) -> Sizes:
+        return Sizes(None, sum(self._lengths) / len(self._lengths), self.task.data.length)
+
+    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+        return ScheduledExamples(self.task.generator, self._lengths, batch_size, steps, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.task.generator.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
@@ -67,15 +69,6 @@ class GeneratedRecall(TaskData):
                 scores = {"sequences": count, "correct": correct, "accuracy": correct / asked}
                 found.append({"length": length, **kind, **scores})
         return {"test": found}
-
-    def scores(self, model: Any, lengths: Sequence[int], max_tokens: int, *, progress: bool = True) -> list[float]:
-        found = []
-        for length in lengths:
-            kind, count = self.task.generator.kinds(length)[-1], max(1, min(DEFAULT_SEQUENCES, max_tokens // length))
-            examples = self.task.generator.test_examples(length, count, **kind)
-            correct, asked = recall(model, examples, progress=progress)
-            found.append(correct / asked)
-        return found
 
 
 @torch.inference_mode()
@@ -115,7 +108,8 @@ class AssociativeRecallTask(Task):
     """
 
     headline = headline_of("accuracy")
-    head = "LagwiseForCausalLM"
+    head = LagwiseForCausalLM
+    supports = frozenset({"lengths", "evaluate_length"})
     predicts = "answer"
     #: its name in the table of tasks
     name: ClassVar[str] = "associative_recall"
@@ -140,15 +134,11 @@ class AssociativeRecallTask(Task):
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         return {"accuracy": lambda: accuracy_curve(metrics, chance=2 / self.data.vocab_size)}
 
-    @torch.inference_mode()
-    def predict(self, model: Any, tokenizer: Any, rows: Records, *, progress: bool = True) -> list[dict[str, Any]]:
-        """The answer to each text ``key value ... key``."""
-        found = []
-        for row in progress_bar(list(rows), desc="answering", unit="row", show=progress):
-            try:
-                ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
-            except Exception as error:  # tokenizers' exception type: a word that is neither key nor value
-                raise ValueError(f"{row['text']!r:.80} has a word that is not a key or value of this task") from error
-            answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
-            found.append({"answer": tokenizer.decode([answer])})
-        return found
+    def _output(self, model: Any, tokenizer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a text ``key value ... key``."""
+        try:
+            ids = tokenizer(row["text"], return_tensors="pt")["input_ids"]
+        except Exception as error:  # tokenizers' exception type: a word that is neither key nor value
+            raise ValueError(f"{row['text']!r:.80} has a word that is not a key or value of this task") from error
+        answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
+        return {"answer": tokenizer.decode([answer])}

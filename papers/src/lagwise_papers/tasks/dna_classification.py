@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from lagwise.data.options import DataOptions
-from lagwise.schema import Number, Share
+from lagwise.tables import Number, Share
 from lagwise.tasks.sequence_classification import ClassifiedRows, SequenceClassification
 from lagwise_papers.data.dna import complements, either_strand
 

@@ -15,8 +15,8 @@ from lagwise.tables import shown
 class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
     """Configuration of a linear model of fixed features.
 
-    features: the features, by name and options (`lagwise.models.linear.features.FEATURES`): ``columns`` of
-    the rows of a table, ``convolutions`` of series, ``patches`` of images, ``ngrams`` of texts.
+    features: the features, by name and options (`lagwise.models.linear.features.FEATURES`): ``convolutions`` of series,
+    ``patches`` of images, ``ngrams`` of texts.
     inputs: what the model reads, by name and options as in `LagwiseConfig`: ``tokens``, ``values`` (with ``features``,
     and perhaps ``mean``, ``std`` and ``gaps``) or ``patches`` (with ``channels``, and ``image``, the height and width
     in training).

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lagwise.models.linear.scaling import DenseFeatures
-from lagwise.ops.bilinear import traced
+from lagwise.models.linear.scaling import standardised
+from lagwise.ops.operation import traced
 from lagwise.tables import check_integer
 
 _TAPS = 9
@@ -37,7 +37,7 @@ class ConvolutionState(NamedTuple):
     counts: Tensor
 
 
-class Convolutions(DenseFeatures):
+class Convolutions(nn.Module):
     """MiniRocket features: shares of the samples at which fixed dilated convolutions exceed thresholds.
 
     Formula: ``mean_t [y_{k,d,t} > b_{k,d,j}]`` with ``y_{k,d,t} = sum_m w_{k,m} z_{t - m d}``, where w_k is one of the
@@ -65,8 +65,6 @@ class Convolutions(DenseFeatures):
     are centred. Levels are ours.
     """
 
-    of_levels = ("signs", "level_biases")
-
     def __init__(
         self,
         channels: int,
@@ -81,7 +79,7 @@ class Convolutions(DenseFeatures):
         self.channels = check_integer("channels", channels)
         if not dilations or len(dilations) != len(thresholds) or min(*dilations, *thresholds) < 1:
             raise ValueError(f"dilations and thresholds must be as many, and positive, got {dilations}, {thresholds}")
-        self.dilations, self.thresholds, self.levels = dilations, thresholds, check_integer("levels", levels, least=0)
+        self.dilations, self.thresholds, self.levels = dilations, thresholds, check_integer("levels", levels, min=0)
         self.mean, self.std = mean, std  # plain lists: buffers would be lost when a model is loaded via the meta device
         self.reach = (_TAPS - 1) * max(dilations)
         self.plain = KERNELS * sum(thresholds)
@@ -132,6 +130,16 @@ class Convolutions(DenseFeatures):
             shares = self._shares_of_values(KERNELS * self.levels)
             for kernel, own in enumerate(shares.unflatten(0, (self.levels, KERNELS)).t()):
                 self.level_biases[kernel] = torch.quantile(values[:, kernel], own)
+
+    def drop_levels(self) -> None:
+        """Remove the levels."""
+        self.levels, self.size = 0, self.plain
+        self.signs, self.level_biases = self.signs[:, :0].clone(), self.level_biases[:, :0].clone()
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Standardise samples; missing ones (NaN) count as the mean."""
+        z = standardised(x, self.mean, self.std)
+        return z.masked_fill(z.isnan(), 0).to(self.biases.dtype)
 
     def _shares_of_values(self, count: int) -> Tensor:
         """Return the quantiles at which thresholds are, evenly spread however many are taken."""

@@ -15,9 +15,9 @@ from transformers.utils.generic import can_return_tuple
 from lagwise.models.embeddings import check_finite
 from lagwise.models.inputs import check_vocabulary
 from lagwise.models.linear.configuration import LagwiseLinearConfig
-from lagwise.models.linear.features import made_features
+from lagwise.models.linear.features import inputs_of, linear_logits, made_features
 from lagwise.models.remote_code import LoadedSafely
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.tables import check_integer, known
 
 _ARGUMENTS = {"tokens": "input_ids", "values": "input_values", "patches": "pixel_values"}
@@ -64,12 +64,14 @@ class LinearModel(LoadedSafely, PreTrainedModel):
         x = given[self.argument]
         if x is None:
             raise ValueError(f"this model reads {self.argument}, which was not given")
-        mask = None if attention_mask is None else attention_mask.bool()
-        self._check(x, mask)
-        options = {"types": token_type_ids} if self.argument == "input_ids" else {}
-        if self.argument != "pixel_values":
-            options["mask"] = mask
-        logits = self.features.logits(self.features(x, **options), self.classifier)
+        batch = {self.argument: x}
+        if attention_mask is not None:
+            batch["attention_mask"] = attention_mask
+        if token_type_ids is not None:
+            batch["token_type_ids"] = token_type_ids
+        read = inputs_of(batch)
+        self._check(x, read[1] if len(read) > 1 else None)
+        logits = linear_logits(self.features(*read), self.classifier)
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
@@ -88,7 +90,7 @@ class LinearModel(LoadedSafely, PreTrainedModel):
             if x.shape[2 if axes == 3 else 1] != width:
                 raise ValueError(f"{self.argument} must have {width} channels, got {tuple(x.shape)}")
             check_finite(self.argument, x.masked_fill(x.isnan(), 0) if self.config.takes_gaps else x)
-        if mask is not None and axes != 4:
+        if mask is not None:
             if mask.shape != x.shape[:2]:
                 raise ValueError(f"attention_mask must be (batch, length) = {tuple(x.shape[:2])}, got {mask.shape}")
             if not mask.any(dim=1).all():

@@ -28,12 +28,6 @@ class Sparse(NamedTuple):
     values: Tensor
 
 
-def inputs_of(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the arguments of `Ngrams` for a batch as models read it: ids, mask and types."""
-    mask = batch.get("attention_mask")
-    return batch["input_ids"], None if mask is None else mask.bool(), batch.get("token_type_ids")
-
-
 class Ngrams(nn.Module):
     """Presence of n-grams of words and of characters in a text, weighted as in TF-IDF.
 
@@ -74,7 +68,7 @@ class Ngrams(nn.Module):
         differences: bool = False,
     ):
         super().__init__()
-        self.words, self.characters = check_integer("words", words, least=0), characters or []
+        self.words, self.characters = check_integer("words", words, min=0), characters or []
         self.kept, self.pairs, self.differences = kept, pairs, differences
         if len(kept) != 2 or min(kept) < 0:
             raise ValueError(f"kept must be the numbers of n-grams of words and of characters, got {kept}")
@@ -91,60 +85,43 @@ class Ngrams(nn.Module):
 
     @classmethod
     def chosen(
-        cls, spellings: Sequence[bytes], batches: Iterable[Mapping[str, Tensor]], *, pairs: bool
+        cls, spellings: Sequence[bytes], batches: Iterable[Mapping[str, Tensor]], *, pairs: bool, **sizes: Any
     ) -> tuple[dict[str, Any], Ngrams]:
-        """Call `fitted` with sizes of n-grams that suit the amount of training text. batches: As models read them."""
-        sizes, read = torch.tensor([len(each) for each in spellings]), [inputs_of(batch) for batch in batches]
-        characters = sum(int(sizes[ids].sum()) for ids, _, _ in read)
-        rows = sum(len(ids) for ids, _, _ in read)
-        return cls.fitted(
-            spellings,
-            read,
-            words=2,
-            characters=[2, 3, 4, 5] if characters <= _MAX_CHARACTERS else [],
-            pairs=pairs,
-            min_rows=2 if rows > _MANY_ROWS and characters > _MANY_CHARACTERS else 1,
-        )
-
-    @classmethod
-    def fitted(
-        cls,
-        spellings: Sequence[bytes],
-        batches: Iterable[tuple[Tensor, Tensor | None, Tensor | None]],
-        *,
-        words: int,
-        characters: Sequence[int],
-        pairs: bool,
-        min_rows: int,
-    ) -> tuple[dict[str, Any], Ngrams]:
-        """The options and the features for training texts.
+        """Return the options and the features for training texts.
 
         Args:
             spellings: Bytes of each token id.
-            batches: ``(input_ids, mask, types)`` of each batch.
-            min_rows: Rows in which an n-gram must occur to be kept.
+            batches: Rows as models read them.
+            pairs: Whether rows are pairs of texts.
+            sizes: ``words``, ``characters`` and ``min_rows``, the rows in which an n-gram must occur to be kept. By
+                default they suit the amount of text.
         """
-        shape = {"words": words, "characters": list(characters), "longest": max(1, *map(len, spellings))}
+        lengths, read = torch.tensor([len(each) for each in spellings]), list(batches)
+        total = sum(int(lengths[batch["input_ids"]].sum()) for batch in read)
+        rows = sum(len(batch["input_ids"]) for batch in read)
+        min_rows = sizes.pop("min_rows", 2 if rows > _MANY_ROWS and total > _MANY_CHARACTERS else 1)
+        shape: dict[str, Any] = {"words": 2, "characters": [2, 3, 4, 5] if total <= _MAX_CHARACTERS else []}
+        shape |= {**sizes, "longest": max(1, *map(len, spellings))}
         scanner = cls(len(spellings), kept=[0, 0], **shape)
         scanner._spell(spellings)
         found: list[list[np.ndarray]] = [[], []]
-        rows = 0
-        for ids, mask, types in batches:
-            for part in scanner._texts(ids, mask, types) if pairs else [mask]:
+        count = rows * (2 if pairs else 1)
+        for batch in read:
+            ids, mask = batch["input_ids"], batch.get("attention_mask")
+            mask = None if mask is None else mask.bool()
+            for part in scanner._texts(ids, mask, batch.get("token_type_ids")) if pairs else [mask]:
                 for family, hashes in enumerate(scanner._hashes(ids, part)):
                     found[family].append(_distinct(hashes))
-                rows += len(ids)
         kept, counts = [], []
         for parts in found:
             hashes, times = np.unique(np.concatenate(parts or [np.zeros(0, np.int64)]), return_counts=True)
-            chosen = times >= min_rows
-            kept.append(hashes[chosen])
-            counts.append(times[chosen])
+            kept.append(hashes[times >= min_rows])
+            counts.append(times[times >= min_rows])
         options = {**shape, "kept": [len(each) for each in kept], "pairs": pairs, "differences": pairs}
         made = cls(len(spellings), **options)
         made._spell(spellings)
-        idf = np.log((1 + rows) / (1 + np.concatenate(counts))) + 1
         made.hashes.copy_(torch.from_numpy(np.concatenate(kept)))
+        idf = np.log((1 + count) / (1 + np.concatenate(counts))) + 1
         made.idf.copy_(torch.from_numpy(np.append(idf, 0)).float())
         return options, made
 
@@ -177,12 +154,6 @@ class Ngrams(nn.Module):
             found.append((values - twice * before).abs().masked_fill(F.pad(twice, (0, 1))[:, 1:], 0))
         last = torch.arange(self.size - 2, self.size, device=ids.device).expand(ids.shape[0], -1)
         return Sparse(torch.cat([*numbers, last], 1), torch.cat([*found, _COSINE * cosines], 1))
-
-    @staticmethod
-    def logits(found: Sparse, classifier: nn.Linear) -> Tensor:
-        """Compute logits ``(batch, labels)`` from features."""
-        weights = F.embedding(found.numbers, classifier.weight.t())
-        return (weights * found.values[..., None]).sum(1) + classifier.bias
 
     def _texts(self, ids: Tensor, mask: Tensor | None, types: Tensor | None) -> list[Tensor]:
         """Return masks of the two texts of pairs."""

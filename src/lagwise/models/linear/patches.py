@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lagwise.models.linear.scaling import DenseFeatures
-from lagwise.ops.bilinear import traced
+from lagwise.ops.operation import traced
 from lagwise.tables import check_integer
 
 _SAMPLED = 20_000  # number of patches from which whitening is computed
@@ -19,7 +18,7 @@ _WHITENING = 0.1  # added to the variances of whitened directions
 _MAX_PATCHES = 1 << 12  # patches computed at a time; their products with 256 filters take 4 MB
 
 
-class Patches(DenseFeatures):
+class Patches(nn.Module):
     """Thresholded products of an image's whitened patches with those of sample images, pooled over a grid of
     regions.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -10,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from lagwise.ops.bilinear import transformed
 from lagwise.ops.host import on_host
-from lagwise.ops.operators import graph_operator, in_graph, kept_apart
+from lagwise.ops.operation import Engine, Values, in_graph, kept_apart, operation, transformed
 from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.tables import known
 
@@ -61,10 +61,10 @@ def chunked_attention(
     _check(query, key, value, chunk, function, bias, mask)
     if sliding:
         _check_sliding(query.shape[2], chunk, causal, bias)
-    inputs = (query, key, value, bias, mask, chunk, causal, function, sliding)
-    return _operator(*inputs) if kept_apart(query) else _attention(*inputs)
+    return _attention(query, key, value, bias, mask, chunk, causal, function, sliding)
 
 
+@operation
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -99,14 +99,8 @@ def _attention(
     return y if shift is None else _take(y, _rolled(-shift, y.shape[2]))
 
 
-_operator = graph_operator(
-    "chunked_attention",
-    lambda *inputs: _attention(*inputs).contiguous(),
-    None,
-    lambda query, key, value, *_: value.new_empty(value.shape),
-    tensors="query key value bias?",
-    constants="mask?",
-    numbers="SymInt chunk, bool causal, str function, bool sliding",
+_attention.in_graphs(
+    "chunked_attention", lambda query, key, value, *_: value.new_empty(value.shape), where=kept_apart, constants="mask"
 )
 
 
@@ -195,9 +189,10 @@ def rotary_factors(
 
 def rotate(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
     """`rotary` with given `rotary_factors`, which several tensors can share."""
-    return _rotation(x, *factors) if kept_apart(x) else _rotated(x, *factors)
+    return _rotated(x, *factors)
 
 
+@operation
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     heads = x.dim() == 4
     if heads:  # keep heads within tokens, as projections produce them, so that folding chunks stays a view
@@ -214,13 +209,19 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y.transpose(1, 2) if heads else y
 
 
-_rotation = graph_operator(
-    "rotate",
-    lambda x, cos, sin: _rotated(x, cos, sin).contiguous(),
-    lambda grad, x, cos, sin: [_rotated(grad, cos, -sin)],
-    lambda x, cos, sin: x.new_empty(x.shape),
-    tensors="x",
-    constants="cos sin",
+class _Rotation(Engine):
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Values]:
+        return _rotated.plain(x, cos, sin), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        _, cos, sin = args
+        return _rotated.plain(grads[0], cos, -sin), None, None
+
+
+_rotated.in_graphs(
+    "rotate", lambda x, cos, sin: x.new_empty(x.shape), engine=_Rotation, where=kept_apart, constants="cos sin"
 )
 
 

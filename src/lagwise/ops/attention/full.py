@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import traced
 from lagwise.ops.constants import table_device
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph, traced
 from lagwise.ops.symbolic import symbolic
 
 _QUERIES_AT_ONCE = 512

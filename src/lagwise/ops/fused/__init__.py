@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lagwise.ops.bilinear import transformed
-from lagwise.ops.operators import exporting, in_graph, loop_operator
+from lagwise.ops.operation import exporting, in_graph, loop_operator, transformed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

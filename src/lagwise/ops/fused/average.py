@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import contiguous_rows, kernel
+from lagwise.ops.operation import differentiable, differentiable_gradients
 
 _CHUNK, _CHANNELS, _WARPS = 64, 32, 2  # the fastest of those tried on an H100 (docs/log.md)
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import contiguous_rows, kernel
+from lagwise.ops.operation import differentiable, differentiable_gradients
 
 _TOKENS, _CHANNELS = 64, 64
 

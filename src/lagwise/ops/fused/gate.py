@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients
-from lagwise.ops.fused import kernel, rows_of
+from lagwise.ops.fused import fused, kernel, rows_of
+from lagwise.ops.operation import Engine, Values, operation
 
 BLOCK = 1024  # numbers of a program
 _ROWS, _CHANNELS = 64, 64
 
 
-def silu_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-    """``silu(gate) * value`` for tensors ``(..., channels)`` of one shape and dtype, to which biases ``(2, channels)``,
-    if any, are added before. Gradients of gate and value are neighbours in memory, for `lagwise.ops.fused.joined`."""
-    return _SiluProduct.apply(gate, value, biases)
-
-
-def _plain_product(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-    if biases is not None:
-        gate, value = gate + biases[0].to(gate.dtype), value + biases[1].to(value.dtype)
-    return F.silu(gate) * value
-
-
-class _SiluProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-        ctx.save_for_backward(gate, value, biases)
-        return silu_product_kernel(gate, value, biases)
+class SiluProduct(Engine):
+    """`lagwise.ops.tokens.silu_product`. Gradients of gate and value are neighbours in memory, for
+    `lagwise.ops.fused.joined`."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        gate, value, biases = ctx.saved_tensors
-        if differentiable():
-            inputs = (gate, value, biases)
-            return tuple(differentiable_gradients(_plain_product, inputs, ctx.needs_input_grad, [grad]))
-        both, parts = silu_product_gradients(grad, gate, value, biases)
-        return *both.split_with_sizes([gate.shape[-1]] * 2, dim=-1), None if biases is None else parts.sum(0).to(
-            biases.dtype
-        )
+    def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:
+        same = gate.shape == value.shape and gate.dtype == value.dtype
+        return same and fused(gate, value) and (biases is None or biases.shape == (2, gate.shape[-1]))
+
+    @staticmethod
+    def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
+        return silu_product_kernel(gate, value, biases), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        gate, value, biases = args
+        both, parts = silu_product_gradients(grads[0], gate, value, biases)
+        found = both.split_with_sizes([gate.shape[-1]] * 2, dim=-1)
+        return *found, None if biases is None else parts.sum(0).to(biases.dtype)
 
 
 @kernel(lambda gate, value, biases: gate.new_empty(gate.shape))
@@ -82,28 +73,24 @@ def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Te
     return results
 
 
+@operation
 def gated_update(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
     """``x + sigmoid(update) (silu(candidate + branch) - x)`` for tensors ``(..., channels)``; result like x."""
-    return _Update.apply(x, update, candidate, branch)
-
-
-def _plain_update(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
     return torch.lerp(x, F.silu(candidate + branch).to(x.dtype), update.sigmoid().to(x.dtype))
 
 
-class _Update(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> Tensor:
-        ctx.save_for_backward(x, update, candidate, branch)
-        return gated_update_kernel(x, update, candidate, branch)
+@gated_update.engine("triton")
+class _Update(Engine):
+    serves = staticmethod(fused)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        inputs = ctx.saved_tensors
-        if differentiable():
-            return tuple(differentiable_gradients(_plain_update, inputs, ctx.needs_input_grad, [grad]))
-        dx, dupdate, inner = gated_update_gradients(grad, *inputs)
-        return dx, dupdate, inner, inner.to(inputs[3].dtype)
+    def forward(x: Tensor, update: Tensor, candidate: Tensor, branch: Tensor) -> tuple[Tensor, Values]:
+        return gated_update_kernel(x, update, candidate, branch), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        dx, dupdate, inner = gated_update_gradients(grads[0], *args)
+        return dx, dupdate, inner, inner.to(args[3].dtype)
 
 
 @kernel(lambda x, update, candidate, branch: x.new_empty(x.shape))

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import autocast_dtype, joined, kernel
+from lagwise.ops.operation import differentiable, differentiable_gradients
 
 _CAST, _NUMBERS = 4, 1024  # tensors of a launch, numbers of a program
 

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import fused, kernel
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import differentiable, differentiable_gradients, graph_operator, in_graph
 
 _WIDEST = 64  # features of a layer whose weight fits into the memory of a program
 _ROWS, _PROGRAMS = 16, 256  # rows of a program at a time; programs of a gradient, each of which has one of all weights

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import autocast_dtype, fused, kernel
+from lagwise.ops.operation import differentiable, differentiable_gradients
 
 _PROGRAMS, _CPU_PROGRAMS = 1024, 16  # at most; each sums the parameters' gradients over some rows
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.native.library import filled_biases, loops, pointers
-from lagwise.ops.operators import loop_operator
+from lagwise.ops.operation import loop_operator
 
 
 class _Sizes(ctypes.Structure):

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.compiler import find_compiler, load_compiled
-from lagwise.ops.bilinear import transformed
-from lagwise.ops.operators import exporting
+from lagwise.ops.operation import exporting, transformed
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [_FOLDER / name for name in ("vector.h", "transform.h", "convolution.c", "lags.c", "grids.c", "tokens.c")]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operators import graph_operator, in_graph, kept_apart
+from lagwise.ops.operation import graph_operator, in_graph, kept_apart
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.recurrence.scan import block_scan, varying_scan
 from lagwise.ops.symbolic import FINE, chunk_count, symbolic, symbolic_product

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, transformed
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import differentiable, differentiable_gradients, graph_operator, in_graph, transformed
 
 _FEW = 8  # positions that are scanned one after the other
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.ops.operators import in_graph
+from lagwise.ops.operation import in_graph
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import chunk_count, symbolic
 

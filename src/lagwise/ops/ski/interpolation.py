@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.constants import cached_tables
-from lagwise.ops.operators import exporting
 
 _BLOCK = 64
 _ROW_BLOCK = 16  # tokens, with a grid per row: the nodes of short rows are close together
@@ -111,8 +110,6 @@ def prolong(z: Tensor, grid: NodeGrid, blocks: BlockWeights | None = None, *, in
     with torch.autocast(z.device.type, enabled=False):
         if into is None:
             return (weights @ values).flatten(1, 2)[:, : grid.length]
-        if exporting():  # exporters may lose writes through a view
-            return into + (weights @ values).flatten(1, 2)[:, : grid.length]
         if count * size > grid.length or not into.is_contiguous():
             return into.add_((weights @ values).flatten(1, 2)[:, : grid.length])
         each = weights.repeat(len(z), 1, 1) if weights.dim() == 3 else weights.flatten(0, 1)
@@ -130,16 +127,21 @@ def _block_weights(grid: NodeGrid) -> BlockWeights:
     count = -(-grid.length // size)
     token = torch.arange(count * size, dtype=torch.float64)
     left, weights = _weights_at((token.clamp(max=grid.length - 1) - grid.start) / grid.spacing, grid.nodes, grid.degree)
-    left = left.view(count, size)
-    weights = (weights * (token < grid.length)[:, None]).view(count, size, -1)
-    if torch.compiler.is_compiling():  # nothing may depend on values
-        width = min(int((size - 1) / grid.spacing) + grid.degree + 2, grid.nodes)
-    else:
-        width = int((left[:, -1] - left[:, 0]).max()) + grid.degree + 1
-    start = left[:, :1].clamp(max=grid.nodes - width)
-    columns = (left - start)[..., None] + torch.arange(grid.degree + 1)
-    dense = weights.new_zeros(count, size, width).scatter(2, columns, weights)
-    return BlockWeights(start + torch.arange(width), dense)
+    weights = weights * (token < grid.length)[:, None]
+    most = min(int((size - 1) / grid.spacing) + grid.degree + 2, grid.nodes)
+    return _in_blocks(left.view(count, size), weights.view(count, size, -1), most, grid.nodes)
+
+
+def _in_blocks(left: Tensor, weights: Tensor, most: int, nodes: int) -> BlockWeights:
+    """Weights ``(..., blocks, size, degree + 1)`` of the nodes from ``left`` on, ``(..., blocks, size)``, by block,
+    which meets at most so many nodes."""
+    degree, device = weights.shape[-1] - 1, left.device
+    if not torch.compiler.is_compiling():  # in a graph, nothing may depend on values
+        most = int((left[..., -1] - left[..., 0]).max()) + degree + 1
+    start = left[..., :1].clamp(max=nodes - most)
+    columns = (left - start)[..., None] + torch.arange(degree + 1, device=device)
+    dense = weights.new_zeros(*left.shape, most).scatter(-1, columns, weights)
+    return BlockWeights(start + torch.arange(most, device=device), dense)
 
 
 def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -> BlockWeights:
@@ -153,16 +155,10 @@ def row_weights(first: Tensor, lengths: Tensor, nodes: Tensor, grid: NodeGrid) -
     degree, size = grid.degree, min(_ROW_BLOCK, grid.length)
     count = -(-grid.length // size)
     left, weights = _row_weights(first, lengths, nodes, count * size, degree)
-    left, weights = left.unflatten(1, (count, size)), weights.unflatten(1, (count, size))
-    if torch.compiler.is_compiling():
-        width = min(size + degree, grid.nodes)  # nodes are at least one token apart
-    else:
-        width = int((left[..., -1] - left[..., 0]).max()) + degree + 1
-    start = left[..., :1].clamp(max=grid.nodes - width)
-    columns = (left - start)[..., None] + torch.arange(degree + 1, device=first.device)
-    dense = weights.new_zeros(*weights.shape[:3], width).scatter(3, columns, weights)
+    most = min(size + degree, grid.nodes)  # nodes are at least one token apart
+    columns, dense = _in_blocks(left.unflatten(1, (count, size)), weights.unflatten(1, (count, size)), most, grid.nodes)
     row = torch.arange(len(first), device=first.device)[:, None, None] * grid.nodes
-    return BlockWeights(row + start + torch.arange(width, device=first.device), dense)
+    return BlockWeights(row + columns, dense)
 
 
 def row_matrix(first: Tensor, lengths: Tensor, nodes: Tensor, length: int, rank: int, degree: int) -> Tensor:

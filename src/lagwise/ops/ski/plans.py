@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.ski.products import SKIPlan, causal_ski_product, split_kernel
-from lagwise.ops.toeplitz.direct import direct_product
+from lagwise.ops.toeplitz.convolution import convolution
 
 # The channels and lags on which a plan is chosen.
 _SAMPLED_CHANNELS = 16
@@ -19,7 +19,7 @@ def ski_toeplitz_product(x: Tensor, taps: Tensor, tolerance: float) -> Tensor:
     ends = taps.shape[1] < x.shape[1]
     plan, _ = plan_from_tolerance(taps, tolerance, ends=ends)
     if min(x.shape[1], taps.shape[1]) <= plan.width:
-        return direct_product(x, taps, 0)
+        return convolution(x, taps, 0, "direct")
     nodes = max(plan.short_nodes, plan.grid(x.shape[1]).nodes)
     coarse = taps[:, :: plan.spacing][:, :nodes]
     if ends:

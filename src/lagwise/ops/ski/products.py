@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from lagwise.ops.bilinear import differentiable, differentiable_gradients, traced, transformed
 from lagwise.ops.constants import cached_tables
 from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
 from lagwise.ops.host import on_host
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import Engine, Values, in_graph, loop_operator, operation
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.interpolation import (
     BlockWeights,
@@ -37,10 +35,10 @@ from lagwise.ops.ski.interpolation import (
     row_weights,
     spaced_grid,
 )
-from lagwise.ops.symbolic import chunk_count, symbolic, symbolic_product
+from lagwise.ops.symbolic import chunk_count, symbolic
 from lagwise.ops.toeplitz.block import toeplitz_matrix
-from lagwise.ops.toeplitz.direct import convolve, direct_product, owned, tap_gradient
-from lagwise.ops.toeplitz.spectral import fft_gradients, fft_product
+from lagwise.ops.toeplitz.convolution import Chosen, convolution
+from lagwise.ops.toeplitz.direct import convolve, direct_gradients, owned
 
 
 def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tuple[Tensor, int] | None = None) -> Tensor:
@@ -74,7 +72,7 @@ def ski_product(x: Tensor, coefficients: Tensor, *, degree: int = 1, local: tupl
             f"coefficients must be (channels={x.shape[2]}, 2 r - 1) with r at most the length {x.shape[1]}, "
             f"got {tuple(coefficients.shape)}"
         )
-    return _ski_product(x, coefficients, inducing_grid(x.shape[1], max(2, rank), degree), local)
+    return _ski_product(x, coefficients, degree, local)
 
 
 def ragged_ski_product(
@@ -104,32 +102,30 @@ def ragged_ski_product(
     Source: SKI-TNN §3.2.1 and alg. 1.
     """
     rank = (coefficients.shape[2] + 1) // 2
+    nodes = torch.full_like(lengths, rank) if nodes is None else nodes
     if symbolic(x.shape[1]):
-        nodes = torch.full_like(lengths, rank) if nodes is None else nodes
         return _symbolic_rows(x, coefficients, first, lengths, nodes, degree, local)
     if coefficients.shape[:2] != (len(x), x.shape[2]) or coefficients.shape[2] % 2 == 0 or rank > x.shape[1]:
         raise ValueError(
             f"coefficients must be (batch={len(x)}, channels={x.shape[2]}, 2 r - 1) with r at most the length "
             f"{x.shape[1]}, got {tuple(coefficients.shape)}"
         )
-    grid = inducing_grid(x.shape[1], max(2, rank), degree)
-    nodes = torch.full_like(lengths, grid.nodes) if nodes is None else nodes
-    return _ski_product(x, coefficients, grid, local, (first, lengths, nodes))
+    return _ski_product(x, coefficients, degree, local, (first, lengths, nodes))
 
 
 def _ski_product(
     x: Tensor,
     coefficients: Tensor,
-    grid: NodeGrid,
+    degree: int,
     local: tuple[Tensor, int] | None,
-    rows: tuple[Tensor, Tensor, Tensor] | None = None,
+    rows: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> Tensor:
     dtype = compute_dtype(x, coefficients)
     if local is not None:
         dtype = torch.promote_types(dtype, compute_dtype(x, local[0]))
     taps, origin = local or (None, 0)
     middle = coefficients.shape[-1] // 2
-    return _sparse_plus_smooth(x, taps, coefficients.to(dtype), _Form(origin, middle, grid), rows=rows).to(x.dtype)
+    return _sparse_plus_smooth(x, taps, coefficients.to(dtype), *rows, origin, middle, middle + 1, 0, degree)
 
 
 def ski_reference(x: Tensor, coefficients: Tensor, *, degree: int = 1) -> Tensor:
@@ -193,24 +189,15 @@ def split_kernel(short: Tensor, coarse: Tensor, plan: SKIPlan) -> tuple[Tensor, 
     least `SKIPlan.short_nodes` of them. Returns tensors of the same shapes.
     """
     if in_graph():
-        ramp, spread = _split_tables(coarse.detach(), *plan)
+        ramp, spread = ski_split_tables(coarse.detach(), *plan)
     else:
         ramp, spread = cached_tables(_split_constants, plan, like=coarse)
-    if has_static_value(coarse.shape[1]):
-        head, rest = coarse.split([len(ramp), coarse.shape[1] - len(ramp)], dim=1)
-        head = head * ramp
-        coarse = torch.cat([head, rest], dim=1)
-    else:  # a graph would be another where there is no rest
-        factors = F.pad(ramp, (0, 1), value=1)
-        coarse = coarse * factors[torch.arange(coarse.shape[1], device=ramp.device).clamp(max=len(ramp))]
-        head = _first(coarse, len(ramp))
+    factors = F.pad(ramp, (0, 1), value=1)
+    coarse = coarse * factors[torch.arange(coarse.shape[1], device=ramp.device).clamp(max=len(ramp))]
+    # Contiguous whether or not these are all: a graph for any number of nodes is the same then.
+    head = coarse.index_select(1, torch.arange(len(ramp), device=coarse.device))
     with torch.autocast(coarse.device.type, enabled=False):
         return short - head @ spread, coarse
-
-
-def _first(x: Tensor, count: int) -> Tensor:
-    """``x[:, :count]``, contiguous whether or not that is all: graphs keep both apart."""
-    return x.index_select(1, torch.arange(torch.sym_min(count, x.shape[1]), device=x.device))
 
 
 def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
@@ -227,47 +214,112 @@ def causal_ski_product(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) 
     """
     if symbolic(x.shape[1]):
         return _symbolic_ski(x, short, coarse, plan)
-    grid = plan.grid(x.shape[1])
-    dtype = compute_dtype(x, short)
-    if has_static_value(grid.nodes) and grid.nodes <= plan.first_node_lag:  # no node is far enough from another
-        return direct_product(x, short, 0)
-    coarse = (coarse[:, : grid.nodes] if has_static_value(grid.nodes) else _first(coarse, grid.nodes)).to(dtype)
-    return _sparse_plus_smooth(x, short, coarse, _Form(0, 0, grid), spacing=plan.spacing).to(x.dtype)
+    coarse = coarse.to(compute_dtype(x, short))
+    return _sparse_plus_smooth(x, short, coarse, None, None, None, 0, 0, 0, plan.spacing, plan.degree)
 
 
-class _Form(NamedTuple):
-    """Index of lag 0 among the taps of T_sparse and among those of A, and the number of nodes of A."""
-
-    origin: int
-    coarse_origin: int
-    grid: NodeGrid
-
-
+@operation
 def _sparse_plus_smooth(
     x: Tensor,
     taps: Tensor | None,
     coarse: Tensor,
-    form: _Form,
-    *,
-    spacing: int = 0,
-    rows: tuple[Tensor, Tensor, Tensor] | None = None,
+    first: Tensor | None,
+    lengths: Tensor | None,
+    row_nodes: Tensor | None,
+    origin: int,
+    coarse_origin: int,
+    rank: int,
+    spacing: int,
+    degree: int,
 ) -> Tensor:
-    """``T_sparse x + W A Wᵀ x``, with the spacing of a `spaced_grid` or the arguments of `row_weights`, if any."""
-    if in_graph():
-        taps = x.new_empty(x.shape[2], 0) if taps is None else taps
-        numbers = (form.origin, form.coarse_origin, form.grid.nodes, spacing, form.grid.degree)
-        if rows is None:
-            return _operator(x, taps, coarse, *numbers)
-        return _rows_operator(x, taps, coarse, *rows, *numbers)
-    if rows is None:
-        blocks = None
-    elif traced():
-        blocks = row_weights(*rows, form.grid)
-    else:  # by the numbers of tokens, which the host works out: layers share the weights
-        sizes = (tuple(each.tolist()) for each in on_host(*rows) if each is not None)
-        blocks = cached_tables(_row_tables, *sizes, form.grid, like=coarse)
-    arguments = (x, taps, coarse, form, blocks)
-    return _added(*arguments) if transformed() else _SparsePlusSmooth.apply(*arguments)
+    """``T_sparse x + W A Wᵀ x``: like x, in the dtype of the coarse taps within.
+
+    Args:
+        x: ``(batch, length, channels)``.
+        taps: Those of T_sparse ``(channels, n)``, if any.
+        coarse: Those of A, ``(channels, n)``, or ``(batch, channels, n)`` for rows with individual grids. Taps beyond
+            the number of nodes are not used.
+        first, lengths, row_nodes: Arguments of `row_weights`, if rows have individual grids.
+        origin, coarse_origin: Indices of lag 0 among the taps.
+        rank: Nodes of an `inducing_grid`; used where there is no spacing.
+        spacing: Of a `spaced_grid`, or 0.
+        degree: Degree of the interpolation.
+    """
+    grid, signal = _grid(x.shape[1], rank, spacing, degree), x.to(coarse.dtype)
+    rows = None if first is None or lengths is None or row_nodes is None else (first, lengths, row_nodes)
+    z, blocks = _at_nodes(signal, grid, rows and row_weights(*rows, grid))
+    y = prolong(_smoothed(z, coarse, coarse_origin), grid, blocks)
+    return (y if taps is None else y + convolution(signal, taps, origin, "direct")).to(x.dtype)
+
+
+@_sparse_plus_smooth.engine("shared")
+class _Shared(Engine):
+    """Both terms share one result, forward and backward, where autograd would compute one each and add them."""
+
+    @staticmethod
+    def forward(x: Tensor, taps: Tensor | None, coarse: Tensor, *rest: Any) -> tuple[Tensor, Values]:
+        *rows, origin, coarse_origin, rank, spacing, degree = rest
+        grid, signal = _grid(x.shape[1], rank, spacing, degree), x.to(coarse.dtype)
+        z, blocks = _at_nodes(signal, grid, _cached_rows(rows, grid, coarse))
+        return _both(x, taps, origin, _smoothed(z, coarse, coarse_origin), grid, blocks), (z, *blocks)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, taps, coarse, *rows, origin, coarse_origin, rank, spacing, degree = args
+        grid, grad = _grid(x.shape[1], rank, spacing, degree), grads[0]
+        if saved:
+            z, blocks = saved[0], BlockWeights(*saved[1:])
+        else:  # an operator of a graph saves nothing
+            z, blocks = _at_nodes(x.to(coarse.dtype), grid, _cached_rows(rows, grid, coarse))
+        dx = dtaps = dcoarse = None
+        if needs_grad[0] or needs_grad[2]:
+            signal, kernel = _as_channels(z, coarse)
+            nodes, _ = _as_channels(restrict(grad.to(coarse.dtype), grid, blocks), coarse)
+            arguments = (signal, kernel[:, : grid.nodes + coarse_origin], coarse_origin, "spectral", 1)
+            dz, dcoarse, *_ = Chosen.backward(arguments, (), [nodes], (needs_grad[0], needs_grad[2]))
+            if dcoarse is not None:
+                dcoarse = F.pad(dcoarse, (0, kernel.shape[1] - dcoarse.shape[1])).view_as(coarse)
+            if dz is not None:
+                dx = _both(grad, taps, origin, _as_rows(dz, z), grid, blocks, adjoint=True)
+        if taps is not None and needs_grad[1]:
+            _, dtaps = direct_gradients(grad, x, taps, origin, 1, (False, True))
+        return dx, dtaps, dcoarse, *([None] * 8)
+
+
+# The grid depends on the length, for which it would be compiled anew.
+_sparse_plus_smooth.in_graphs(
+    "ski_product", lambda x, *_: x.new_empty(x.shape), engine=_Shared, constants="first lengths row_nodes"
+)
+
+
+def _both(
+    x: Tensor,
+    taps: Tensor | None,
+    origin: int,
+    z: Tensor,
+    grid: NodeGrid,
+    blocks: BlockWeights,
+    *,
+    adjoint: bool = False,
+) -> Tensor:
+    """``T_sparse x + W z``, with the adjoint of T_sparse on request: like x, in one tensor."""
+    if taps is not None and fused(x, taps, z):
+        return fused_convolution.convolve(x, taps, prolong(z, grid, blocks), origin, -1 if adjoint else 1, False)
+    near = None
+    if taps is not None:
+        taps, origin = (taps.flip(1), taps.shape[1] - 1 - origin) if adjoint else (taps, origin)
+        near = convolve(x.to(z.dtype), *_balanced(taps, origin))
+    return owned(prolong(z, grid, blocks, into=near).to(x.dtype))
+
+
+def _grid(length: int, rank: int, spacing: int, degree: int) -> NodeGrid:
+    return spaced_grid(length, spacing, degree) if spacing else inducing_grid(length, max(2, rank), degree)
+
+
+def _cached_rows(rows: Sequence[Tensor | None], grid: NodeGrid, like: Tensor) -> BlockWeights | None:
+    """The weights of rows with individual grids, by the numbers of tokens: layers share them."""
+    sizes = [tuple(each.tolist()) for each in on_host(*rows) if each is not None]
+    return cached_tables(_row_tables, *sizes, grid, like=like) if sizes else None
 
 
 def _row_tables(
@@ -276,12 +328,16 @@ def _row_tables(
     return row_weights(torch.tensor(first), torch.tensor(lengths), torch.tensor(nodes), grid)
 
 
-def _added(x: Tensor, taps: Tensor | None, coarse: Tensor, form: _Form, blocks: BlockWeights | None) -> Tensor:
-    """`_SparsePlusSmooth` term by term, in operations that autograd and `torch.func` can handle."""
-    signal = x.to(coarse.dtype)
-    z, blocks = _at_nodes(signal, form.grid, blocks)
-    y = prolong(_smoothed(z, coarse, form), form.grid, blocks)
-    return y if taps is None else y + direct_product(signal, taps, form.origin)
+def _at_nodes(signal: Tensor, grid: NodeGrid, blocks: BlockWeights | None) -> tuple[Tensor, BlockWeights]:
+    blocks = block_weights(grid, signal) if blocks is None else blocks
+    blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
+    return restrict(signal, grid, blocks), blocks
+
+
+def _smoothed(z: Tensor, coarse: Tensor, coarse_origin: int) -> Tensor:
+    """``A z``, always by FFT: a dense product is slower even at rank 64 (docs/log.md, "SKI coarse product")."""
+    signal, kernel = _as_channels(z, coarse)
+    return _as_rows(convolution(signal, kernel[:, : z.shape[1] + coarse_origin], coarse_origin, "spectral"), z)
 
 
 def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Tensor:
@@ -293,9 +349,9 @@ def _symbolic_ski(x: Tensor, short: Tensor, coarse: Tensor, plan: SKIPlan) -> Te
     shares = (weights.t() @ signal).unbind(2)
     z = sum(F.pad(share, (0, 0, a, plan.degree - a)) for a, share in enumerate(shares))
     assert isinstance(z, Tensor)
-    smooth = symbolic_product(z, coarse, 0)
+    smooth = convolution(z, coarse, 0)
     around = torch.stack([smooth[:, a : a + cells] for a in range(plan.degree + 1)], dim=2)
-    return (symbolic_product(x.to(dtype), short, 0) + (weights @ around).flatten(1, 2)[:, :length]).to(x.dtype)
+    return (convolution(x.to(dtype), short, 0) + (weights @ around).flatten(1, 2)[:, :length]).to(x.dtype)
 
 
 def _symbolic_rows(
@@ -317,128 +373,7 @@ def _symbolic_rows(
     with torch.autocast(x.device.type, enabled=False):
         z = w.transpose(1, 2) @ x.to(dtype)
         y = w @ (a @ z.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
-    return (y if local is None else y + symbolic_product(x.to(dtype), *local)).to(x.dtype)
-
-
-class _SparsePlusSmooth(torch.autograd.Function):
-    """``T_sparse x + W A Wᵀ x`` with its own gradient: both terms then share one result, forward and backward, where
-    autograd would compute one each and add them.
-
-    Takes the taps of T_sparse, if any, and those of A in the dtype to compute in, each with the index of lag 0. Those
-    of A are for all rows, or ``(batch, channels, n)`` if every row has its own grid, with the weights of these grids.
-    """
-
-    @staticmethod
-    def forward(
-        ctx, x: Tensor, taps: Tensor | None, coarse: Tensor, form: _Form, blocks: BlockWeights | None
-    ) -> Tensor:
-        y, z, blocks = _forward(x, taps, coarse, form, blocks)
-        ctx.save_for_backward(x, taps, coarse, z, *blocks)
-        ctx.form = form
-        return owned(y)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        x, taps, coarse, z, *weights = ctx.saved_tensors
-        blocks = BlockWeights(*weights)
-        if differentiable():
-            inputs = (x, taps, coarse, ctx.form, blocks)
-            return tuple(differentiable_gradients(_added, inputs, ctx.needs_input_grad, [grad]))
-        return *_backward(grad, x, taps, coarse, ctx.form, blocks, z, ctx.needs_input_grad[:3]), None, None
-
-
-def _forward(
-    x: Tensor, taps: Tensor | None, coarse: Tensor, form: _Form, blocks: BlockWeights | None
-) -> tuple[Tensor, Tensor, BlockWeights]:
-    """The product, the signal's values at the nodes, and the weights."""
-    signal = x.to(coarse.dtype)
-    z, blocks = _at_nodes(signal, form.grid, blocks)
-    if taps is not None and fused(x, taps, coarse):
-        far = prolong(_smoothed(z, coarse, form), form.grid, blocks)
-        return fused_convolution.convolve(x, taps, far, form.origin, 1, False), z, blocks
-    near = None if taps is None else convolve(signal, *_balanced(taps, form.origin))
-    return prolong(_smoothed(z, coarse, form), form.grid, blocks, into=near), z, blocks
-
-
-def _smoothed(z: Tensor, coarse: Tensor, form: _Form) -> Tensor:
-    """``A z``, always by FFT: a dense product is slower even at rank 64 (docs/log.md, "SKI coarse product")."""
-    return _as_rows(fft_product(*_as_channels(z, coarse), form.coarse_origin, "auto"), z)
-
-
-def _at_nodes(signal: Tensor, grid: NodeGrid, blocks: BlockWeights | None) -> tuple[Tensor, BlockWeights]:
-    blocks = block_weights(grid, signal) if blocks is None else blocks
-    blocks = blocks._replace(weights=blocks.weights.to(signal.dtype))
-    return restrict(signal, grid, blocks), blocks
-
-
-def _backward(
-    grad: Tensor,
-    x: Tensor,
-    taps: Tensor | None,
-    coarse: Tensor,
-    form: _Form,
-    blocks: BlockWeights,
-    z: Tensor,
-    needs_grad: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the signal, the taps and the coarse taps, where they need them."""
-    dx = dtaps = dz = dcoarse = None
-    if needs_grad[0] or needs_grad[2]:
-        nodes = restrict(grad.to(coarse.dtype), form.grid, blocks)
-        signal, kernel = _as_channels(z, coarse)
-        nodes, _ = _as_channels(nodes, coarse)
-        dz, dcoarse = fft_gradients(nodes, signal, kernel, form.coarse_origin, "auto", (needs_grad[0], needs_grad[2]))
-        dcoarse = None if dcoarse is None else dcoarse.view_as(coarse)
-    if dz is not None and taps is not None and fused(grad, x, taps):
-        far = prolong(_as_rows(dz, z), form.grid, blocks)
-        dx = fused_convolution.convolve(grad, taps, far, form.origin, -1, False)
-    elif dz is not None:
-        near = None if taps is None else convolve(grad, *_balanced(taps.flip(1), taps.shape[1] - 1 - form.origin))
-        dx = prolong(_as_rows(dz, z), form.grid, blocks, into=near).to(x.dtype)
-    if taps is not None and needs_grad[1]:
-        if fused(grad, x, taps):
-            parts = fused_convolution.tap_gradient_parts(x, taps)
-            fused_convolution.convolution_gradients(grad, x, taps, parts, form.origin, 1, False)
-            return dx, fused_convolution.summed_parts(parts).to(taps.dtype), dcoarse
-        dtaps = tap_gradient(grad, x, -form.origin, taps.shape[1] - 1 - form.origin).to(taps.dtype)
-    return dx, dtaps, dcoarse
-
-
-def _of_graph(x: Tensor, taps: Tensor, rest: Sequence[Any]) -> tuple[Tensor | None, _Form, BlockWeights | None]:
-    """The taps, the form and the weights from the arguments of an operator, whose taps may be empty."""
-    *rows, origin, coarse_origin, nodes, spacing, degree = rest
-    length = x.shape[1]
-    grid = spaced_grid(length, spacing, degree) if spacing else inducing_grid(length, nodes, degree)
-    blocks = row_weights(rows[0], rows[1], rows[2], grid) if rows else None
-    return taps if taps.shape[1] else None, _Form(origin, coarse_origin, grid), blocks
-
-
-def _graph_forward(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> Tensor:
-    own, form, blocks = _of_graph(x, taps, rest)
-    return _forward(x, own, coarse, form, blocks)[0].to(x.dtype).contiguous()
-
-
-def _graph_gradients(grad: Tensor, x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> list[Tensor]:
-    own, form, weights = _of_graph(x, taps, rest)
-    z, blocks = _at_nodes(x.to(coarse.dtype), form.grid, weights)
-    dx, dtaps, dcoarse = _backward(grad, x, own, coarse, form, blocks, z, (True, True, True))
-    assert dx is not None
-    assert dcoarse is not None
-    return [dx, torch.empty_like(taps) if dtaps is None else dtaps, dcoarse]  # no operator returns an input
-
-
-def _like(x: Tensor, taps: Tensor, coarse: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-# The grid depends on the length, for which it would be compiled anew.
-_NUMBERS = "SymInt origin, SymInt coarse_origin, SymInt nodes, SymInt spacing, SymInt degree"
-_operator, _rows_operator = (
-    graph_operator(
-        name, _graph_forward, _graph_gradients, _like, tensors="x taps coarse", constants=rows, numbers=_NUMBERS
-    )
-    for name, rows in (("ski_product", ""), ("ragged_ski_product", "first lengths row_nodes"))
-)
+    return (y if local is None else y + convolution(x.to(dtype), *local)).to(x.dtype)
 
 
 def _as_channels(z: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
@@ -467,18 +402,17 @@ def causal_ski_matrix(short: Tensor, coarse: Tensor, plan: SKIPlan, length: int)
     return toeplitz_matrix(short, length) + w @ toeplitz_matrix(coarse, grid.nodes) @ w.t()
 
 
-@torch.library.custom_op("lagwise::ski_split_tables", mutates_args=())
-def _split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+def _split_tables_like(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
+    count = SKIPlan(spacing, width, degree).short_nodes
+    return like.new_empty(count), like.new_empty(count, width)
+
+
+@loop_operator(_split_tables_like)
+def ski_split_tables(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
     """`_split_constants` for graphs, which would make them by many launches at every step. Copies: graphs write into
     what they are given."""
     ramp, spread = cached_tables(_split_constants, SKIPlan(spacing, width, degree), like=like)
     return ramp.clone(), spread.clone()
-
-
-@_split_tables.register_fake
-def _(like: Tensor, spacing: int, width: int, degree: int) -> tuple[Tensor, Tensor]:
-    count = SKIPlan(spacing, width, degree).short_nodes
-    return like.new_empty(count), like.new_empty(count, width)
 
 
 def _split_constants(plan: SKIPlan) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,14 @@
 """Long convolutions token by token: by tiles, and with states of fixed shapes."""
 
 from lagwise.ops.streaming.blocks import ONLINE_BLOCK, OnlineTaps
-from lagwise.ops.streaming.fixed import (
+from lagwise.ops.streaming.online import (
     DueState,
     OnlineFollower,
+    OnlineState,
     WindowState,
     due_state,
     due_step,
-    ring_prefill,
+    online_block,
+    online_follow,
+    online_prefill,
 )
-from lagwise.ops.streaming.online import OnlineState, online_block, online_follow, online_prefill

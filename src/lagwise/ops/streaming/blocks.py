@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -99,7 +98,7 @@ class OnlineTaps:
     def _within_support(self, lags: int) -> int:
         return lags if self.support is None else min(lags, self.support)
 
-    def meets(self, size: int, distance: int = 2) -> bool:
+    def meets(self, size: int, distance: int) -> bool:
         """Whether any tap lies between blocks of this size at this distance."""
         return self.support is None or (distance - 1) * size + 1 < self.support
 
@@ -126,10 +125,6 @@ class BlockSpectrum:
     def __init__(self, source: Tensor | None, points: _ByChannel):
         self.source = source  # None when complete, so that it does not keep an old window alive
         self.points = points
-
-    @classmethod
-    def of(cls, source: Tensor) -> BlockSpectrum:
-        return cls(source, _ByChannel())
 
     @property
     def batch(self) -> int:
@@ -165,26 +160,11 @@ def _rfft_padded(source: Tensor) -> Tensor:
     return torch.fft.rfft(source.transpose(1, 2).contiguous(), 2 * source.shape[1])
 
 
-class Tile(NamedTuple):
-    """The contribution ``(batch, channels, size)`` of the ``size`` tokens before ``start`` to as many from there on."""
-
-    start: int
-    values: Tensor
-
-    @classmethod
-    def of(cls, taps: OnlineTaps, tokens: Tensor, start: int) -> Tile:
-        """Make a tile from the tokens ``(batch, size, channels)`` before its start."""
-        size, channels = tokens.shape[1:]
-        points = _rfft_padded(tokens) * taps.spectrum(size, 1, slice(0, channels))
-        return cls(start, torch.fft.irfft(points, 2 * size)[..., size:])
-
-
 class Contribution:
-    """The contribution of earlier blocks to a block: ``(batch, channels, size)``.
+    """The contribution of earlier blocks to a block: ``(batch, channels, size)``, computed a few channels at a time.
 
-    Blocks meet from two before on, so that there is time: the contribution depends only on inputs that have already
-    arrived, and is computed a few channels at a time while the block before is streamed. ``blocks`` maps the indices of
-    the earlier blocks to their spectra.
+    That of blocks from two before on depends only on inputs that have already arrived, so it is computed while the
+    block before is streamed. ``blocks`` maps the indices of the earlier blocks to their spectra.
     """
 
     def __init__(
@@ -200,17 +180,22 @@ class Contribution:
 
     @classmethod
     def of(
-        cls, taps: OnlineTaps, size: int, block: int, window: Window, seen: int, known: Mapping[int, BlockSpectrum]
+        cls,
+        taps: OnlineTaps,
+        size: int,
+        block: int,
+        earlier: Iterable[int],
+        window: Window,
+        seen: int,
+        known: Mapping[int, BlockSpectrum],
     ) -> Contribution | None:
-        """None for blocks without others that far before them. ``known`` holds blocks that other tasks have. Tokens
-        dropped from the window are beyond the taps' reach."""
-        # Blocks that are farther, whose parents are two apart, meet at their parents' size.
-        first = max(0, (block // GROWTH - 1) * GROWTH)
-        near = [i for i in range(first, block - 1) if taps.meets(size, block - i)]
+        """None unless a tap lies between the block and an earlier one of these. ``known`` holds blocks that other tasks
+        have. Tokens dropped from the window are beyond the taps' reach."""
         tokens, oldest = window.tokens, seen - window.size
-        starts = {i: i * size - oldest for i in near}
+        starts = {i: i * size - oldest for i in earlier if taps.meets(size, block - i)}
         blocks = {
-            i: known.get(i) or BlockSpectrum.of(between(tokens, start, start + size)) for i, start in starts.items()
+            i: known.get(i) or BlockSpectrum(between(tokens, start, start + size), _ByChannel())
+            for i, start in starts.items()
         }
         return cls(taps, size, block, blocks, _ByChannel()) if blocks else None
 

@@ -1,26 +1,44 @@
-"""Exact convolution of a signal that arrives token by token, in O(log² n) per token with a bound for every token."""
+"""Exact convolution of a signal that arrives token by token, in O(log² n) per token with a bound for every token; and
+its step for graphs, on states of fixed shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lagwise.ops.product import toeplitz_product
+from lagwise.ops.ring import ring_lags, ring_of, ring_write
 from lagwise.ops.streaming.blocks import (
     GROWTH,
     ONLINE_BLOCK,
     BlockSpectrum,
     Contribution,
     OnlineTaps,
-    Tile,
-    between,
 )
 from lagwise.ops.window import Window
 
 _LONG_CHUNK = 256  # tokens from which on a chunk is mixed by one product, up to the end of its large block
+
+
+class WindowState(NamedTuple):
+    """The last tokens of a stream, a `Window` or a ring ``(batch, reach, channels)``, and their number so far,
+    ``(batch,)``."""
+
+    ring: Window | Tensor
+    seen: Tensor
+
+
+class DueState(NamedTuple):
+    """The part of an `OnlineState` that a step needs: the last block of tokens, ``(batch, block, channels)``; the
+    contribution of earlier blocks to the current one, ``(batch, block, channels)``; and the number of tokens so far,
+    ``(batch,)``."""
+
+    recent: Tensor
+    due: Tensor
+    seen: Tensor
 
 
 class OnlineState(NamedTuple):
@@ -42,7 +60,7 @@ class OnlineState(NamedTuple):
     seen: int
     behind: Tensor
     far: tuple[tuple[Contribution | None, ...], ...] = ()
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[Contribution, ...] = ()
     due: Tensor | None = None
     current: bool = True
 
@@ -70,10 +88,13 @@ class OnlineState(NamedTuple):
         if early:
             window = window.last(self.seen - early)
             return OnlineState(self.taps, window, self.seen - early, behind - early, current=False)
-        far = tuple(_mapped(pair, change) for pair in self.far)
-        tiles = tuple(Tile(tile.start, change(tile.values)) for tile in self.tiles)
+        far = []
+        for pair in self.far:  # blocks that tasks of one size share stay shared
+            known: dict[int, BlockSpectrum] = {}
+            far.append(tuple(None if task is None else task.map_batch(change, known) for task in pair))
+        tiles = tuple(tile.map_batch(change, {}) for tile in self.tiles)
         due = None if self.due is None else change(self.due)
-        return OnlineState(self.taps, window, self.seen, behind, far, tiles, due, self.current)
+        return OnlineState(self.taps, window, self.seen, behind, tuple(far), tiles, due, self.current)
 
     @staticmethod
     def join(states: Sequence[OnlineState]) -> OnlineState:
@@ -148,9 +169,9 @@ def _piece(state: OnlineState, left: int) -> int:
     rest = size - state.seen % size
     if left < size or rest < size:
         return min(left, rest if left >= _LONG_CHUNK else ONLINE_BLOCK - state.seen % ONLINE_BLOCK)
-    while GROWTH * size <= left and state.seen % (GROWTH * size) == 0 and state.taps.meets(size):
+    while GROWTH * size <= left and state.seen % (GROWTH * size) == 0 and state.taps.meets(size, 2):
         size *= GROWTH
-    return size if state.taps.meets(size) else left // size * size
+    return size if state.taps.meets(size, 2) else left // size * size
 
 
 def _token(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
@@ -179,8 +200,8 @@ def _next(x: Tensor, state: OnlineState) -> tuple[Tensor, OnlineState]:
     if small:
         y = y if due is None else y + due.narrow(1, position, length)
     else:
-        neighbour = () if large else [tile for tile in tiles if tile.values.shape[2] == taps.large]
-        ahead = _ahead(far, neighbour, seen, length)
+        neighbour = () if large else [tile for tile in tiles if tile.size == taps.large]
+        ahead = _ahead([*neighbour, *(pair[0] for pair in far)], seen, length)
         y = y if ahead is None else y + ahead
     return y, _advance(OnlineState(taps, window, seen + length, behind, far, tiles, due), length)
 
@@ -217,7 +238,7 @@ def online_block(state: OnlineState) -> OnlineState:
     far = _far(state)
     start = state.seen // ONLINE_BLOCK * ONLINE_BLOCK
     tiles = _tiles(state, start)
-    due = _ahead(far, tiles, start, ONLINE_BLOCK)
+    due = _ahead([*tiles, *(pair[0] for pair in far)], start, ONLINE_BLOCK)
     return state._replace(far=far, tiles=tiles, due=due, current=True)
 
 
@@ -225,13 +246,17 @@ def _far(state: OnlineState) -> tuple[tuple[Contribution | None, ...], ...]:
     """The known contributions to the current large block of every size, and to the next."""
     far: list[tuple[Contribution | None, ...]] = []
     size = state.taps.large
-    while size <= state.seen and state.taps.meets(size):
+    while size <= state.seen and state.taps.meets(size, 2):
         block = state.seen // size
         known = {f.block: f for f in (state.far[len(far)] if len(far) < len(state.far) else ()) if f is not None}
         blocks = {i: b for task in known.values() for i, b in task.blocks.items()}
         pair = []
         for index in (block, block + 1):
-            task = known.get(index) or Contribution.of(state.taps, size, index, state.window, state.seen, blocks)
+            # Blocks that are farther, whose parents are two apart, meet at their parents' size.
+            earlier = range(max(0, (index // GROWTH - 1) * GROWTH), index - 1)
+            task = known.get(index) or Contribution.of(
+                state.taps, size, index, earlier, state.window, state.seen, blocks
+            )
             blocks.update(task.blocks if task else {})
             pair.append(task)
         far.append(tuple(pair))
@@ -239,38 +264,77 @@ def _far(state: OnlineState) -> tuple[tuple[Contribution | None, ...], ...]:
     return tuple(far)
 
 
-def _tiles(state: OnlineState, start: int) -> tuple[Tile, ...]:
+def _tiles(state: OnlineState, start: int) -> tuple[Contribution, ...]:
     """The contributions to the block from ``start`` on of the halves before its own, and of the large block before."""
-    known = {(tile.start, tile.values.shape[2]): tile for tile in state.tiles}
-    tokens, oldest = state.window.tokens, state.seen - state.window.size
+    known = {(tile.block, tile.size): tile for tile in state.tiles}
     tiles, size = [], ONLINE_BLOCK
     while size <= state.taps.large:
-        own = start // size * size
-        if own and (size == state.taps.large or own // size % 2) and state.taps.meets(size, 1):
-            half = between(tokens, own - size - oldest, own - oldest)
-            tiles.append(known.get((own, size)) or Tile.of(state.taps, half, own))
+        block = start // size
+        if block and (size == state.taps.large or block % 2):
+            tile = known.get((block, size))
+            tiles.append(tile or Contribution.of(state.taps, size, block, [block - 1], state.window, state.seen, {}))
         size *= 2
-    return tuple(tiles)
+    return tuple(tile for tile in tiles if tile is not None)
 
 
-def _mapped(pair: Sequence[Contribution | None], change: Callable[[Tensor], Tensor]) -> tuple[Contribution | None, ...]:
-    """The tasks of one size for other rows; blocks that they share stay shared."""
-    known: dict[int, BlockSpectrum] = {}
-    return tuple(None if task is None else task.map_batch(change, known) for task in pair)
-
-
-def _ahead(
-    far: Sequence[tuple[Contribution | None, ...]], tiles: Sequence[Tile], start: int, length: int
-) -> Tensor | None:
+def _ahead(tasks: Iterable[Contribution | None], start: int, length: int) -> Tensor | None:
     """The contributions of blocks of at least ``length`` to the tokens start..start + length: ``(batch, length,
     channels)``."""
-    parts = [tile.values[..., start - tile.start :][..., :length] for tile in tiles if tile.values.shape[2] >= length]
-    for task, *_ in far:
+    total: Tensor | None = None
+    for task in tasks:
         if task is not None and task.size >= length:
-            parts.append(task.part(start - task.block * task.size, start - task.block * task.size + length))
-    if not parts:
-        return None
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total.transpose(1, 2).contiguous()
+            first = start - task.block * task.size
+            part = task.part(first, first + length)
+            total = part if total is None else total + part
+    return None if total is None else total.transpose(1, 2).contiguous()
+
+
+def due_step(x: Tensor, state: DueState, near: Tensor) -> tuple[Tensor, DueState]:
+    """Process one token of a convolution with a kernel of any length, as `online_prefill` computes it.
+
+    Shapes: x ``(batch, channels)``; near ``(block, channels)``, the first taps, lag 0 first. Returns a tensor like x.
+    A step does not change ``due``: an `OnlineFollower` does, at the end of a block.
+    """
+    recent, position = ring_write(state.recent, x, state.seen), state.seen % ONLINE_BLOCK
+    lags = ring_lags(recent, state.seen)
+    # `due` contains all tokens before this block.
+    met = near[lags] * (lags <= position[:, None])[..., None]
+    y = (recent * met).sum(1) + state.due[torch.arange(x.shape[0], device=x.device), position]
+    return y.to(x.dtype), DueState(recent, state.due, state.seen + 1)
+
+
+def due_state(state: OnlineState) -> DueState:
+    """Extract the state of a step from one that `online_block` has made current, or of one before the first token."""
+    near = state.taps.near
+    tokens, rows = state.window.latest(min(ONLINE_BLOCK, state.window.size)), state.window.batch
+    seen = torch.full((rows,), state.seen, device=near.device)
+    recent = ring_of(tokens, ONLINE_BLOCK, seen).to(near.dtype, copy=True).contiguous()
+    due = torch.zeros_like(recent) if state.due is None else state.due.to(recent.dtype, copy=True).contiguous()
+    return DueState(recent, due, seen)
+
+
+class OnlineFollower:
+    """Updates the `OnlineState` of a stream, from a current one on (`online_block`), whose steps change a `DueState` in
+    place."""
+
+    def __init__(self, state: OnlineState, fixed: DueState):
+        self.state, self.fixed, self.waiting = state, fixed, 0
+
+    def advance(self) -> None:
+        """Count one more token. At the end of a block, update ``due`` for the next block."""
+        position = (self.state.seen + self.waiting) % ONLINE_BLOCK
+        self.waiting += 1
+        if position < len(self.state.far) or position == ONLINE_BLOCK - 1:
+            state = online_block(self.stopped())
+            if state.due is None:
+                self.fixed.due.zero_()
+            elif state.due is not self.state.due:
+                self.fixed.due.copy_(state.due)
+            self.state, self.waiting = state, 0
+
+    def stopped(self) -> OnlineState:
+        """The state after the last token."""
+        if self.waiting == 0:
+            return self.state
+        first = self.state.seen % ONLINE_BLOCK
+        return online_follow(self.fixed.recent[:, first : first + self.waiting], self.state)

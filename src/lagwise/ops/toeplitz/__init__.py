@@ -1,18 +1,15 @@
-"""Toeplitz products by exact engines: dense blocks, sums over lags, FFT; stacks of dilated convolutions."""
+"""Convolutions by exact engines, lag by lag or by FFT, their gates, and stacks of dilated ones."""
 
 from lagwise.ops.toeplitz.block import block_lag_products, toeplitz_matrix
+from lagwise.ops.toeplitz.convolution import convolution, spectral_product
 from lagwise.ops.toeplitz.dilated import (
-    StackShape,
     centre_tap,
     circular_convolution,
-    covering_shapes,
     dilated_convolution,
     dilated_prefill,
     dilated_step,
     receptive_field,
-    smallest_dilation,
     tap_reach,
 )
-from lagwise.ops.toeplitz.direct import direct_product
 from lagwise.ops.toeplitz.gated import gated_product
-from lagwise.ops.toeplitz.spectral import fast_length, spectral_product
+from lagwise.ops.toeplitz.spectral import fast_length

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.packing import row_extents
+from lagwise.ops.precision import compute_dtype
+from lagwise.ops.ring import ring_read
 from lagwise.ops.symbolic import symbolic
-from lagwise.ops.toeplitz.direct import direct_product
+from lagwise.ops.toeplitz.convolution import convolution
 from lagwise.ops.window import Window, extended, ordered, spaced
 from lagwise.tables import check_integer
 
@@ -46,7 +46,7 @@ def dilated_convolution(x: Tensor, taps: Tensor, dilation: int, *, causal: bool 
         raise ValueError(f"expected {expected}, got {tuple(x.shape)} and {tuple(taps.shape)}")
     if dilation < 1:
         raise ValueError(f"dilation must be at least 1, got {dilation}")
-    return direct_product(x, taps, centre_tap(taps.shape[1], causal), dilation)
+    return convolution(x, taps, centre_tap(taps.shape[1], causal), "direct", dilation)
 
 
 def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor | None = None) -> Tensor:
@@ -67,7 +67,8 @@ def circular_convolution(x: Tensor, taps: Tensor, dilation: int, *, mask: Tensor
         reach = half * abs(step)
         if 0 < reach <= length:  # the row with its ends on the other side as well, of which the middle is kept
             row = torch.cat([x[:, length - reach :], x, x[:, :reach]], 1)
-            return direct_product(row, taps if step > 0 else taps.flip(1), half, abs(step)).narrow(1, reach, length)
+            y = convolution(row, taps if step > 0 else taps.flip(1), half, "direct", abs(step))
+            return y.narrow(1, reach, length)
     lags = [(m - half) * dilation for m in range(taps.shape[1])]
     if mask is None:
         shifted = (x.roll(lag, 1) for lag in lags)
@@ -84,27 +85,29 @@ def dilated_prefill(
 ) -> tuple[Tensor, Window | Tensor]:
     """`dilated_convolution` of the next tokens of a stream.
 
-    Shapes: x ``(batch, length >= 1, channels)``; taps ``(channels, K)``; past, a `Window` or a ring of the latest ``(K
-    - 1) dilation + 1`` tokens; seen ``(batch,)``, the number of tokens before. Returns a tensor like x, and the window
-    after these tokens.
+    Shapes: x ``(batch, length >= 1, channels)``, whose length a graph may leave open; taps ``(channels, K)``; past, a
+    `Window` or a ring of the latest ``(K - 1) dilation + 1`` tokens; seen ``(batch,)``, the number of tokens before.
+    Returns a tensor like x, and the window after these tokens.
 
     A single token costs O(K): the past is read at K positions and not copied (TCNCA app. B leaves this open). Fewer
-    tokens than the window holds cost O(K) each.
+    tokens than the window holds, and those after a ring, cost O(K) each.
     """
-    n = x.shape[1]
+    n, window = x.shape[1], extended(past, x, seen)
     if not symbolic(n) and n == 1:
-        y, window = dilated_step(x[:, 0], taps.flip(1).t(), dilation, past, seen)
-        return y[:, None], window
-    window = extended(past, x, seen)
-    tokens = ordered(past, seen)
-    signal, size = torch.cat([tokens.to(x.dtype), x], dim=1), tokens.shape[1]
-    if not symbolic(n) and n < size:  # convolving the past too would cost more than it saves
-        count = min(taps.shape[1], (signal.shape[1] - 1) // dilation + 1)  # taps whose lag is within the text
-        signal = F.pad(signal, (0, 0, max(0, (count - 1) * dilation - size), 0))
-        ends = range(signal.shape[1], signal.shape[1] - count * dilation, -dilation)
-        parts = (signal[:, end - n : end] * tap for end, tap in zip(ends, taps.t(), strict=False))
-        return sum(parts, start=torch.zeros_like(x)).to(x.dtype), window
-    return dilated_convolution(signal, taps, dilation)[:, size:], window
+        if isinstance(window, Window):
+            return _met(window.spaced(dilation, taps.shape[1]), taps.flip(1).t())[:, None].to(x.dtype), window
+        lags = torch.arange(taps.shape[1], device=x.device) * dilation
+        return _met(ring_read(window, seen, lags), taps.t())[:, None].to(x.dtype), window
+    dtype, tokens = compute_dtype(x, taps), ordered(past, seen)
+    signal, size = torch.cat([tokens.to(dtype), x.to(dtype)], dim=1), tokens.shape[1]
+    if isinstance(past, Window) and (n >= size or torch.is_grad_enabled()):
+        return dilated_convolution(signal, taps, dilation)[:, size:].to(x.dtype), window
+    # Without padding: convolving the past too would cost more than it saves, except in a gradient.
+    reach = (taps.shape[1] - 1) * dilation
+    signal = F.pad(signal, (0, 0, max(0, reach - size), 0))[:, max(0, size - reach) :].transpose(1, 2)
+    with torch.autocast(x.device.type, enabled=False):
+        y = F.conv1d(signal, taps.flip(1)[:, None].to(dtype), groups=x.shape[2], dilation=dilation)
+    return y.transpose(1, 2).to(x.dtype), window
 
 
 def dilated_step(
@@ -112,9 +115,13 @@ def dilated_step(
 ) -> tuple[Tensor, Window | Tensor]:
     """`dilated_prefill` of one token ``(batch, channels)``, with taps ``(K, channels)``, lag 0 last."""
     window = extended(past, x[:, None], seen)
-    count = taps.shape[0]
-    met = spaced(window, dilation, count, seen)  # ends with lags 2 dilation, dilation, 0
-    return (met * (taps if met.shape[1] == count else taps[count - met.shape[1] :])).sum(1).to(x.dtype), window
+    return _met(spaced(window, dilation, taps.shape[0], seen), taps).to(x.dtype), window
+
+
+def _met(tokens: Tensor, taps: Tensor) -> Tensor:
+    """The sum of tokens times taps, ``(K, channels)``, of which the first meet none if there are fewer tokens."""
+    first = taps.shape[0] - tokens.shape[1]
+    return (tokens * (taps[first:] if first else taps)).sum(1)
 
 
 def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: int = 1) -> int:
@@ -134,44 +141,6 @@ def receptive_field(kernel_size: int, dilation: int, depth: int, convolutions: i
     if depth * convolutions > 10_000 or depth * math.log2(dilation) > 63:
         raise ValueError(f"depth must be smaller for dilation {dilation} and convolutions {convolutions}, got {depth}")
     return 1 + convolutions * (kernel_size - 1) * sum(dilation**i for i in range(depth))
-
-
-def smallest_dilation(kernel_size: int, depth: int, field: int) -> int:
-    """The smallest dilation factor that gives a stack this `receptive_field`, if it has at least two taps and two
-    layers."""
-    dilation = 1
-    while receptive_field(kernel_size, dilation, depth) < field:
-        dilation += 1
-    return dilation
-
-
-class StackShape(NamedTuple):
-    """kernel_size K, dilation factor f and depth D of a stack."""
-
-    kernel_size: int
-    dilation: int
-    depth: int
-
-
-def covering_shapes(length: int, *, causal: bool = True, max_depth: int = 8) -> Iterator[StackShape]:
-    """Stacks that see every token of a text.
-
-    A centred stack must see ``length - 1`` tokens on either side. For each depth D and kernel size K, the smallest
-    dilation factor f with a sufficient `receptive_field` is taken, if ``f <= K``: a larger factor skips lags that no
-    path through the stack reaches, whatever the receptive field. Kernel sizes beyond the smallest sufficient one at a
-    depth only cost more, so there is one stack per depth, with an odd kernel size when centred. ValueError if length is
-    less than 1.
-
-    Source: TCNCA app. D (which asks for a principled way) and app. E.
-    """
-    if length < 1:
-        raise ValueError(f"length must be at least 1, got {length}")
-    needed = length if causal else 2 * length - 1
-    for depth in range(1, max_depth + 1):
-        kernel_size = 2 if causal else 3
-        while receptive_field(kernel_size, kernel_size, depth) < needed:
-            kernel_size += 1 if causal else 2
-        yield StackShape(kernel_size, smallest_dilation(kernel_size, depth, needed), depth)
 
 
 def centre_tap(kernel_size: int, causal: bool) -> int:

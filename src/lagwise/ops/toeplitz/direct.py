@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import bilinear_product
+from lagwise.ops.fused import convolution as fused_convolution
 from lagwise.ops.fused import fused
-from lagwise.ops.fused.convolution import residual_convolutions
-from lagwise.ops.operators import graph_operator, in_graph
+from lagwise.ops.operation import loop_operator
 from lagwise.ops.precision import compute_dtype
-from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz.block import block_lag_products
 
 # Number of passes over the signal that a gradient by blocks is worth, and the limit for few rows (docs/log.md).
@@ -26,7 +22,7 @@ _FEW_LAGS_ON_GPU = 24  # docs/concepts.md, "Engines on a GPU"
 
 
 def few_lags(x: Tensor, taps: Tensor) -> bool:
-    """Whether `direct_product` is the fastest engine for this signal and these taps ``(channels, n_taps)``."""
+    """Whether direct products are fastest for this signal and these taps ``(channels, n_taps)``."""
     count = taps.shape[1]
     if fused(x, taps):
         return count <= _FEW_LAGS_ON_GPU
@@ -36,77 +32,38 @@ def few_lags(x: Tensor, taps: Tensor) -> bool:
     return count <= _FEW_LAGS_WITHOUT_NATIVE or (count <= _FEW_LAGS and native.available())
 
 
-def direct_product(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
-    """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``, lag by lag.
+def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int) -> Tensor:
+    """The product lag by lag, without autograd.
 
-    Formula: ``y_i = sum_m taps_m x_{i - (m - origin) dilation}``. An output never meets a token outside its taps'
-    reach.
-
-    Source: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated). On a CPU in float32, PyTorch's channels-last convolution runs
-    near the machine's peak, but its gradient with respect to the taps at a hundredth of it, so we compute that gradient
-    ourselves.
+    On a CPU in float32, PyTorch's channels-last convolution runs near the machine's peak, but its gradient with respect
+    to the taps at a hundredth of it, so `tap_gradient` computes that.
     """
-    if symbolic(x.shape[1]):
-        return symbolic_product(x, taps, origin, dilation)
     if fused(x, taps):
-        return residual_convolutions(x, taps[None], origin, [dilation], residual=False, activate=False)
-    if in_graph():
-        return _operator(x, taps, origin, dilation)
-    return bilinear_product(x, taps, _form(x, taps, origin, dilation)).to(x.dtype)
-
-
-class _DirectForm(NamedTuple):
-    """`direct_product` as a `Form`."""
-
-    n_taps: int
-    origin: int
-    dilation: int
-
-    @property
-    def channel_axis(self) -> int:
-        return 0
-
-    def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
-        last = self.n_taps - 1 - self.origin
-        if index == 0:
-            return owned(convolve(a, b, self.origin, self.dilation))
-        if index == 1:
-            return owned(convolve(a, b.flip(1), last, self.dilation))
-        return tap_gradient(a, b, -self.origin, last, self.dilation)
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        dx = self.contract(1, grad, kernel).to(x.dtype) if needs_grad[0] else None
-        return dx, self.contract(2, grad, x).to(kernel.dtype) if needs_grad[1] else None
-
-
-def _form(x: Tensor, taps: Tensor, origin: int, dilation: int) -> _DirectForm:
-    """A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding."""
-    return _DirectForm(taps.shape[1], origin, min(dilation, x.shape[1]))
-
-
-def direct_values(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
-    """Forward of `direct_product`, without autograd."""
-    return convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype).contiguous()
+        return fused_convolution.convolve(x, taps, None, origin, dilation, False)
+    return owned(convolve(x, taps, origin, min(dilation, x.shape[1])).to(x.dtype))
 
 
 def direct_gradients(
-    grad: Tensor, x: Tensor, taps: Tensor, origin: int, dilation: int = 1
+    grad: Tensor, x: Tensor, taps: Tensor, origin: int, dilation: int, needs_grad: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `direct_product` with respect to the signal and the taps."""
-    return _form(x, taps, origin, dilation).gradients(grad, x, taps, (True, True))
-
-
-# The shapes of images and padding would be compiled anew for every length of the signal.
-_operator = graph_operator(
-    "direct_product",
-    direct_values,
-    direct_gradients,
-    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
-    tensors="x taps",
-    numbers="SymInt origin, SymInt dilation",
-)
+    """Gradients of `direct_values` with respect to the signal and the taps, where needed."""
+    dx = dtaps = None
+    last = taps.shape[1] - 1 - origin
+    if fused(grad, x, taps):
+        if needs_grad[0]:
+            dx = fused_convolution.convolve(grad, taps, None, origin, -dilation, False)
+        if needs_grad[1]:
+            parts = fused_convolution.tap_gradient_parts(x, taps)
+            fused_convolution.convolution_gradients(grad, x, taps, parts, origin, dilation, False)
+            dtaps = fused_convolution.summed_parts(parts).to(taps.dtype)
+        return dx, dtaps
+    # A dilation beyond the signal leaves only lag 0, as does one of the signal's length, which needs less padding.
+    dilation = min(dilation, x.shape[1])
+    if needs_grad[0]:
+        dx = owned(convolve(grad, taps.flip(1), last, dilation).to(x.dtype))
+    if needs_grad[1]:
+        dtaps = tap_gradient(grad, x, -origin, last, dilation).to(taps.dtype)
+    return dx, dtaps
 
 
 def owned(y: Tensor) -> Tensor:
@@ -125,48 +82,41 @@ def _phases(x: Tensor, dilation: int) -> Tensor:
 
 def _image(x: Tensor, dilation: int) -> Tensor:
     """A signal as an image ``(batch, rows, dilation, channels)`` whose columns are its phases, zero beyond its end."""
-    rows = -(-x.shape[1] // dilation)
-    if in_graph() or rows * dilation != x.shape[1]:  # a graph would be compiled anew where nothing is missing
-        x = F.pad(x, (0, 0, 0, rows * dilation - x.shape[1]))
-    return x.unflatten(1, (rows, dilation))
+    missing = -x.shape[1] % dilation
+    return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(1, (-1, dilation))
 
 
-@torch.library.custom_op("lagwise::tap_gradient", mutates_args=())  # opaque to compilers
+def _taps_like(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
+    return x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
+
+
+@loop_operator(_taps_like)
 def tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
-    """Gradient of `direct_product` with respect to its taps: ``sum_i grad_i x_{i - m dilation}`` for m = first..last.
+    """Gradient of `convolve` with respect to its taps: ``sum_i grad_i x_{i - m dilation}`` for m = first..last.
 
     Shapes: grad and x ``(batch, length, channels)``; result ``(channels, last - first + 1)``. Computed in C if
     available, otherwise lag by lag, or by blocks for many lags.
     """
-    rows = -(-x.shape[1] // dilation)
+    length, dtype = x.shape[1], compute_dtype(x, grad)
+    rows = -(-length // dilation)
     low, high = max(first, 1 - rows), min(last, rows - 1)  # the others do not fit into the signal
     if low > high:
-        return x.new_zeros((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
-    return F.pad(_tap_gradient(grad, x, low, high, dilation), (low - first, last - high)).contiguous()
-
-
-def _tap_gradient(grad: Tensor, x: Tensor, first: int, last: int, dilation: int) -> Tensor:
-    length, dtype = x.shape[1], compute_dtype(x, grad)
+        return x.new_zeros((x.shape[2], last - first + 1), dtype=dtype)
+    lags = range(low * dilation, (high + 1) * dilation, dilation)
+    passes = _PASSES if length > _FEW_ROWS * dilation else _PASSES_OF_FEW_ROWS
     if dtype == torch.float32 and x.device.type == "cpu" and native.available():
-        return native.lag_products(grad.to(dtype), x.to(dtype), first, last, dilation)
-    passes = sum(max(0, length - abs(m) * dilation) for m in range(first, last + 1)) / length
-    if passes > (_PASSES if length > _FEW_ROWS * dilation else _PASSES_OF_FEW_ROWS):
-        return block_lag_products(_phases(grad, dilation), _phases(x, dilation), first, last)
-    sums = []
-    for lag in range(first * dilation, (last + 1) * dilation, dilation):
-        after, before = (grad[:, max(0, lag) :], x[:, max(0, -lag) :])
-        shared = max(0, length - abs(lag))
-        sums.append((after[:, :shared].to(dtype) * before[:, :shared]).sum((0, 1)))
-    return torch.stack(sums, dim=1)
-
-
-@tap_gradient.register_fake
-def _(grad: Tensor, x: Tensor, first: int, last: int, dilation: int = 1) -> Tensor:
-    return x.new_empty((x.shape[2], last - first + 1), dtype=compute_dtype(x, grad))
+        sums = native.lag_products(grad.to(dtype), x.to(dtype), low, high, dilation)
+    elif sum(length - abs(lag) for lag in lags) > length * passes:
+        sums = block_lag_products(_phases(grad, dilation), _phases(x, dilation), low, high)
+    else:
+        later = (grad[:, max(0, lag) : length + min(0, lag)].to(dtype) for lag in lags)
+        earlier = (x[:, max(0, -lag) : length - max(0, lag)] for lag in lags)
+        sums = torch.stack([(a * b).sum((0, 1)) for a, b in zip(later, earlier, strict=True)], 1)
+    return F.pad(sums, (low - first, last - high)).contiguous()
 
 
 def convolve(x: Tensor, taps: Tensor, origin: int, dilation: int = 1) -> Tensor:
-    """`direct_product` without a gradient.
+    """The product lag by lag in PyTorch, in at least float32.
 
     Undilated, it convolves an image of one row. Dilated, it convolves an image as wide as the dilation along its
     columns: PyTorch's own dilation is as fast without padding, but a hundred times slower with it.

@@ -1,8 +1,7 @@
-"""Products by FFT with the gates around them, in half of the passes over memory."""
+"""Convolutions by FFT with the gates around them, in half of the passes over memory."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,24 +11,11 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import differentiable, differentiable_gradients
 from lagwise.ops.fused import frames as fused_frames
-from lagwise.ops.fused import fused
-from lagwise.ops.operators import graph_operator, in_graph
-from lagwise.ops.toeplitz.direct import few_lags
-from lagwise.ops.toeplitz.spectral import (
-    Plan,
-    by_loops,
-    circular_gradient,
-    circular_taps,
-    kernel_spectrum,
-    packed_gradients,
-    plan_product,
-    planned_product,
-    product_gradients,
-    signal_frames,
-    valid_frames,
-)
+from lagwise.ops.fused import fused, joined
+from lagwise.ops.operation import PLAIN, Engine, Values, definitions_only, graph_operator, in_graph, operation
+from lagwise.ops.toeplitz import spectral
+from lagwise.ops.toeplitz.convolution import Chosen, convolution, is_direct
 from lagwise.ops.tokens import with_biases
 
 
@@ -44,115 +30,82 @@ def gated_product(
     only loops do; result like the gate. On a GPU, spectra are float32, and kept for the gradient. A graph for all
     lengths computes them again, since the length of its FFTs is no symbol. Loops compute the product again.
     """
-    if gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save"):
+    if gate.dtype != value.dtype or engine not in ("auto", "fft", "overlap_save") or definitions_only():
         return None
-    if not fused(gate, value, kernel):
-        return _by_loops(gate, value, kernel, origin, engine, biases)
-    if biases is not None:
-        return None
-    if in_graph():
-        return _operator(_Pair.apply(gate, value), kernel, origin, engine, has_static_value(gate.shape[1]))[0]
-    if engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel):
-        return None
-    plan = _plan(value, kernel, origin, engine)
-    return _GatedProduct.apply(gate, value, kernel, plan) if plan.parts == 1 else None
+    static = has_static_value(gate.shape[1])
+    if in_graph() and fused(gate, value, kernel):
+        return _operator(_Pair.apply(gate, value), kernel, origin, engine, static)[0] if biases is None else None
+    args = (gate, value, kernel, biases, origin, engine)
+    return _gated(*args) if static and _gated.chosen(*args) != PLAIN else None
 
 
-def _by_loops(
-    gate: Tensor, value: Tensor, kernel: Tensor, origin: int, engine: str, biases: Tensor | None
-) -> Tensor | None:
-    open_length = in_graph() and not has_static_value(value.shape[1])
-    if open_length or not by_loops(value, kernel) or not native.serves(gate):
-        return None
-    few = engine == "auto" and kernel.dim() == 2 and few_lags(value, kernel)
-    plan = _plan(value, kernel, origin, engine)
-    return None if few or plan.parts > 1 else _GatedLoop.apply(gate, value, kernel, biases, plan)
+@operation
+def _gated(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> Tensor:
+    gate, value = with_biases(gate, value, biases)
+    return F.silu(gate) * convolution(F.silu(value), kernel, origin, engine)
 
 
-class _GatedLoop(torch.autograd.Function):
+def _in_one_part(value: Tensor, kernel: Tensor, origin: int, engine: str) -> bool:
+    return not is_direct(value, kernel, engine) and spectral.plan_of(value, kernel, origin, engine).parts == 1
+
+
+@_gated.engine("triton")
+class _Frames(Engine):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, plan: Plan) -> Tensor:
-        ctx.save_for_backward(gate, value, kernel, biases)
-        ctx.plan = plan
-        taps, plan = circular_taps(kernel, value.shape[1], plan)
-        return native.convolve(value, taps, plan.for_loops(), gate, biases)
+    def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> bool:
+        return biases is None and fused(gate, value, kernel) and _in_one_part(value, kernel, origin, engine)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        (gate, value, kernel, biases), wanted = ctx.saved_tensors, ctx.needs_input_grad[:4]
-        if differentiable():
-            plain = functools.partial(_plain, plan=ctx.plan)
-            return *differentiable_gradients(plain, (gate, value, kernel, biases), wanted, [grad]), None
-        taps, plan = circular_taps(kernel, value.shape[1], ctx.plan)
-        dvalue, dtaps, dgate, dbiases = native.convolve_gradients(
-            grad, value, taps, plan.for_loops(), gate, biases, True, wanted[2]
-        )
-        dkernel = circular_gradient(dtaps, kernel, ctx.plan) if wanted[2] else None
-        return dgate, dvalue, dkernel, dbiases if wanted[3] else None, None
-
-
-def _plan(value: Tensor, kernel: Tensor, origin: int, engine: str) -> Plan:
-    length = value.shape[1]
-    if kernel.dim() == 3:
-        return Plan(2 * (kernel.shape[2] - 1), 1, length, 0, 0)
-    return plan_product(length, kernel.shape[1], origin, engine)
-
-
-class _GatedProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, value: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    def forward(
+        gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str
+    ) -> tuple[Tensor, Values]:
+        plan = spectral.plan_of(value, kernel, origin, engine)
         spectrum, factors = _spectra(value, kernel, plan)
-        out, y = _product(gate, value, spectrum, factors, plan)
-        ctx.save_for_backward(gate, value, kernel, y, spectrum, factors)
-        ctx.plan = plan
-        return out
+        frames = fused_frames.inverse(fused_frames.multiply(spectrum, factors))
+        y, out = fused_frames.store_gated(*fused_frames.used(frames, plan.valid_frames, value.shape[1]), gate)
+        return out, (y, spectrum, factors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
-        gate, value, kernel, *kept = ctx.saved_tensors
-        if differentiable():
-            inputs, plain = (gate, value, kernel), functools.partial(_plain, biases=None, plan=ctx.plan)
-            return *differentiable_gradients(plain, inputs, ctx.needs_input_grad[:3], [grad]), None
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        gate, value, kernel, _, origin, engine = args
+        plan = spectral.plan_of(value, kernel, origin, engine)
+        y, spectrum, factors = saved if len(saved) > 1 else (*saved, *_spectra(value, kernel, plan))
         both = gate.new_empty((*gate.shape[:2], 2 * gate.shape[2]))
         dgate, dvalue = both.chunk(2, dim=2)  # neighbours in memory, for `joined`
-        return dgate, dvalue, _gradients(grad, gate, value, kernel, ctx.plan, kept, (dgate, dvalue)), None
+        frames = fused_frames.load_gated_gradient(grads[0], y, gate, dgate, list(plan.valid_frames))
+        spectra = (spectrum, fused_frames.transform(frames), factors)
+        dkernel, dspectrum = spectral.packed_gradients(*spectra, kernel, plan)
+        frames = fused_frames.used(fused_frames.inverse(dspectrum), plan.signal_frames, value.shape[1])
+        fused_frames.store_activation_gradient(*frames, value, dvalue)
+        return dgate, dvalue, dkernel, None, None, None
 
 
-def _spectra(value: Tensor, kernel: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def _spectra(value: Tensor, kernel: Tensor, plan: spectral.Plan) -> tuple[Tensor, Tensor]:
     """The packed spectrum of silu(value), and the spectrum of the kernel."""
-    frames = fused_frames.load(value, signal_frames(plan), activate=True)
-    return fused_frames.transform(frames), kernel_spectrum(kernel, plan)
+    frames = fused_frames.load(value, plan.signal_frames, activate=True)
+    return fused_frames.transform(frames), spectral.kernel_spectrum(kernel, plan)
 
 
-def _product(gate: Tensor, value: Tensor, spectrum: Tensor, factors: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """The gated product, and the product before its gate."""
-    frames = fused_frames.inverse(fused_frames.multiply(spectrum, factors))
-    y, out = fused_frames.store_gated(*fused_frames.used(frames, valid_frames(plan), value.shape[1]), gate)
-    return out, y
+@_gated.engine("loop")
+class _Loops(Engine):
+    @staticmethod
+    def serves(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str) -> bool:
+        served = native.serves(gate) and spectral.by_loops(value, kernel)
+        return served and _in_one_part(value, kernel, origin, engine)
 
+    @staticmethod
+    def forward(
+        gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, origin: int, engine: str
+    ) -> tuple[Tensor, Values]:
+        return spectral.loop_values(value, kernel, spectral.plan_of(value, kernel, origin, engine), gate, biases), ()
 
-def _gradients(
-    grad: Tensor,
-    gate: Tensor,
-    value: Tensor,
-    kernel: Tensor,
-    plan: Plan,
-    kept: Sequence[Tensor],
-    into: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Stores the gradients of gate and value, and returns that of the kernel. kept: the product before its gate, and
-    `_spectra`."""
-    (y, spectrum, factors), (dgate, dvalue) = kept, into
-    frames = fused_frames.load_gated_gradient(grad, y, gate, dgate, list(valid_frames(plan)))
-    dkernel, dspectrum = packed_gradients(spectrum, fused_frames.transform(frames), factors, kernel, plan)
-    frames = fused_frames.used(fused_frames.inverse(dspectrum), signal_frames(plan), value.shape[1])
-    fused_frames.store_activation_gradient(*frames, value, dvalue)
-    return dkernel
-
-
-def _plain(gate: Tensor, value: Tensor, kernel: Tensor, biases: Tensor | None, plan: Plan) -> Tensor:
-    gate, value = with_biases(gate, value, biases)
-    return F.silu(gate) * planned_product(F.silu(value), kernel, plan)
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        gate, value, kernel, biases, origin, engine = args
+        plan, wanted = spectral.plan_of(value, kernel, origin, engine), (True, needs_grad[2])
+        found = spectral.loop_gradients(grads[0], value, kernel, plan, wanted, gate, biases)
+        dvalue, dkernel, dgate, dbiases = found
+        return dgate, dvalue, dkernel, dbiases if needs_grad[3] else None, None, None
 
 
 class _Pair(torch.autograd.Function):
@@ -168,54 +121,48 @@ class _Pair(torch.autograd.Function):
         return grad.split_with_sizes([grad.shape[-1] // 2] * 2, dim=-1)
 
 
+def _of_graph(pair: Tensor, kernel: Tensor, origin: int, engine: str) -> tuple[Values, bool]:
+    """The arguments of `_gated`, and whether its fused kernels serve them."""
+    args = (*pair.chunk(2, dim=2), kernel, None, origin, engine)
+    return args, _Frames.serves(*args)
+
+
 def _compute(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> tuple[Tensor, ...]:
-    gate, value = pair.chunk(2, dim=2)
-    plan = _plan(value, kernel, origin, engine)
-    if plan.parts == 1 and fused(pair, kernel):
-        spectra = _spectra(value, kernel, plan)
-        kept = map(torch.view_as_real, spectra) if keep else _no_spectra(pair)
-        return *_product(gate, value, *spectra, plan), *kept
-    y = planned_product(F.silu(value), kernel, plan)
-    return F.silu(gate) * y, y, *_no_spectra(pair)
-
-
-def _no_spectra(pair: Tensor) -> tuple[Tensor, Tensor]:
-    return pair.new_empty(0, dtype=torch.float32), pair.new_empty(0, dtype=torch.float32)
+    (gate, value, *rest), served = _of_graph(pair, kernel, origin, engine)
+    if served:
+        out, (y, *spectra) = _Frames.forward(gate, value, *rest)
+    else:
+        y, spectra, keep = convolution(F.silu(value), kernel, origin, engine), [], False
+        out = F.silu(gate) * y
+    kept = map(torch.view_as_real, spectra) if keep else (pair.new_empty(0, dtype=torch.float32) for _ in range(2))
+    return out, y, *kept
 
 
 def _like(pair: Tensor, kernel: Tensor, origin: int, engine: str, keep: bool) -> tuple[Tensor, ...]:
     batch, length, channels = pair.shape[0], pair.shape[1], pair.shape[2] // 2
-    products = [pair.new_empty((batch, length, channels)) for _ in range(2)]
-    if keep:
-        plan = _plan(pair, kernel, origin, engine)
-        if plan.parts == 1 and fused(pair, kernel):
-            points = plan.n_fft // 2
-            shapes = (batch, channels, plan.frames, points, 2), (channels, 1, points + 1, 2)
-            return *products, *(pair.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return *products, *_no_spectra(pair)
+    shapes: list[tuple[int, ...]] = [(0,), (0,)]
+    if keep and _of_graph(pair, kernel, origin, engine)[1]:
+        plan = spectral.plan_of(pair, kernel, origin, engine)
+        points = plan.n_fft // 2
+        shapes = [(batch, channels, plan.frames, points, 2), (channels, 1, points + 1, 2)]
+    products = (pair.new_empty((batch, length, channels)) for _ in range(2))
+    return *products, *(pair.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
-def _computed_gradients(
-    grad: Tensor,
-    pair: Tensor,
-    kernel: Tensor,
-    y: Tensor,
-    spectrum: Tensor,
-    factors: Tensor,
-    origin: int,
-    engine: str,
-    keep: bool,
+def _gradients(
+    grad: Tensor, pair: Tensor, kernel: Tensor, y: Tensor, spectrum: Tensor, factors: Tensor, *numbers: Any
 ) -> tuple[Tensor, Tensor | None]:
-    both = pair.new_empty(pair.shape)
-    (gate, value), (dgate, dvalue) = pair.chunk(2, dim=2), both.chunk(2, dim=2)
-    plan = _plan(value, kernel, origin, engine)
-    if plan.parts == 1 and fused(grad, pair, kernel):
-        kept = map(torch.view_as_complex, (spectrum, factors)) if keep else _spectra(value, kernel, plan)
-        return both, _gradients(grad, gate, value, kernel, plan, (y, *kept), (dgate, dvalue))
-    dgate.copy_(torch.ops.aten.silu_backward(grad * y, gate))
-    dsignal, dkernel = product_gradients(grad * F.silu(gate), F.silu(value), kernel, plan, (True, True))
-    dvalue.copy_(torch.ops.aten.silu_backward(dsignal, value))
-    return both, dkernel
+    origin, engine, keep = numbers
+    (gate, value, *rest), served = _of_graph(pair, kernel, origin, engine)
+    if served:
+        spectra = map(torch.view_as_complex, (spectrum, factors)) if keep else ()
+        dgate, dvalue, dkernel, *_ = _Frames.backward((gate, value, *rest), (y, *spectra), [grad], [True] * 3)
+    else:
+        dgate = torch.ops.aten.silu_backward(grad * y, gate)
+        arguments = (F.silu(value), kernel, origin, engine, 1)
+        dsignal, dkernel, *_ = Chosen.backward(arguments, (), [grad * F.silu(gate)], (True, True))
+        dvalue = torch.ops.aten.silu_backward(dsignal, value)
+    return joined([dgate, dvalue]), dkernel
 
 
 # Compilers fuse the gates with neither the transposition into frames nor that back. Spectra are kept as real numbers,
@@ -223,7 +170,7 @@ def _computed_gradients(
 _operator = graph_operator(
     "gated_product",
     _compute,
-    _computed_gradients,
+    _gradients,
     _like,
     tensors="pair kernel",
     numbers="SymInt origin, str engine, bool keep",

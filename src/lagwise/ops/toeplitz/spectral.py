@@ -1,8 +1,9 @@
-"""Toeplitz products in the frequency domain: one FFT for the whole signal, or overlap-save frames of it."""
+"""Products in the frequency domain: one FFT for the whole signal, or overlap-save frames of it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,12 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops import native
-from lagwise.ops.bilinear import bilinear_product
 from lagwise.ops.frequencies import inverse_adjoint
 from lagwise.ops.fused import frames as fused_frames
-from lagwise.ops.fused import fused
 from lagwise.ops.fused.frames import Frames
-from lagwise.ops.operators import graph_operator, in_graph
 from lagwise.ops.precision import compute_dtype
 
 # Working set of one group of channels on the CPU, in real elements of the padded signal. 2**19 float32 values are
@@ -30,83 +28,6 @@ _POINTS_PER_TAP = 4
 # Causal taps beyond this are cut into parts of about this many lags, or into this many parts: an output then carries
 # the rounding of its own frame and of the past, not of the whole signal (docs/log.md, "long causal products").
 _PART, _MOST_PARTS = 8192, 16
-
-
-def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
-    """`toeplitz_product` for a two-sided kernel given in the frequency domain: its taps are never transformed.
-
-    Formula: ``y = irfft(rfft(x, n) * spectrum, n)`` with n = 2 (points - 1).
-
-    Args:
-        x: ``(batch, length, channels)``.
-        spectrum: ``(2, channels, points)``, real and imaginary parts of the rfft of n taps on a circle, lag 0 first and
-            negative lags at the end. Separate parts, because a matrix product produces them.
-
-    Returns:
-        A tensor like x. Precision and round-off as in `toeplitz_product`.
-
-    Raises:
-        ValueError: For an empty signal, a signal longer than n / 2, whose lags do not fit on the circle, or a spectrum
-            with other channels.
-
-    Source: SKI-TNN §3.3.2.
-    """
-    if x.dim() != 3 or x.shape[1] == 0 or not x.is_floating_point():
-        raise ValueError(f"x must be (batch, length >= 1, channels) of real numbers, got {tuple(x.shape)} {x.dtype}")
-    if spectrum.dim() != 3 or spectrum.shape[:2] != (2, x.shape[2]) or spectrum.is_complex():
-        expected = f"(2, channels={x.shape[2]}, points) of real numbers"
-        raise ValueError(f"spectrum must be {expected}, got {tuple(spectrum.shape)} {spectrum.dtype}")
-    n_fft = 2 * (spectrum.shape[2] - 1)
-    if 2 * x.shape[1] > n_fft:
-        raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
-    if in_graph():
-        return _spectral_operator(x, spectrum, n_fft)
-    return planned_product(x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0))
-
-
-def fft_product(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
-    """`toeplitz_product` for checked taps ``(channels, n_taps)`` with lag 0 at index ``origin``."""
-    if in_graph():
-        return _fft_operator(x, taps, origin, engine)
-    return planned_product(x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine))
-
-
-def planned_product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """The product by a plan, with taps ``(channels, n_taps)`` or with frequencies as in `spectral_product`."""
-    return bilinear_product(x, kernel, _SpectralForm(plan, kernel.shape[-1], kernel.dim() == 3))
-
-
-def fft_values(x: Tensor, taps: Tensor, origin: int, engine: str) -> Tensor:
-    """`fft_product` without a gradient."""
-    return _product(x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine))
-
-
-def fft_gradients(
-    grad: Tensor, x: Tensor, taps: Tensor, origin: int, engine: str, wanted: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `fft_product` with respect to the signal and the taps, where wanted."""
-    return product_gradients(grad, x, taps, plan_product(x.shape[1], taps.shape[1], origin, engine), wanted)
-
-
-# Lengths of FFTs and numbers of frames would be compiled anew for every length of the signal.
-_fft_operator = graph_operator(
-    "fft_product",
-    fft_values,
-    lambda grad, x, taps, origin, engine: fft_gradients(grad, x, taps, origin, engine, (True, True)),
-    lambda x, *_: torch.empty_like(x),
-    tensors="x taps",
-    numbers="SymInt origin, str engine",
-)
-_spectral_operator = graph_operator(
-    "spectral_product",
-    lambda x, spectrum, n_fft: _product(x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0)),
-    lambda grad, x, spectrum, n_fft: product_gradients(
-        grad, x, spectrum, Plan(n_fft, 1, x.shape[1], 0, 0), (True, True)
-    ),
-    lambda x, *_: torch.empty_like(x),
-    tensors="x spectrum",
-    numbers="SymInt n_fft",
-)
 
 
 def fast_length(minimum: int) -> int:
@@ -133,6 +54,17 @@ class Plan(NamedTuple):
     skip: int  # outputs of a frame before its first valid one
     parts: int = 1
 
+    @property
+    def signal_frames(self) -> Frames:
+        """Positions of the signal's tokens in the frames."""
+        return Frames(self.frames, self.n_fft, self.hop, self.start, 0, self.n_fft)
+
+    @property
+    def valid_frames(self) -> Frames:
+        """Positions of the product's tokens in the frames."""
+        return Frames(self.frames, self.n_fft, self.hop, self.skip, self.skip, self.skip + self.hop)
+
+    @property
     def for_loops(self) -> list[int]:
         """The plan as `native.convolve` takes it. There, taps lie on the circle by their lag, which may be negative, so
         that a frame's outputs begin where the signal does."""
@@ -150,123 +82,93 @@ def plan_product(length: int, n_taps: int, origin: int, engine: str) -> Plan:
         hop = fast_length(2 * -(-n_taps // parts)) // 2
         return Plan(2 * hop, -(-length // hop), hop, hop, hop, -(-n_taps // hop))
     long = length >= _OVERLAP_SAVE_MIN_LENGTH and length >= _OVERLAP_SAVE_MIN_RATIO * n_taps
-    if engine == "overlap_save" or (engine == "auto" and long):
+    if engine == "overlap_save" or (engine != "fft" and long):
         n_fft = fast_length(max(_POINTS_PER_TAP * n_taps, 1024))
         hop = n_fft - n_taps + 1
         return Plan(n_fft, -(-length // hop), hop, n_taps - 1 - origin, n_taps - 1)
     return Plan(fast_length(length + max(origin, n_taps - 1 - origin)), 1, length, 0, origin)
 
 
-class _SpectralForm(NamedTuple):
-    """`_product` as a `Form`: for taps, or for frequencies as in `spectral_product`, with their number."""
-
-    plan: Plan
-    count: int
-    frequencies: bool = False
-
-    @property
-    def channel_axis(self) -> int:
-        return 1 if self.frequencies else 0
-
-    def contract(self, wanted: int, a: Tensor, b: Tensor) -> Tensor:
-        if wanted == 0:
-            return _product(a, b, self.plan)
-        if wanted == 1:
-            found = product_gradients(a, a, b, self.plan, (True, False))[0]  # the signal is like the gradient
-        else:
-            shape = (2, b.shape[2], self.count) if self.frequencies else (b.shape[2], self.count)
-            found = product_gradients(a, b, b.new_empty(shape, dtype=compute_dtype(a, b)), self.plan, (False, True))[1]
-        assert found is not None
-        return found
-
-    def gradients(
-        self, grad: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        return product_gradients(grad, x, kernel, self.plan, wanted)
+def plan_of(x: Tensor, kernel: Tensor, origin: int, engine: str) -> Plan:
+    """The plan for taps ``(channels, n_taps)``, or for frequencies as in `spectral_product`."""
+    if kernel.dim() == 3:
+        return Plan(2 * (kernel.shape[2] - 1), 1, x.shape[1], 0, 0)
+    return plan_product(x.shape[1], kernel.shape[1], origin, engine)
 
 
-def _product(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+def fft_values(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """The product in frames, by groups of channels small enough for the cache.
 
     kernel: taps ``(channels, n_taps)``, or frequencies as in `spectral_product`.
     """
-    dtype = compute_dtype(x, kernel)
-    if fused(x, kernel):
-        frames, factors = fused_frames.load(x, signal_frames(plan)), kernel_spectrum(kernel, plan)
-        if plan.parts == 1:
-            frames = fused_frames.inverse(fused_frames.multiply(fused_frames.transform(frames), factors))
-        else:
-            frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
-        return fused_frames.store(frames, valid_frames(plan), x.shape[1], x.dtype)
-    if by_loops(x, kernel):
-        taps, plan = circular_taps(kernel, x.shape[1], plan)
-        return native.convolve(x, taps, plan.for_loops(), None, None)
     y = torch.empty_like(x)
     if x.shape[0] == 0:  # FFTs refuse an empty batch; `len` would fix the size in an exported graph
         return y
-    groups = _channel_groups(x, plan)
-    padded = _padding(x, groups[0], plan, dtype)
+    padded, groups = _padding(x, kernel, plan)
     for group in groups:
         spectrum = torch.fft.rfft(_load(padded, x, group, plan))
-        spectrum = _across_frames(spectrum, _kernel_spectrum(kernel, group, plan, dtype), 1)
+        spectrum = _across_frames(spectrum, kernel_spectrum(kernel, plan, group, padded.dtype), 1)
         frames = torch.fft.irfft(spectrum, plan.n_fft)
         valid = frames[..., plan.skip : plan.skip + plan.hop].flatten(2)
         _store(y, group, valid[..., : x.shape[1]])
     return y
 
 
-def product_gradients(
-    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, wanted: tuple[bool, bool]
+def fft_gradients(
+    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, needs_grad: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of `_product` with respect to the signal and the kernel, where wanted.
+    """Gradients of `fft_values` with respect to the signal and the kernel, where needed.
 
     Autograd's own gradient of rfft runs full complex FFTs and keeps every spectrum. Here ``dx = irfft(G conj K)`` and
     ``dt = irfft(sum_b G conj X)``, and the signal's spectrum is computed again rather than kept.
     """
-    if fused(grad, x, kernel):
-        return _fused_gradients(grad, x, kernel, plan, wanted)
-    if by_loops(x, kernel):
-        taps, by_lag = circular_taps(kernel, x.shape[1], plan)
-        dx, dtaps, *_ = native.convolve_gradients(grad, x, taps, by_lag.for_loops(), None, None, *wanted)
-        return dx if wanted[0] else None, circular_gradient(dtaps, kernel, plan) if wanted[1] else None
-    dtype = compute_dtype(x, kernel)
-    dx = torch.empty_like(x) if wanted[0] else None
-    dkernel = torch.zeros_like(kernel) if wanted[1] else None
+    dx = torch.empty_like(x) if needs_grad[0] else None
+    dkernel = torch.zeros_like(kernel) if needs_grad[1] else None
     if x.shape[0] == 0:
         return dx, dkernel
-    groups = _channel_groups(x, plan)
-    padded = _padding(x, groups[0], plan, dtype)
-    outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=dtype)
+    padded, groups = _padding(x, kernel, plan)
+    outputs = x.new_zeros((*padded.shape[:2], plan.frames, plan.n_fft), dtype=padded.dtype)
     for group in groups:
         spectrum = torch.fft.rfft(_load_outputs(outputs, grad, group, plan))
         if dkernel is not None:
             products = _kernel_products(torch.fft.rfft(_load(padded, x, group, plan)), spectrum, plan)
             _store_kernel_gradient(dkernel, group, products, plan)
         if dx is not None:
-            spectrum = _across_frames(spectrum, _kernel_spectrum(kernel, group, plan, dtype).conj(), -1)
-            signal = _overlap_add(torch.fft.irfft(spectrum, plan.n_fft), plan)
+            factors = kernel_spectrum(kernel, plan, group, padded.dtype).conj()
+            signal = _overlap_add(torch.fft.irfft(_across_frames(spectrum, factors, -1), plan.n_fft), plan)
             _store(dx, group, signal[..., plan.start : plan.start + x.shape[1]])
     return dx, dkernel
 
 
-def _fused_gradients(
-    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, wanted: tuple[bool, bool]
+def frame_values(x: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    """`fft_values` with Triton's kernels around the FFTs."""
+    frames, factors = fused_frames.load(x, plan.signal_frames), kernel_spectrum(kernel, plan)
+    if plan.parts == 1:
+        frames = fused_frames.inverse(fused_frames.multiply(fused_frames.transform(frames), factors))
+    else:
+        frames = torch.fft.irfft(_across_frames(torch.fft.rfft(frames), factors, 1), plan.n_fft)
+    return fused_frames.store(frames, plan.valid_frames, x.shape[1], x.dtype)
+
+
+def frame_gradients(
+    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, needs_grad: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    frames, factors, dkernel = fused_frames.load(grad, valid_frames(plan)), kernel_spectrum(kernel, plan), None
-    signal = fused_frames.load(x, signal_frames(plan)) if wanted[1] else None
+    """`fft_gradients` with Triton's kernels around the FFTs."""
+    frames, factors, dkernel = fused_frames.load(grad, plan.valid_frames), kernel_spectrum(kernel, plan), None
+    signal = fused_frames.load(x, plan.signal_frames) if needs_grad[1] else None
     if plan.parts == 1:
         spectrum = fused_frames.transform(frames)
         if signal is not None:
             dkernel, spectrum = packed_gradients(fused_frames.transform(signal), spectrum, factors, kernel, plan)
         else:
             spectrum = fused_frames.multiply(spectrum, factors, adjoint=True)
-        frames = fused_frames.inverse(spectrum) if wanted[0] else None
+        frames = fused_frames.inverse(spectrum) if needs_grad[0] else None
     else:
         spectrum = torch.fft.rfft(frames)
         if signal is not None:
             dkernel = _kernel_gradient(_kernel_products(torch.fft.rfft(signal), spectrum, plan), kernel, plan)
-        frames = torch.fft.irfft(_across_frames(spectrum, factors.conj(), -1), plan.n_fft) if wanted[0] else None
-    dx = None if frames is None else fused_frames.store(frames, signal_frames(plan), x.shape[1], x.dtype)
+        frames = torch.fft.irfft(_across_frames(spectrum, factors.conj(), -1), plan.n_fft) if needs_grad[0] else None
+    dx = None if frames is None else fused_frames.store(frames, plan.signal_frames, x.shape[1], x.dtype)
     return dx, dkernel
 
 
@@ -282,21 +184,6 @@ def packed_gradients(
     return _kernel_gradient(total, kernel, plan), spectrum
 
 
-def signal_frames(plan: Plan) -> Frames:
-    """Where a plan's frames have the tokens of the signal."""
-    return Frames(plan.frames, plan.n_fft, plan.hop, plan.start, 0, plan.n_fft)
-
-
-def valid_frames(plan: Plan) -> Frames:
-    """Where a plan's frames have those of the product."""
-    return Frames(plan.frames, plan.n_fft, plan.hop, plan.skip, plan.skip, plan.skip + plan.hop)
-
-
-def kernel_spectrum(kernel: Tensor, plan: Plan) -> Tensor:
-    """The spectrum ``(channels, parts, points)`` of taps or frequencies, in float32."""
-    return _kernel_spectrum(kernel, slice(None), plan, torch.float32)
-
-
 def _kernel_gradient(products: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     """The gradient of the kernel from the products of spectra, like `kernel_spectrum`."""
     gradient = torch.empty_like(kernel)
@@ -309,8 +196,24 @@ def by_loops(x: Tensor, kernel: Tensor) -> bool:
     return native.serves(x, kernel) and 4 * x.shape[2] >= native.lanes()
 
 
-def circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:
-    """Taps ``(channels, n_taps)`` of lags within the signal, also for frequencies as of `spectral_product`; and their
+def loop_values(x: Tensor, kernel: Tensor, plan: Plan, *gate: Tensor | None) -> Tensor:
+    """`fft_values` by loops in C. gate: gate and biases of a gated unit, if any, as `native.convolve` takes them."""
+    taps, by_lag = _circular_taps(kernel, x.shape[1], plan)
+    return native.convolve(x, taps, by_lag.for_loops, *(gate or (None, None)))
+
+
+def loop_gradients(
+    grad: Tensor, x: Tensor, kernel: Tensor, plan: Plan, needs_grad: Sequence[bool], *gate: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of `loop_values` with respect to the signal and the kernel, where needed, and to gate and biases."""
+    taps, by_lag = _circular_taps(kernel, x.shape[1], plan)
+    wanted = (needs_grad[0] or bool(gate), needs_grad[1])
+    dx, dtaps, *others = native.convolve_gradients(grad, x, taps, by_lag.for_loops, *(gate or (None, None)), *wanted)
+    return dx if wanted[0] else None, _circular_gradient(dtaps, kernel, plan) if wanted[1] else None, *others
+
+
+def _circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan]:
+    """Taps ``(channels, n_taps)`` of lags within the signal, also for frequencies as in `spectral_product`; and their
     plan."""
     if kernel.dim() == 2:
         return kernel, plan
@@ -318,8 +221,8 @@ def circular_taps(kernel: Tensor, length: int, plan: Plan) -> tuple[Tensor, Plan
     return torch.cat([taps[:, plan.n_fft - length + 1 :], taps[:, :length]], 1), plan._replace(skip=length - 1)
 
 
-def circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
-    """The gradient of the kernel from that of `circular_taps`."""
+def _circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
+    """The gradient of the kernel from that of `_circular_taps`."""
     if kernel.dim() == 2:
         return dtaps.to(kernel.dtype)
     length = dtaps.shape[1] // 2 + 1
@@ -329,13 +232,16 @@ def circular_gradient(dtaps: Tensor, kernel: Tensor, plan: Plan) -> Tensor:
     return torch.stack([spectrum.real, spectrum.imag]).to(kernel.dtype)
 
 
-def _channel_groups(x: Tensor, plan: Plan) -> list[slice]:
-    """Slices of channels whose padded signals fit into the cache; all channels at once unless on the CPU."""
-    channels = x.shape[2]
-    per_channel = x.shape[0] * plan.frames * plan.n_fft
-    wanted = max(_CPU_GROUP_CHANNELS, _CPU_GROUP_ELEMENTS // per_channel) if x.device.type == "cpu" else channels
-    size = min(channels, wanted)
-    return [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
+def _padding(x: Tensor, kernel: Tensor, plan: Plan) -> tuple[Tensor, list[slice]]:
+    """Zeros for the padded signals of a group of channels, and the groups: as many channels as fit into the cache, all
+    of them unless on the CPU. `_load` overwrites only the signal's part, so the zeros serve every group."""
+    channels, size = x.shape[2], x.shape[2]
+    if x.device.type == "cpu":
+        fitting = _CPU_GROUP_ELEMENTS // (x.shape[0] * plan.frames * plan.n_fft)
+        size = min(channels, max(_CPU_GROUP_CHANNELS, fitting))
+    points = (plan.frames - 1) * plan.hop + plan.n_fft
+    padded = x.new_zeros((x.shape[0], size, points), dtype=compute_dtype(x, kernel))
+    return padded, [slice(start, min(start + size, channels)) for start in range(0, channels, size)]
 
 
 def _channels_first(x: Tensor, group: slice) -> Tensor:
@@ -353,12 +259,6 @@ def _store(y: Tensor, group: slice, part: Tensor) -> None:
     stride = (-(-part.shape[2] // line) | 1) * line
     rows = part.new_empty((*part.shape[:2], stride))[..., : part.shape[2]]
     y[:, :, group] = rows.copy_(part).transpose(1, 2)
-
-
-def _padding(x: Tensor, group: slice, plan: Plan, dtype: torch.dtype) -> Tensor:
-    """Zeros for one group's padded signals. `_load` overwrites only the signal's part, so they serve every group."""
-    points = (plan.frames - 1) * plan.hop + plan.n_fft
-    return x.new_zeros((x.shape[0], group.stop - group.start, points), dtype=dtype)
 
 
 def _load(padded: Tensor, x: Tensor, group: slice, plan: Plan) -> Tensor:
@@ -380,7 +280,10 @@ def _load_outputs(frames: Tensor, grad: Tensor, group: slice, plan: Plan) -> Ten
     return frames
 
 
-def _kernel_spectrum(kernel: Tensor, group: slice, plan: Plan, dtype: torch.dtype) -> Tensor:
+def kernel_spectrum(
+    kernel: Tensor, plan: Plan, group: slice = slice(None), dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The spectrum ``(channels, parts, points)`` of a group of channels of taps or frequencies."""
     if kernel.dim() == 3:
         return torch.complex(*kernel[:, group].to(dtype))[:, None]
     taps = kernel[group].to(dtype)
@@ -434,13 +337,10 @@ def _store_kernel_gradient(gradient: Tensor, group: slice, products: Tensor, pla
     if gradient.dim() == 3:
         products = inverse_adjoint(products[:, 0], plan.n_fft)
         gradient[0, group], gradient[1, group] = products.real, products.imag
-    else:
-        gradient[group] = _tap_gradient(products, plan)[:, : gradient.shape[1]]
-
-
-def _tap_gradient(products: Tensor, plan: Plan) -> Tensor:
+        return
     taps = torch.fft.irfft(products, plan.n_fft)
-    return taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
+    taps = taps[..., : plan.hop].flatten(1) if plan.parts > 1 else taps[:, 0]
+    gradient[group] = taps[:, : gradient.shape[1]]
 
 
 def _overlap_add(frames: Tensor, plan: Plan) -> Tensor:

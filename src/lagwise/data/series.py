@@ -1,0 +1,459 @@
+"""Series and signals as rows: recordings, lines of tables, sounds alone or in pairs, lists in records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import lagwise.data.arrow as pa
+from lagwise.data.arrays import SERIES, array_column, list_column, row_arrays
+from lagwise.data.folders import class_folders, nested_note
+from lagwise.data.numbers import count_up
+from lagwise.data.reading import read_whole
+from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
+from lagwise.data.rows import RATE, RowSource, open_rows
+from lagwise.data.sample_times import read_times, with_times
+from lagwise.data.sound_files import SOUNDS, read_sound
+from lagwise.data.text_tables import TextTable, is_data, no_header, read_head, read_text_table
+from lagwise.files import expanded
+from lagwise.tables import counted, known
+
+if TYPE_CHECKING:
+    from lagwise.data.sources import Data
+
+TARGETS = "target_values"  # the column of the targets of signals
+UNNAMED = "Unnamed: 0"  # a first column without a name
+TARGET = ("target",)  # columns of the targets in tables and records, where none are named
+_MIN_COUNTED_ROWS, _HEAD_ROWS = 5, 100  # rows that show whether a column counts them, of those that are read
+_INDEX = re.compile(r"index|idx|level_0|(\w+[ _])?id|row([ _]\w+)?", re.IGNORECASE)  # names of numbers of rows
+_KEY_COLUMNS = 4  # columns, the first ones, that may say which series a line is of, and when
+
+
+class Signal(NamedTuple):
+    """A signal and its target.
+
+    Attributes:
+        where: its file and row, for people.
+        inputs, targets: ``(samples, features)``, NaN where a sample is missing.
+        rate: the sampling rate of a sound, in Hz.
+    """
+
+    where: str
+    inputs: np.ndarray
+    targets: np.ndarray
+    rate: int | None
+
+
+@dataclass(frozen=True)
+class SeriesSource(RowSource):
+    """A source of rows whose .csv and .tsv files are series; see `open_series` and `open_signals`.
+
+    Attributes:
+        labels: columns of labels; none of signals.
+        targets: columns of the targets of signals; empty where these are the inputs themselves, None of series with
+            labels.
+        group: a column that is kept and is no feature.
+        partners: the sound that is the target of another.
+    """
+
+    _: KW_ONLY
+    labels: tuple[str, ...] = ()
+    targets: tuple[str, ...] | None = None
+    partners: Mapping[Path, Path] = field(default_factory=dict)
+    per_sample: bool = False
+    features: Sequence[str] | None = None
+    lines: bool | None = None
+    time: str | None = None
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        names, others = self.features or (), (*self.labels, *(self.targets or ()))
+        if self.time is not None and self.time in (*others, *names, SERIES):
+            raise ValueError(
+                f"`time` must be a column of its own, not one of labels, `features` or `targets`, got {self.time!r}"
+            )
+        if self.time is not None and self.targets is None and (self.lines or self.dataset is not None):
+            what = "tables whose lines are series" if self.lines else "data sets of the hub"
+            raise ValueError(f"`time` {self.time!r} names a column of times, which {what} have not")
+        if {*others} & {*names} or len(set(names)) < len(names):
+            raise ValueError(
+                "`features` must be different columns without those of labels or targets, "
+                f"{', '.join(map(repr, others))}, got {names!r}"
+            )
+
+    def reading_options(self) -> dict[str, Any]:
+        """The options of `open_series` or `open_signals` that read other files as these: ``rate`` if there are sounds;
+        if there are tables, ``lines``, and ``features`` if all tables have the same. ValueError for options of tables
+        that are given without such files."""
+        rate = self.first_rate
+        options: dict[str, Any] = {} if rate is None else {"rate": rate}
+        if self.targets is not None:
+            return options or {"features": self.inputs}
+        if not self._tables and (self.features or self.lines is not None):
+            raise ValueError(f"`features` and `lines` are for .csv and .tsv files, but {self.name!r} has none")
+        if self._tables and not self.per_sample:
+            options["lines"] = self._has_lines
+        if self._tables and (self.features or len({frozenset(self._features_of(c)) for c in self._headers}) == 1):
+            options["features"] = self.inputs
+        return options
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.targets is not None:
+            return self.file_notes
+        left = [] if self.features or not self._tables else self._row_numbers
+        numbers = [f"column {name!r} is an index of the rows and is left out (`features` can name it)" for name in left]
+        tables = [path for path in self._tables if self._folder_column(path) is not None]
+        nested = nested_note(class_folders(expanded(self.name), tables)) if any(self.classes.values()) else []
+        return (*self.file_notes, *nested, *numbers)
+
+    def key(self) -> str:
+        partners = {
+            split: [self.partners[p] for p in paths if p in self.partners] for split, paths in self.files.items()
+        }
+        pairs = [(one.name, other.name) for one, other in self.partners.items()]
+        columns = [self.inputs, self._has_lines] if self._tables else [self.features]
+        return self.hashed([*self._declared(), self.time, self.targets, *columns, pairs], self.files, partners)
+
+    @cached_property
+    def inputs(self) -> list[str]:
+        """The columns of the inputs of tables and records, in order."""
+        if self.features or not self._tables:
+            return list(self.features or [SERIES])
+        return self._features_of(self._headers[0])
+
+    @cached_property
+    def first_rate(self) -> int | None:
+        """The sampling rate in Hz of the first sound; None if there is none."""
+        sound = next((path for path in self.paths if file_kind(path) in SOUNDS), None)
+        return None if sound is None else read_sound(read_whole(sound), sound)[0]
+
+    def signals(self, split: str) -> Iterator[Signal]:
+        """The signals of a split that the data name, in order. ValueError names the file and what is wrong with it."""
+        names = [SERIES, TARGETS, RATE, "file"]
+        own = None if self.dataset is None else self._of_dataset(split).with_format("arrow")[:]
+        for table in self.tables(split, names, {}) if own is None else [own]:
+            columns = {name: row_arrays(table.column(name)) for name in names[:2] if name in table.column_names}
+            rates = table.column(RATE).to_pylist() if RATE in table.column_names else [None] * table.num_rows
+            for where, rate in zip(table.column("file").to_pylist(), rates, strict=True):
+                found = {name: next(rows).copy() for name, rows in columns.items()}
+                yield Signal(where, found[SERIES], found.get(TARGETS, found[SERIES]), rate)
+
+    def _folder_column(self, path: Path) -> str | None:
+        if not self._is_table(path):
+            return super()._folder_column(path)
+        return None if not self.labels or self._has_labels or self._has_lines else self.labels[0]
+
+    def _columns_of(self, path: Path) -> tuple[str, ...]:
+        if not self._is_table(path):
+            return super()._columns_of(path)
+        if not self._has_lines:
+            return tuple(dict.fromkeys(("file", *self.labels[:1], *filter(None, [self.group]), SERIES)))
+        names = read_columns(path)
+        features = self.features or self._own_features(path, names)
+        return (*(name for name in names if name not in (*features, SERIES)), SERIES)
+
+    def _table(self, path: Path, columns: Sequence[str] | None = None) -> Any:
+        if self._is_table(path):
+            table = self._text_table(path, columns)
+        else:
+            table = super()._table(path)
+            if path in self.partners:
+                table = self._with_partner(table, path)
+            elif self.time is not None or (self.targets is not None and file_kind(path) not in SOUNDS):
+                table = self._stacked(table, str(path), self.named(path))
+        return table if columns is None else table.select([name for name in table.column_names if name in columns])
+
+    def _of_dataset(self, split: str) -> Any:
+        rows = super()._of_dataset(split)
+        if self.targets is None:
+            return rows
+        from datasets import Dataset
+
+        where = f"{self.name} {split}"
+        return Dataset(self._stacked(rows.with_format("arrow")[:], where, where))
+
+    def _text_table(self, path: Path, columns: Sequence[str] | None) -> Any:
+        """A .csv or .tsv file, whose lines are series or samples."""
+        table = read_text_table(path)
+        features = self.features or self._own_features(path, table.names)
+        if self.targets is None and not self.features and (keys := _long_columns(table, self._others(table.names))):
+            raise ValueError(_long(path, *keys, self.per_sample))
+        if self._has_lines:
+            if self.time is not None:
+                raise ValueError(f"`time` {self.time!r} names a column of times, but each line of {path} is a series")
+            return self._lines_of(table, features)
+        values = self._samples(table, features)
+        if self.time is not None:
+            values = with_times(values, read_times(table, self.time), str(path))
+        row: dict[str, Any] = {"file": pa.array([self.named(path)])}
+        for label in self.labels[:1]:
+            row[label] = pa.array([self._label_of(table, label, columns)])
+        if self.group in table.columns:
+            row[self.group] = pa.array(table.columns[self.group][:1])
+        row[SERIES] = array_column(values[None])
+        if self.targets:
+            row[TARGETS] = array_column(self._samples(table, self.targets)[None])
+        return pa.table(row)
+
+    def _label_of(self, table: TextTable, label: str, columns: Sequence[str] | None) -> Any:
+        """The label of a recording, or those of its samples: of its column, else the name of its folder, unless other
+        recordings have the column."""
+        if label in table.columns:
+            own = table.columns[label]
+            if self.per_sample:
+                return own
+            if len(set(own)) > 1:
+                raise ValueError(
+                    f"{table.path} has samples with different labels "
+                    f"({', '.join(map(repr, sorted(set(own))[:2]))}, ...); a recording has one, but the task "
+                    "sequence_labelling learns those of samples"
+                )
+            return own[0]
+        if not self._has_labels:
+            return self._class(table.path)
+        if columns is not None and label in columns:
+            raise ValueError(f"{table.path} has no column {label!r}, which other recordings have (`label`)")
+        return [""] * len(table.lines) if self.per_sample else None
+
+    def _lines_of(self, table: TextTable, features: Sequence[str]) -> Any:
+        """The lines of a table as series of one feature, and the other columns. ValueError for a file that has only
+        some of the features."""
+        missing = [name for name in features if name not in table.names]
+        if 0 < len(missing) < len(features):
+            raise ValueError(
+                f"{table.path} lacks {counted(len(missing), 'column')} of {len(features)}, first {missing[0]!r}: a "
+                "line is a series, and its samples are in these columns. Write series of other lengths as lists of "
+                f"numbers, a .jsonl with {SERIES} in each line"
+            )
+        values = self._samples(table, features)
+        others = [name for name in table.names if name not in (*features, SERIES)]
+        kept: dict[str, Any] = {name: pa.array(table.columns[name], pa.string()) for name in others}
+        return pa.table({**kept, SERIES: array_column(values)})
+
+    def _samples(self, table: TextTable, names: Sequence[str]) -> np.ndarray:
+        """The numbers of columns as float32 ``(lines, columns)``. ValueError for an unknown column, and for a cell that
+        is not a number."""
+        if self.targets is not None:
+            self._check_columns(names, table.names, str(table.path))
+        if not names or not table.lines:
+            raise ValueError(f"{table.path} has no samples")
+        for name in names:
+            known(name, table.names, f"column of {table.path}")
+        try:
+            return table.numbers(*names).astype(np.float32)
+        except ValueError as error:
+            label = f", {self.labels[0]!r}" if self.labels else ""
+            raise ValueError(
+                f"{error}; name the columns of numbers with `features`: by default all but that of the labels{label}"
+            ) from error
+
+    def _check_columns(self, names: Sequence[str], existing: Sequence[str], where: str) -> None:
+        if tuple(names) == TARGET and not {*names} & {*existing}:
+            raise ValueError(
+                f"{where} has no column {TARGET[0]!r} (columns: {', '.join(existing)}); name the columns of the "
+                "targets with `targets=[COLUMN]`, or let `noise` or `hide` make inputs of the signals"
+            )
+        for name in names:
+            known(name, existing, f"column of {where} (`features`, `targets`, `time`)")
+
+    def _with_partner(self, table: Any, path: Path) -> Any:
+        """The row of a sound with its partner as targets."""
+        other, rate = self.partners[path], table.column("sampling_rate")[0].as_py()
+        own, targets = read_sound(read_whole(other), other)
+        if own != rate:
+            raise ValueError(f"{path} has a sampling rate of {rate} Hz, its partner {other} one of {own} Hz")
+        return table.append_column(TARGETS, array_column(targets[None]))
+
+    def _stacked(self, table: Any, where: str, name: str) -> Any:
+        """Records with columns of lists as rows with inputs, of several columns side by side, after their times if they
+        have some, and of signals with targets."""
+        times = [] if self.time is None else [self.time]
+        inputs = [SERIES] if self.targets is None else self.inputs
+        for names in (inputs, self.targets or (), times):
+            self._check_columns(names, table.column_names, where)
+        if self.targets is not None and not table.num_rows:
+            raise ValueError(f"{where} has no rows")
+
+        def stacked(names: Sequence[str]) -> list[np.ndarray]:
+            try:
+                parts = zip(*(row_arrays(table.column(each)) for each in names), strict=True)
+                return [_beside(arrays, f"{where}, row {i}") for i, arrays in enumerate(parts, 1)]
+            except TypeError as error:
+                raise ValueError(
+                    f"{where}: a signal must be a list of numbers or of equally long vectors ({error})"
+                ) from error
+
+        x = stacked(inputs)
+        if times:
+            at = row_arrays(table.column(times[0]))
+            x = [with_times(own, t, f"{where}, row {i}") for i, (own, t) in enumerate(zip(x, at, strict=True), 1)]
+        columns = {SERIES: _vectors(x, where)}
+        if self.targets is not None:
+            columns["file"] = pa.array([f"{name}, row {i}" for i in range(1, len(x) + 1)])
+        if self.targets:
+            columns[TARGETS] = _vectors(stacked(self.targets), where)
+        left = [each for each in table.column_names if each not in (*inputs, *(self.targets or ()), *times, *columns)]
+        return pa.table({**{each: table.column(each) for each in left}, **columns})
+
+    def _own_features(self, path: Path, columns: Sequence[str]) -> list[str]:
+        """The features of the first table, in its order; where lines are series, whose lengths may differ, a table's
+        own."""
+        own = self._features_of(columns)
+        if set(own) == set(self.inputs) or self.targets is not None:
+            return self.inputs
+        if self._has_lines:
+            return own
+        raise ValueError(
+            f"{path} has other columns ({', '.join(own)}) than {self._tables[0]} ({', '.join(self.inputs)}); choose "
+            "those that all recordings have with `features=[NAME,NAME]`"
+        )
+
+    def _others(self, columns: Sequence[str]) -> list[str]:
+        return [name for name in columns if name not in (*self.labels, *(self.targets or ()), self.time, self.group)]
+
+    def _features_of(self, columns: Sequence[str]) -> list[str]:
+        return [name for name in self._others(columns) if name not in self._row_numbers]
+
+    def _is_table(self, path: Path) -> bool:
+        return file_kind(path) in TEXT_TABLES
+
+    @cached_property
+    def _tables(self) -> list[Path]:
+        return list(filter(self._is_table, self.paths))
+
+    @cached_property
+    def _headers(self) -> list[tuple[str, ...]]:
+        """The columns of each table. ValueError for a table whose first line is a row."""
+        found = [read_columns(path) for path in self._tables]
+        for path, columns in zip(self._tables, found, strict=True):
+            if self.labels and self.labels[0] not in columns and not self.features and is_data(columns):
+                raise ValueError(no_header(path, columns))
+        return found
+
+    @cached_property
+    def _row_numbers(self) -> list[str]:
+        """The columns of the first table that number its rows."""
+        samples = self.targets is not None or not self._has_lines
+        return _row_numbers(self._tables[0], self._others(self._headers[0]), samples=samples)
+
+    @property
+    def _has_labels(self) -> bool:
+        """Whether any table has the column of labels."""
+        return bool(self.labels) and any(self.labels[0] in columns for columns in self._headers)
+
+    @property
+    def _has_lines(self) -> bool:
+        """Whether every line of a table is a series."""
+        several = len(self.labels) > 1  # a folder's name is one label only
+        return not self.per_sample and (self._has_labels or several if self.lines is None else self.lines)
+
+
+def _beside(arrays: Sequence[np.ndarray], where: str) -> np.ndarray:
+    """Join the series of one row side by side, ``(samples, features)``."""
+    sizes = sorted({len(array) for array in arrays})
+    if len(sizes) > 1:
+        raise ValueError(f"{where} has features of {sizes[0]} and of {sizes[-1]} samples")
+    return np.concatenate([array.astype(np.float32).reshape(len(array), -1) for array in arrays], axis=1)
+
+
+def _vectors(rows: Sequence[np.ndarray], where: str) -> Any:
+    """A column of series ``(samples, features)``."""
+    if len({row.shape[1] for row in rows}) > 1:
+        raise ValueError(f"{where} has series of different numbers of features")
+    return list_column(rows, pa.list_(pa.list_(pa.float32(), rows[0].shape[1] if rows else 1)))
+
+
+def _row_numbers(path: Path, names: Sequence[str], *, samples: bool) -> list[str]:
+    """The columns, out of ``names``, that number the rows of a file: a first one without a name, as pandas and R write,
+    one called as an index with a different integer for each row, and any that counts from one row to the next.
+
+    samples: the rows are samples, of which other columns than an index may count, such as times.
+    """
+    table = read_head(path, _HEAD_ROWS)
+
+    def numbers_rows(name: str) -> bool:
+        cells, called = table.columns[name], _INDEX.fullmatch(name.strip()) is not None
+        if len(cells) < _MIN_COUNTED_ROWS or not all(cell.isdecimal() for cell in cells) or (samples and not called):
+            return False
+        return count_up(cells) or (called and not samples and len(set(map(int, cells))) == len(cells))
+
+    return [name for name in names if name == UNNAMED or numbers_rows(name)]
+
+
+def _long_columns(table: TextTable, names: Sequence[str]) -> tuple[str, str] | None:
+    """Find two of the columns ``names``, if a series is on several lines: one that is the same on lines one after the
+    other, and one that rises on these, and begins anew on those that follow. None for other tables."""
+    for group in names[:_KEY_COLUMNS]:
+        cells = table.columns[group]
+        starts = [i for i, cell in enumerate(cells) if not i or cell != cells[i - 1]]
+        if not 2 <= len(starts) <= len(cells) // 3 or len(starts) > len(set(cells)):
+            continue
+        for name in names[:_KEY_COLUMNS]:
+            if name != group and _restarts(table.columns[name], starts):
+                return group, name
+    return None
+
+
+def _restarts(cells: Sequence[str], starts: Sequence[int]) -> bool:
+    """Whether cells rise, as numbers or dates, from each start to the next, and no other rises from end to start."""
+    values: list[Any] = list(cells)
+    with suppress(ValueError):
+        values = [float(cell) for cell in cells]
+    inside = set(range(len(values))) - set(starts)
+    return all(values[i] > values[i - 1] for i in inside) and all(values[i] <= values[i - 1] for i in starts[1:])
+
+
+def _long(path: Path, group: str, name: str, per_sample: bool) -> str:
+    """The message about a table whose series are on several lines each."""
+    each = f"{path} has several lines for each series: {name!r} begins anew for each {group!r}"
+    if per_sample:
+        return f"{each}; write a file for each {group!r}, or name the columns of numbers with `features`"
+    return (
+        f"{each}; put each series on a line of its own (pandas: frame.pivot, with the times as columns) or into a file "
+        "of its own, in a folder for each class; for a class of every sample there is the recipe signal-steps, with a "
+        "file for each series; or name the columns of numbers with `features`"
+    )
+
+
+def open_series(
+    name: Data,
+    label: str | Sequence[str],
+    *,
+    per_sample: bool = False,
+    features: Sequence[str] | None = None,
+    lines: bool | None = None,
+    rate: int | None = None,
+    any_rate: bool = False,
+    time: str | None = None,
+    group: str | None = None,
+) -> SeriesSource:
+    """Find series by name, as `open_rows` finds rows.
+
+    A .csv or .tsv file with a column ``label`` has a series on every line, or with ``per_sample`` a sample. Without
+    that column it is a recording with a sample on every line, and the name of its folder is its class.
+
+    Args:
+        label: the column of the labels, or, where lines are series, several.
+        features: columns of the numbers, in this order; by default all but ``label``, in the order of the first file.
+        lines: whether every line is a series, if the column ``label`` does not say so: a recording may have a column of
+            its one label, and series may have none.
+        rate: the sampling rate that sound files must have, in Hz.
+        any_rate: whether each may have another one.
+        time: the column of the times of samples, which makes the time since the sample before the first feature
+            (`with_times`): of a recording, or a column of lists.
+        group: a column that is kept and is no feature, such as the subject; a recording has one value.
+
+    Errors as `open_rows`.
+    """
+    labels = (label,) if isinstance(label, str) else tuple(label)
+    options: dict[str, Any] = {**open_rows(name).options(), "rate": rate, "any_rate": any_rate, "time": time}
+    own: dict[str, Any] = {"per_sample": per_sample, "features": features, "lines": lines, "group": group}
+    return SeriesSource(**options, labels=labels, **own)

@@ -1,0 +1,177 @@
+"""One convolution of every channel of a signal with its own kernel, and the engines that compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.fused import fused
+from lagwise.ops.operation import Bilinear, Engine, Form, Values
+from lagwise.ops.precision import compute_dtype
+from lagwise.ops.symbolic import symbolic, symbolic_product
+from lagwise.ops.toeplitz import direct, spectral
+
+
+def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
+    """`toeplitz_product` for a two-sided kernel given in the frequency domain: its taps are never transformed.
+
+    Formula: ``y = irfft(rfft(x, n) * spectrum, n)`` with n = 2 (points - 1).
+
+    Args:
+        x: ``(batch, length, channels)``.
+        spectrum: ``(2, channels, points)``, real and imaginary parts of the rfft of n taps on a circle, lag 0 first and
+            negative lags at the end. Separate parts, because a matrix product produces them.
+
+    Returns:
+        A tensor like x. Precision and round-off as in `toeplitz_product`.
+
+    Raises:
+        ValueError: For an empty signal, a signal longer than n / 2, whose lags do not fit on the circle, or a spectrum
+            with other channels.
+
+    Source: SKI-TNN §3.3.2.
+    """
+    if x.dim() != 3 or x.shape[1] == 0 or not x.is_floating_point():
+        raise ValueError(f"x must be (batch, length >= 1, channels) of real numbers, got {tuple(x.shape)} {x.dtype}")
+    if spectrum.dim() != 3 or spectrum.shape[:2] != (2, x.shape[2]) or spectrum.is_complex():
+        expected = f"(2, channels={x.shape[2]}, points) of real numbers"
+        raise ValueError(f"spectrum must be {expected}, got {tuple(spectrum.shape)} {spectrum.dtype}")
+    n_fft = 2 * (spectrum.shape[2] - 1)
+    if 2 * x.shape[1] > n_fft:
+        raise ValueError(f"{spectrum.shape[2]} points serve at most {n_fft // 2} tokens, got {x.shape[1]}")
+    return convolution(x, spectrum, 0, "fft")
+
+
+class _Settings(NamedTuple):
+    origin: int
+    engine: str
+    dilation: int
+    count: int  # of taps, or of frequencies
+    channel_axis: int  # of the kernel
+
+
+class _Contractions(_Settings):
+    """`convolution` as a `Form`, in PyTorch's operations."""
+
+    def contract(self, index: int, a: Tensor, b: Tensor) -> Tensor:
+        if index == 0:
+            if symbolic(a.shape[1]):
+                return symbolic_product(a, b, self.origin, self.dilation)
+            return self._engine(a, b).forward(a, b, *self[:3])[0]
+        if index == 1:
+            return self.gradients(a, a, b, (True, False))[0]
+        shape = (b.shape[2], self.count) if self.channel_axis == 0 else (2, b.shape[2], self.count)
+        return self.gradients(a, b, b.new_empty(shape, dtype=compute_dtype(a, b)), (False, True))[1]
+
+    def gradients(self, grad: Tensor, x: Tensor, kernel: Tensor, needs_grad: Sequence[bool]) -> Any:
+        return self._engine(x, kernel).backward((x, kernel, *self[:3]), (), [grad], needs_grad)[:2]
+
+    def _engine(self, x: Tensor, kernel: Tensor) -> type[Engine]:
+        return _Direct if is_direct(x, kernel, self.engine) else _FFT
+
+
+@Bilinear
+def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", dilation: int = 1) -> Form:
+    """Convolve every channel of a signal with its own kernel.
+
+    Formula: ``y_i = sum_m kernel_m x_{i - (m - origin) dilation}``.
+
+    Args:
+        x: ``(batch, length, channels)``.
+        kernel: Taps ``(channels, n_taps)`` with lag 0 at index ``origin``, or frequencies as in `spectral_product`.
+        origin: Index of lag 0.
+        engine: ``auto``, ``fft``, ``overlap_save`` or ``direct`` as in `toeplitz_product`, which checks the arguments;
+            or ``spectral``, which is ``auto`` without the direct product.
+        dilation: In tokens; above 1 only for a direct product.
+
+    Returns:
+        A tensor like x.
+
+    Source: TNN eq. 4. Lag by lag: SKI-TNN §3.2 (T_sparse); TCNCA §2 (dilated).
+    """
+    return _Contractions(origin, engine, dilation, kernel.shape[-1], kernel.dim() - 2)
+
+
+def is_direct(x: Tensor, kernel: Tensor, engine: str) -> bool:
+    """Whether the product is computed lag by lag."""
+    return engine == "direct" or (engine == "auto" and kernel.dim() == 2 and direct.few_lags(x, kernel))
+
+
+@convolution.engine("direct")
+class _Direct(Engine):
+    @staticmethod
+    def serves(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
+        return is_direct(x, kernel, engine)
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> tuple[Tensor, Values]:
+        return direct.direct_values(x, kernel, origin, dilation), ()
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, kernel, origin, _, dilation = args
+        return *direct.direct_gradients(grads[0], x, kernel, origin, dilation, needs_grad[:2]), None, None, None
+
+
+class _Planned(Engine):
+    """An engine that follows a `Plan`."""
+
+    faster: ClassVar[Callable[[Tensor, Tensor], bool]] = staticmethod(lambda x, kernel: True)
+    values: ClassVar[Callable[..., Tensor]]
+    gradients: ClassVar[Callable[..., tuple[Tensor | None, ...]]]
+
+    @classmethod
+    def serves(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> bool:
+        return cls.faster(x, kernel) and not is_direct(x, kernel, engine)
+
+    @classmethod
+    def forward(cls, x: Tensor, kernel: Tensor, origin: int, engine: str, dilation: int) -> tuple[Tensor, Values]:
+        return cls.values(x, kernel, spectral.plan_of(x, kernel, origin, engine)), ()
+
+    @classmethod
+    def backward(cls, args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        x, kernel, origin, engine, _ = args
+        plan = spectral.plan_of(x, kernel, origin, engine)
+        return *cls.gradients(grads[0], x, kernel, plan, needs_grad)[:2], None, None, None
+
+
+@convolution.engine("triton")
+class _Frames(_Planned):
+    faster = staticmethod(fused)
+    values, gradients = staticmethod(spectral.frame_values), staticmethod(spectral.frame_gradients)
+
+
+@convolution.engine("loop")
+class _Loops(_Planned):
+    faster = staticmethod(spectral.by_loops)
+    values, gradients = staticmethod(spectral.loop_values), staticmethod(spectral.loop_gradients)
+
+
+@convolution.engine("fft")
+class _FFT(_Planned):
+    values, gradients = staticmethod(spectral.fft_values), staticmethod(spectral.fft_gradients)
+
+
+class Chosen(Engine):
+    """The engine that serves when it is called: in a graph for all lengths, at each step."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Values]:
+        return _serving(args).forward(*args)
+
+    @staticmethod
+    def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        return _serving(args).backward(args, saved, grads, needs_grad)
+
+
+def _serving(args: Values) -> type[Engine]:
+    return next(engine for engine in convolution.engines.values() if engine.serves(*args))
+
+
+# Plans, and the shapes of images and padding, would be compiled anew for every length of the signal.
+convolution.in_graphs(
+    "toeplitz_product", lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format), engine=Chosen
+)

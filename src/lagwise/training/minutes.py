@@ -1,0 +1,79 @@
+"""Steps that fit into some minutes of this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from transformers import TrainerCallback
+
+from lagwise.models.loading import quiet
+from lagwise.tasks import TaskData
+from lagwise.training.processes import of_first_process
+from lagwise.training.recipe import MAX_STEPS, Recipe
+from lagwise.training.setup import make_trainer, training_arguments
+
+_SLOW_STEPS, _TIMED_STEPS = 3, 9  # the first fill memory and caches
+_EVALUATIONS = 5
+
+
+def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> Recipe:
+    """Replace the steps of a recipe by as many as fit into its minutes, with five evaluations and checkpoints.
+
+    Some steps and an evaluation of a model that is then thrown away are timed. Minutes exclude this, reading the data
+    and what follows the last step.
+
+    Raises:
+        ValueError: If the evaluations alone take longer.
+    """
+    options = recipe.training
+    assert options.minutes is not None
+    seconds, evaluation = _measured(recipe, data)
+    evaluations = _EVALUATIONS * evaluation
+    left = 60 * options.minutes - evaluations
+    if left < seconds:
+        raise ValueError(
+            f"`minutes` {options.minutes:g} are too few: a step takes {seconds:.2g} s here, and {_EVALUATIONS} "
+            f"evaluations {evaluations:.2g} s; raise `minutes` or lower `evaluate_tokens`"
+        )
+    steps = min(MAX_STEPS, int(left / seconds))
+    every = -(-steps // _EVALUATIONS)
+    if progress:
+        print(f"{options.minutes:g} minutes: {steps:,} steps of {seconds:.2g} s on this machine", file=sys.stderr)
+    warmup = min(options.warmup_steps, steps // 10)
+    options = replace(options, steps=steps, warmup_steps=warmup, evaluate_every=every, save_every=every)
+    return replace(recipe, training=options)
+
+
+def _measured(recipe: Recipe, data: TaskData) -> tuple[float, float]:
+    """Seconds of a step and of an evaluation; those of the first process in all."""
+    count = _SLOW_STEPS + _TIMED_STEPS
+    options = replace(recipe.training, steps=count, evaluate_every=count + 1, save_every=count + 1, report_to="none")
+    recipe = replace(recipe, training=options)
+    with TemporaryDirectory() as folder, quiet():
+        trainer = make_trainer(recipe, data, training_arguments(recipe, Path(folder)), progress=False)
+        clock = _StepClock()
+        trainer.add_callback(clock)
+        trainer.train()
+        begun = time.perf_counter()
+        trainer.evaluate()
+        evaluation = time.perf_counter() - begun
+    return of_first_process(fmean(clock.seconds[_SLOW_STEPS:])), of_first_process(evaluation)
+
+
+class _StepClock(TrainerCallback):
+    """Seconds from the end of a step to that of the next, which include reading the batch."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last = time.perf_counter()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        self._last = now
