@@ -102,7 +102,7 @@ class LagKernel(KeepsFloat32):
         return None
 
     def recurrence(self) -> Modes:
-        """A causal kernel as `modal_step` takes it. ValueError for a kernel that has no such form."""
+        """A causal kernel as `modal_prefill` takes it. ValueError for a kernel that has no such form."""
         raise ValueError(
             f"{type(self).__name__} has no state-space form; `lagwise.ops.reduce_taps` finds one from its taps"
         )

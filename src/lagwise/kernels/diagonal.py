@@ -74,7 +74,7 @@ class DiagonalKernel(LagKernel):
         return joined_sides(*sides)
 
     def recurrence(self) -> Modes:
-        """The kernel as `modal_step` and `modal_prefill` take it. ValueError for a two-sided kernel."""
+        """The kernel as `modal_prefill` takes it. ValueError for a two-sided kernel."""
         if not self.causal:
             raise ValueError("a two-sided kernel has no recurrence; make it with causal=True")
         return self.sides()[0]

@@ -74,9 +74,11 @@ class StreamModule(nn.Module):
         layout = Layout(mask) if layout is None else layout
         return self._next(checked(x, layout, self._width), state, layout)
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Process one token ``(batch, channels)``. Returns its output and the state after it."""
-        y, state = self.prefill(x[:, None], state)
+    def step(self, x: Tensor, state: Any, token_time: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Process one token ``(batch, channels)``, with times ``(batch,)`` as in `Layout`. Returns its output and the
+        state after it."""
+        time = None if token_time is None else token_time[:, None]
+        y, state = self.prefill(x[:, None], state, layout=Layout(token_time=time))
         return y[:, 0], state
 
     def run(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
@@ -210,8 +212,7 @@ class Mixer(StreamModule):
             require_rows(x, state)
             return x, state
         if token_time is not None:
-            y, state = self.prefill(x[:, None], state, layout=Layout(token_time=token_time[:, None]))
-            return y[:, 0], state
+            return super().step(x, state, token_time)
         return _of_rows(self.mix_token, x, state)
 
     def mix_token(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -17,7 +17,7 @@ def diagonal_scan(x: Tensor, log_decay: Tensor, angle: Tensor, state: Tensor | N
 
     Formula: ``h_t = exp(log_decay + j angle) h_{t-1} + x_t``, from ``h_{-1} = state``. In the frame that rotates with
     the poles, ``g_t = exp(-j angle t) h_t``, real and imaginary parts are moving averages with real decays, which
-    `ema_prefill` computes in blocks.
+    `Blocks.scan` computes in blocks.
 
     Args:
         x: ``(batch, length >= 1, states)``, complex.
