@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from lagwise.training.recipe import LINEAR, load_recipe, recipe_names
 
 def test_shipped_recipes(tmp_path: Path) -> None:
     """They have descriptions, their positions do not hide the embeddings, and one that is written is the same, with
-    any word for a model."""
-    again = tmp_path / "again.yaml"
+    a word for a model, of which each has its turn."""
+    again, words = tmp_path / "again.yaml", itertools.cycle([*PRESETS, LINEAR])
     for name in recipe_names():
         recipe = load_recipe(name)
         assert recipe.description, name
@@ -26,7 +27,7 @@ def test_shipped_recipes(tmp_path: Path) -> None:
                 assert model.initializer_range * scale > 0.3, name  # sinusoids have a root mean square of 0.7
         written = tmp_path / f"{name}.yaml"
         written.write_text(recipe.to_yaml())
-        for overrides in ([], *([f"model={word}"] for word in [*PRESETS, LINEAR]), ["model.init_from=run"]):
+        for overrides in ([], [f"model={next(words)}"], ["model.init_from=run"]):
             changed = load_recipe(name, overrides)
             assert load_recipe(str(written), overrides) == changed, name
             again.write_text(changed.to_yaml())
