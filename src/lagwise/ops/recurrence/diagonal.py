@@ -1,5 +1,6 @@
 """Diagonal state spaces of single channels, which are moving averages if their poles are real: as taps, in blocks of
 tokens, token by token, and at tokens of different times."""
+# One concept: one recurrence, in every form that computes it.
 
 from __future__ import annotations
 
