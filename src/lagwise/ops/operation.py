@@ -248,7 +248,8 @@ class Operation:
         return None
 
     def __call__(self, *args: Any) -> Any:
-        args = self._filled(args)
+        if len(args) < self._count:
+            args = self._filled(args)
         if definitions_only() or _preferred == PLAIN:
             return self.plain(*args)
         if self._operator is not None and in_graph() and self._where(*args):
@@ -271,7 +272,7 @@ class Operation:
         return results[0] if self._results == 1 else tuple(results[: self._results])
 
     def _serving(self, args: tuple[Any, ...]) -> type[Engine] | None:
-        if _preferred in self.engines and self.engines[_preferred].serves(*args):
+        if _preferred and _preferred in self.engines and self.engines[_preferred].serves(*args):
             return self.engines[_preferred]
         for engine in self.engines.values():
             if engine.serves(*args):

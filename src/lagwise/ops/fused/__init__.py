@@ -33,6 +33,8 @@ def available() -> bool:
 
 def fused(*tensors: Tensor) -> bool:
     """Whether a Triton kernel can run on these tensors, eagerly or under `torch.compile`."""
+    if tensors[0].device.type not in _devices:  # first, since every token on a CPU asks
+        return False
     if not all(t.device.type in _devices and t.dtype in _DTYPES for t in tensors) or not available():
         return False
     if definitions_only():
@@ -45,7 +47,7 @@ class TritonEngine(Engine):
 
     @staticmethod
     def serves(*args: Any) -> bool:
-        return fused(*(each for each in args if isinstance(each, Tensor)))
+        return args[0].device.type in _devices and fused(*(each for each in args if isinstance(each, Tensor)))
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

@@ -66,9 +66,11 @@ def available() -> bool:
 def serves(*tensors: Tensor, min_elements: int = 0) -> bool:
     """Whether loops in C serve these tensors, of which the first has at least so many numbers, also when
     `torch.compile` calls them from its graph."""
+    if not worthwhile(tensors[0], min_elements):  # first, since every token asks
+        return False
     if not all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors) or definitions_only():
         return False
-    return 0 not in [t.numel() for t in tensors] and worthwhile(tensors[0], min_elements) and available()
+    return 0 not in [t.numel() for t in tensors] and available()
 
 
 def loops() -> Loops:
