@@ -106,7 +106,7 @@ def test_a_changed_corpus_is_refused(streamed: Recipe, tmp_path: Path, corpus: P
 @pytest.mark.parametrize(
     ("recipe", "overrides", "reason"),
     [
-        ("classify", [], r"`streaming` is for language modelling .* not SequenceClass"),
+        ("classify", [], r"`streaming` does not apply to the task SequenceClassification"),
         ("tnn-lm", ["training.epochs=1"], "give `steps` instead of `epochs`"),
         ("tnn-lm", ["data.lengths=[256,512]"], "`lengths` does not go with `streaming`"),
         ("tnn-lm", ["training.carry_states=4"], "`carry_states` does not go with `streaming`"),
@@ -114,7 +114,7 @@ def test_a_changed_corpus_is_refused(streamed: Recipe, tmp_path: Path, corpus: P
         (
             "classify",
             ["training.steps=5", "data.tokenizer=bytes"],
-            r"`streaming` is for language modelling .* not SequenceClass",
+            r"`streaming` does not apply to the task SequenceClassification",
         ),
     ],
 )

@@ -89,6 +89,10 @@ class FormatSource(RowSource):
     def columns(self) -> tuple[str, ...]:
         return tuple(self.format.columns)
 
+    @property
+    def usual_decimal(self) -> str:  # type: ignore[override]
+        return "."  # some files have no header to tell
+
     def _folder_column(self, path: Path) -> str | None:
         return None  # a .txt file is a table
 
