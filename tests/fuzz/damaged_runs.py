@@ -72,8 +72,8 @@ def run_folders() -> Iterator[Case]:
         "transposed": lambda w: w.update({k: v.t().contiguous() for k, v in w.items() if v.dim() == 2}),
         "of no numbers": lambda w: w.update({k: v[:0] for k, v in w.items()}),
     }
-    for name, change in weights.items():
-        yield f"weights {name}", _changed("model.safetensors", lambda path, c=change: _weights(path, c))
+    for name, edit in weights.items():
+        yield f"weights {name}", _changed("model.safetensors", lambda path, e=edit: _weights(path, e))
     states: dict[str, Any] = {
         "global_step": (3, "2", None, 2.5, -2, True),
         "log_history": ("x", 5, [1], {}),

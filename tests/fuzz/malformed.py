@@ -249,7 +249,10 @@ def data() -> Iterator[Case]:
 
     for file, contents_ in tokenizers.items():
         for content in contents_:
-            yield f"tokenizer: {file} is {content[:20]!r}", lambda *at, f=file, c=content: load(*at, f, c)
+            yield (
+                f"tokenizer: {file} is {content[:20]!r}",
+                lambda folder, run, f=file, c=content: load(folder, run, f, c),
+            )
 
 
 def corpus() -> list[Case]:

@@ -122,8 +122,8 @@ class MegalodonBlock(Block):
         mixed, memory_state = self.memory.run(h, before[1], layout)
         memory = self.dropout(self.memory_norm(mixed))
         query, key = self.query_key(self.shared(memory))
-        parts = (self._by_head(t) for t in (query, key, F.silu(self.value(h))))
-        attended, attention = self.attention.run(*parts, before[2], layout)
+        query, key, value = (self._by_head(t) for t in (query, key, F.silu(self.value(h))))
+        attended, attention = self.attention.run(query, key, value, before[2], layout)
         y = self._update(x, memory, attended, layout.mask)
         return y, None if attention is None else MegalodonState(norm, memory_state, attention)
 

@@ -53,16 +53,16 @@ class AttentionMixer(Mixer):
     def mix(self, x: Tensor, state: AttentionState | None, layout: Layout) -> tuple[Tensor, Any]:
         if layout.shard is not None:
             return self._mix_shard(x, layout), None
-        query, *new = self._project(x)
+        query, key, value = self._project(x)
         if state is None:
-            return self._attend(query, *new, layout.mask), None
+            return self._attend(query, key, value, layout.mask), None
         seen = state.seen + (x.shape[1] if layout.mask is None else layout.mask.sum(1))
-        key, value = (old.append(t) for old, t in zip(state[:2], new, strict=True))
-        keys, values = (window.tokens.to(query.dtype) for window in (key, value))
+        key_window, value_window = state.key.append(key), state.value.append(value)
+        keys, values = (window.tokens.to(query.dtype) for window in (key_window, value_window))
         real = None
-        if layout.mask is not None or common(seen) != key.size:
-            real = torch.arange(key.size - 1, -1, -1, device=x.device) < seen[:, None]
-        return self._attend(query, keys, values, real), AttentionState(key, value, seen)
+        if layout.mask is not None or common(seen) != key_window.size:
+            real = torch.arange(key_window.size - 1, -1, -1, device=x.device) < seen[:, None]
+        return self._attend(query, keys, values, real), AttentionState(key_window, value_window, seen)
 
     def _mix_shard(self, x: Tensor, layout: Layout) -> Tensor:
         """Split heads between processes: each attends with all tokens and its share of the heads."""

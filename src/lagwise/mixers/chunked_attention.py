@@ -183,7 +183,8 @@ class ChunkedAttention(Derived):
         x, sizes = _joined(query, key, value)
 
         def attend(x: Tensor, state: ChunkState, layout: Layout) -> tuple[Tensor, ChunkState]:
-            y, state = self._next(*self._split(x, sizes), state, layout.mask)
+            query, key, value = self._split(x, sizes)
+            y, state = self._next(query, key, value, state, layout.mask)
             return y.transpose(1, 2).flatten(2), state
 
         y, after = padded_prefill(attend, x, state, Layout(mask))
@@ -195,15 +196,16 @@ class ChunkedAttention(Derived):
         """Several tokens, with padding only before the first of a row."""
         n, seen, reach = query.shape[2], state.seen, _reach(state)
         in_graph = isinstance(state.key, Tensor)
+        held = reach if isinstance(state.key, Tensor) else state.key.size
         chunk = reach // self.chunks
         before = reach - chunk  # tokens of the chunk before a token's own that it sees
         position = torch.arange(n, device=query.device)
         together = common(seen) if mask is None and not in_graph else None  # rows in step have seen equally many tokens
         if together is not None:
-            position, kept = position + together, min(state.key.size, together % chunk + before)
+            position, kept = position + together, min(held, together % chunk + before)
         else:
             start = seen if mask is None else seen - torch.where(mask.any(1), first_real(mask), n)
-            position, kept = position + start[:, None], reach if in_graph else min(state.key.size, reach - 1)
+            position, kept = position + start[:, None], reach if in_graph else min(held, reach - 1)
         if self.position == "rope":
             query, key = self._rotated(query, key, position, chunk)
         keys, key_window = self._extended(state.key, key, kept, seen)

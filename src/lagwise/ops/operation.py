@@ -169,7 +169,7 @@ class Operation:
     """
 
     def __init__(self, plain: Callable[..., Any]):
-        self.plain = plain
+        self.plain = self.definition = plain
         self.engines: dict[str, type[Engine]] = {}
         self._defaults: tuple[Any, ...] = plain.__defaults__ or ()
         self._count = plain.__code__.co_argcount
@@ -212,7 +212,7 @@ class Operation:
             constants, results, saved: Names, separated by spaces: tensors without a gradient, results, and tensors that
                 the engine saves.
         """
-        parameters = inspect.signature(self.__wrapped__, eval_str=True).parameters.values()
+        parameters = inspect.signature(self.definition, eval_str=True).parameters.values()
         tensors = [
             f"{p.name}?" if p.annotation == Tensor | None else p.name
             for p in parameters
@@ -398,7 +398,7 @@ class Bilinear(Operation):
         self.plain = lambda x, kernel, *settings: bilinear_product(x, kernel, form(x, kernel, *settings))
 
     def whole(self) -> type[Engine]:
-        form: Any = self.__wrapped__
+        form = self.definition
 
         class Contractions(Engine):
             forward = staticmethod(lambda *args: (form(*args).contract(0, *args[:2]), ()))

@@ -45,16 +45,9 @@ def _cross_entropy(
         return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 
-def _with_gradients(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    rows: int,
-    dtype: torch.dtype,
-    needs_grad: Sequence[bool],
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+def _with_gradients(args: Values, needs_grad: Sequence[bool]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The sum, and its gradients with respect to x, weight and bias, where they need them."""
+    x, weight, bias, labels, rows, dtype = args
     total = x.new_zeros((), dtype=torch.float32)
     w, b = weight.to(dtype), None if bias is None else bias.to(dtype)
     dx = torch.empty_like(x) if needs_grad[0] else None
@@ -84,11 +77,11 @@ def _with_gradients(
 class _Chunks(Engine):
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Values]:
-        return _with_gradients(*args, [t is not None and t.requires_grad for t in args[:3]])
+        return _with_gradients(args, [t is not None and t.requires_grad for t in args[:3]])
 
     @classmethod
     def evaluate(cls, *args: Any) -> Tensor:
-        return _with_gradients(*args, [False] * 3)[0]
+        return _with_gradients(args, [False] * 3)[0]
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
@@ -109,7 +102,7 @@ class _AllGradients(_Chunks):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Values]:
-        total, (dx, dw, db) = _with_gradients(*args, [True] * 3)
+        total, (dx, dw, db) = _with_gradients(args, [True] * 3)
         return total, (dx, dw, args[1].new_empty(0, dtype=torch.float32) if db is None else db)
 
 

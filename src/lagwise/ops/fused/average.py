@@ -37,8 +37,10 @@ class _Average(TritonEngine):
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        _, weight, log_decay, direct = args
-        inner, dparameters, ddirect, backward = average_gradients(grads[0], *args, *saved, _CHUNK)
+        (x, weight, log_decay, direct), (starts, slopes) = args, saved
+        inner, dparameters, ddirect, backward = average_gradients(
+            grads[0], x, weight, log_decay, direct, starts, slopes, _CHUNK
+        )
         after, _ = average_starts(backward, None, log_decay, _CHUNK)
         dx = average_adjoint(inner, weight, log_decay, direct, after, _CHUNK)
         dweight, ddecay = dparameters.sum((0, 1)).transpose(1, 2)

@@ -162,7 +162,8 @@ class _BlockScan(torch.autograd.Function):
         if differentiable():
             inputs = (*tensors, ctx.reverse)
             return tuple(differentiable_gradients(_plain_scan, inputs, ctx.needs_input_grad, [grad, grad_last]))
-        return *_scan_gradients(grad, grad_last, *tensors, states, ctx.reverse), None
+        x, near, inward, outward, carry, state = tensors
+        return *_scan_gradients(grad, grad_last, x, near, inward, outward, carry, state, states, ctx.reverse), None
 
 
 def _scanned(
@@ -273,10 +274,10 @@ def _carried(
         if part.start == part.stop:
             continue
         piece = blockwise[..., part].flip(2) if backwards else blockwise[..., part]
-        from_zero = start is None or backwards
-        state = (
-            torch.zeros_like(piece[:, :, 0]) if from_zero else _complex(start, carry).transpose(0, 1).to(piece.dtype)
-        )
+        if start is None or backwards:
+            state = torch.zeros_like(piece[:, :, 0])
+        else:
+            state = _complex(start, carry).transpose(0, 1).to(piece.dtype)
         scanned = _states(piece, carry[:, None, None, part], state, 2, before=True)
         parts.append(scanned.flip(2) if backwards else scanned)
     states = _real((torch.cat(parts, dim=3) if len(parts) > 1 else parts[0]).flatten(1, 2))
