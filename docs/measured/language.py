@@ -78,11 +78,11 @@ _COLUMNS = ["text", "minutes", "model", "rate", "parameters", "steps", "validati
 def best() -> str:
     return f"""## The best language model per minute
 
-Bits per byte after equal minutes of one thread, in batches of 4 × 512 bytes. The recipe best-lm is conv-fd-local+4@3.6:
-short convolutions, FD-TNN's kernel in TNN's gated unit, and attention in chunks of 128, with embeddings of n-grams of 2
-to 4 bytes (many parameters, of which a step reads few) and of what came next when the last 3 and 6 bytes occurred
-before. Its lead over fd-tnn-lm is smallest on short pieces of novels, and grows with the length of the text, because a
-longer text repeats more.
+Bits per byte after equal minutes of one thread, in batches of 4 × 512 bytes. conv-fd-local+4@3.6 is the recipe best-lm
+without `input_residual`, which came later: short convolutions, FD-TNN's kernel in TNN's gated unit, and attention in
+chunks of 128, with embeddings of n-grams of 2 to 4 bytes (many parameters, of which a step reads few) and of what came
+next when the last 3 and 6 bytes occurred before. Its lead over fd-tnn-lm is smallest on short pieces of novels, and
+grows with the length of the text, because a longer text repeats more.
 
 {measured_table(_BEST, _COLUMNS, _per_minute(_BEST))}"""
 
