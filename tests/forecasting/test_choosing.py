@@ -72,7 +72,7 @@ def test_a_season_that_repeats_exactly() -> None:
     np.testing.assert_allclose(ranked[0].forecaster.predict(), x[:7], atol=1e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [60, 96, 240])
 def test_intervals_of_noise_cover_it(rows: int) -> None:
     """Nothing can be forecast, so that every candidate's advantage on held-out rows is chance."""

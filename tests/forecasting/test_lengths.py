@@ -99,6 +99,7 @@ def test_maps_are_drawn_to_the_shared_one_by_held_out_rows() -> None:
     assert apart[0] < 0.6 < 0.9 < apart[1]
 
 
+@pytest.mark.slow
 def test_a_long_series_does_not_decide_how_many_rows_are_held_out() -> None:
     """A fifth of the median length; a fifth of the longest would leave nothing of the others to learn from."""
     series = lengths(1000, 60, 60)

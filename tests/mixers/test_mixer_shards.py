@@ -88,6 +88,7 @@ def test_shards_equal_the_whole() -> None:
     assert run_together(check, QUICK, ["plain", "both"]) == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_norm_over_time() -> None:
     assert run_together(check_norms, count=3) == [0] * 3
 

@@ -138,7 +138,7 @@ PACKED = ([200], [150, 60], [3, 4, 5, 200, 7], [30] * 9, [1, 1, 1, 190], [128, 1
 
 @pytest.mark.parametrize(
     ("recipe", "rows"),
-    [("tcn-mlm", PACKED[:3]), *(pytest.param(r, PACKED, marks=pytest.mark.slow) for r in RECIPES)],
+    [pytest.param(r, PACKED, marks=pytest.mark.slow) for r in RECIPES],
 )
 def test_one_graph_serves_texts_packed_in_any_way(recipe: str, rows: list[list[int]]) -> None:
     """Layers get texts in as many groups whatever a row holds, and none of a size that graphs take for a constant."""

@@ -225,6 +225,7 @@ def test_images_in_bands_have_the_features_of_whole_images(patches: int, monkeyp
     torch.testing.assert_close(made(images), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 def test_features_of_photos_take_little_memory() -> None:
     """About as much as the libraries that they load: products of all patches of 16 images would take 260 MB each."""
@@ -329,6 +330,7 @@ def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
         assert (abs(found - model.classifier.bias.detach().cpu().numpy()) > 0.01).any() == (text != "-")
 
 
+@pytest.mark.slow
 def test_loaded_series_without_levels_are_exported(tmp_path: Path) -> None:
     """Tensors without elements, which loading lays into a file's memory, are no parts of each other."""
     options = {"name": "convolutions", "dilations": [1, 2], "thresholds": [1, 1]}

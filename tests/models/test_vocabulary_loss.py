@@ -138,7 +138,7 @@ def test_no_tensor_has_the_logits_of_all_tokens(
         assert (seen.elements >= 2 * TOKENS * 4096) == (not skip)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.slow
 @NEW_ENOUGH
 @pytest.mark.parametrize("case", ["causal", "causal, head of its own", "masked"])
 @pytest.mark.parametrize("half", [False, True])

@@ -64,15 +64,9 @@ def test_first_answers_are_exported(name: str, tmp_path: Path) -> None:
 
 
 @needs_onnx
-@pytest.mark.parametrize("answer", ["none", pytest.param("only", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "classes of series",
-        pytest.param("classes of text", marks=pytest.mark.slow),
-        pytest.param("numbers of pairs", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["none", "only"])
+@pytest.mark.parametrize("name", ["classes of series", "classes of text", "numbers of pairs"])
 def test_padded_rows_of_a_file_have_the_logits_of_rows_alone(name: str, answer: str, tmp_path: Path) -> None:
     run = trained(name, tmp_path, answer)
     found = export_run(run)

@@ -36,7 +36,8 @@ def streamed(tiny_recipe: Recipe, corpus: Path) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("workers", "masked"), [(0, False), (0, True), (2, False), pytest.param(2, True, marks=pytest.mark.slow)]
+    ("workers", "masked"),
+    [(0, False), (0, True), *(pytest.param(2, masked, marks=pytest.mark.slow) for masked in (False, True))],
 )
 def test_a_stopped_training_goes_on_exactly(streamed: Recipe, tmp_path: Path, masked: bool, workers: int) -> None:
     streamed.training.workers, streamed.training.accumulate = workers, 2
