@@ -97,6 +97,22 @@ def test_missing_weights_are_initialized(kind: str, tmp_path: Path) -> None:
             assert 0.1 * there[name].std() < parameter.std() < 10 * there[name].std(), name
 
 
+def test_a_chain_without_saved_shares_begins_with_those_of_a_new_one(tmp_path: Path) -> None:
+    links = [{"name": "prenorm", "token_mixer": {"name": "ema"}} for _ in range(3)]
+    block = {"name": "chain", "blocks": links, "input_residual": True}
+    model = LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=block))
+    model.save_pretrained(tmp_path)
+    name = "model.layers.0.block.shares"
+    kept = {key: t for key, t in model.state_dict().items() if key not in (name, "lm_head.weight")}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.get_parameter(name).tolist() == [[1, 0], [1, 0]]
+    with torch.no_grad():
+        model.get_parameter(name).fill_(0.5)
+    model.save_pretrained(tmp_path)
+    assert (AutoModelForCausalLM.from_pretrained(tmp_path).get_parameter(name) == 0.5).all()
+
+
 def test_kernel_networks_keep_their_own_initialization() -> None:
     """With the model's narrow initialization and zero biases every lag would have the same tap."""
     model = LagwiseForCausalLM(LagwiseConfig(hidden_size=16, num_hidden_layers=1))

@@ -19,6 +19,8 @@ from lagwise.tables import build
 # The blocks that a chain may contain.
 LINKS: dict[str, type[Block]] = {"prenorm": PreNormBlock, "mega": MegaBlock, "megalodon": MegalodonBlock}
 
+NEW_SHARES = (1.0, 0.0)  # of the block before and of the chain's input
+
 
 class ChainState(NamedTuple):
     """The states of the blocks."""
@@ -62,7 +64,7 @@ class ChainBlock(Block):
             build(LINKS, spec, channels, what=f"block {index} of the chain", causal=causal)
             for index, spec in enumerate(blocks)
         )
-        self.shares = nn.Parameter(torch.tensor([[1.0, 0.0]] * (len(blocks) - 1))) if input_residual else None
+        self.shares = nn.Parameter(torch.tensor([NEW_SHARES] * (len(blocks) - 1))) if input_residual else None
         self.gradient_checkpointing = False
         self._gradient_checkpointing_func: Callable[..., Tensor] | None = None  # both are set by transformers
 

@@ -13,7 +13,8 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from lagwise.blocks import QueryKey
+from lagwise.blocks import ChainBlock, QueryKey
+from lagwise.blocks.chain import NEW_SHARES
 from lagwise.blocks.norm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
@@ -117,6 +118,9 @@ class LagwisePreTrainedModel(LoadedSafely, PreTrainedModel):
         if isinstance(module, LagKernel | KernelLinear | Mixer | ChunkedAttention | QueryKey | ScaleNorm):
             if not is_loaded(module):
                 module.reset_parameters()
+        elif isinstance(module, ChainBlock):
+            if module.shares is not None:
+                init.copy_(module.shares, torch.tensor(NEW_SHARES).expand_as(module.shares))
         elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv2d):
             init.normal_(module.weight, std=self.config.initializer_range)
             if not isinstance(module, nn.Embedding) and module.bias is not None:
