@@ -1,4 +1,4 @@
-"""What blocks share: their base class, and channel mixers, which process each token separately."""
+"""The base class of blocks, and channel mixers, which process each token separately."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class LabelledData(Prepared):
 
     @cached_property
     def encoder(self) -> RowEncoder:
-        """What encodes other rows."""
+        """The encoder for other rows."""
         made = load_tokenizer(str(self.folder / "tokenizer")) if self.features is None else None
         return RowEncoder(self.columns, self.length, made, self.is_bytes, self.features, self.separate, gaps=True)
 

@@ -94,7 +94,7 @@ class RowSource(Found):
         return self.hashed(self._declared(), self.files)
 
     def _declared(self) -> list[Any]:
-        """What decides how files are read, beside their content."""
+        """The declarations that decide how files are read, beside their content."""
         classes = [self._class(path) for path in self.paths if self._folder_column(path) is not None]
         return ["rows", self.split_names, classes]
 

@@ -67,7 +67,7 @@ def no_source(name: str, others: str = "") -> FileNotFoundError:
 
 @dataclass(frozen=True)
 class Found:
-    """What a name of data stands for.
+    """Files or a data set that a name stands for.
 
     Attributes:
         files: the files of each split that is named; those without named splits are all in train.

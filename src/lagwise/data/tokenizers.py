@@ -253,8 +253,8 @@ def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 
 def word_edges(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens can continue a word that began before them, and which tokens another can continue: two boolean
-    arrays by token id. A token belongs to the word of the token before it if it can continue a word and the one before
+    """Two boolean arrays by token id: whether a token can continue a word that began before it, and whether another can
+    continue it. A token belongs to the word of the token before it if it can continue a word and the one before
     can be continued.
 
     Words are runs of letters, digits and bytes of characters beyond ASCII. In WordPiece vocabularies a prefix, ``##``,

@@ -232,7 +232,7 @@ class Mixer(StreamModule):
 
     @property
     def counts_tokens(self) -> str | None:
-        """What in the mixer counts tokens, so that these have no times of their own; None if nothing does."""
+        """The part that counts tokens, so that these have no times of their own; None if there is none."""
         return None if self.takes_times else type(self).__name__
 
     def require_times(self, layout: Layout | None = None) -> None:
