@@ -8,6 +8,7 @@ from pydantic import Field
 
 from lagwise.tables import LARGEST_VOCABULARY, Count, Switch, Whole, options
 
+AUTO = "auto"  # the tokenizer that suits the length of a training and of its text
 MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
 
 
@@ -23,7 +24,8 @@ class DataOptions:
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
     `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, a tokenizer
-    folder, or a `vocab.txt` with a character in each line."""
+    folder, or a `vocab.txt` with a character in each line. `auto`, for language models: `bpe` with 4,096 tokens for
+    long trainings on long texts, and `bytes` for others."""
     vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
     """Tokens of a `bpe` tokenizer, at most of `bpe-uncased`, `words` and `characters`; of associative recall, half
     keys and half values."""

@@ -1,4 +1,4 @@
-"""Trainings of some minutes: as many steps as fit into them."""
+"""What is planned before a training: steps that fit into some minutes, and a vocabulary."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from lagwise.training import Recipe, load_recipe, resume, train
-from lagwise.training import minutes as minutes_module
+from lagwise.models.loading import load_model
+from lagwise.training import Recipe, load_recipe, planning, resume, train
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Recipes whose steps were timed: 2 seconds a step and 3 an evaluation."""
     seen: list[Any] = []
-    monkeypatch.setattr(minutes_module, "_measured", lambda recipe, data: seen.append(recipe) or (2.0, 3.0))
+    monkeypatch.setattr(planning, "_measured", lambda recipe, data: seen.append(recipe) or (2.0, 3.0))
     return seen
 
 
@@ -49,3 +49,26 @@ def test_one_length_is_given(length: str) -> None:
     with pytest.raises(ValueError, match=r"give either training.\w+ or training.minutes: both set how long to train"):
         load_recipe("best-lm", ["training.minutes=2", f"training.{length}"])
     assert load_recipe("best-lm", [f"training.{length}"]).training.minutes is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "text", "vocabulary"), [(10, 1000, 4096), (9, 1000, 258), (10, 10**9, 258)], ids=["long", "short", "text"]
+)
+def test_long_trainings_on_long_texts_read_byte_pairs(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, text: int, vocabulary: int
+) -> None:
+    tiny_recipe.data.tokenizer, tiny_recipe.training.steps = "auto", steps
+    tokens = tiny_recipe.training.batch_size * tiny_recipe.data.length
+    monkeypatch.setattr(planning, "_MIN_TOKENS_READ", 10 * tokens)
+    monkeypatch.setattr(planning, "_MIN_TEXT_BYTES", text)
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert load_recipe(str(run / "recipe.yaml")).data.tokenizer == ("bpe" if vocabulary == 4096 else "bytes")
+    assert len(load_model(run)[1]) <= vocabulary
+
+
+def test_other_tasks_do_not_choose(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "".join(f"text {i},{i % 2}\n" for i in range(60)), encoding="utf-8")
+    recipe = load_recipe("classify", [f"data.source={rows}", "data.tokenizer=auto"])
+    with pytest.raises(ValueError, match="tokenizer must be 'bytes'"):
+        train(recipe, tmp_path / "run", progress=False)

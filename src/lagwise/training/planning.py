@@ -1,4 +1,4 @@
-"""Steps that fit into some minutes of this machine."""
+"""What the text, the machine and the minutes decide about a training: its vocabulary and its steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,54 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from lagwise.data.options import AUTO
 from lagwise.models.loading import quiet
-from lagwise.tasks import TaskData
+from lagwise.tasks import LanguageModelling, TaskData
 from lagwise.training.processes import of_first_process
 from lagwise.training.recipe import MAX_STEPS, Recipe
-from lagwise.training.setup import make_trainer, training_arguments
+from lagwise.training.setup import check_recipe, completed, make_trainer, open_data, training_arguments
 
 _SLOW_STEPS, _TIMED_STEPS = 3, 9  # the first fill memory and caches
 _EVALUATIONS = 5
+_BYTE_PAIRS = {"tokenizer": "bpe", "vocab_size": 4096}
+_MIN_TOKENS_READ, _MIN_TEXT_BYTES = 2_000_000, 2_000_000
+
+
+def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
+    """Open the data of a recipe, and fill in what they, this machine and its minutes determine.
+
+    A language model whose tokenizer is `AUTO` reads bytes, or a BPE of 4,096 tokens of the text if the training reads
+    at least two million bytes of a text of at least two million: what is best at equal minutes on one thread
+    (benchmarks/vocabularies.py). A short training sees too little of each token of a BPE, and so does any of a short
+    text.
+
+    Raises:
+        ValueError: If the recipe, the data and this machine do not fit together, or the minutes are too few.
+    """
+    options = recipe.training
+    task = check_recipe(recipe)
+    chooses = recipe.data.tokenizer == AUTO and isinstance(task, LanguageModelling)
+    if chooses:
+        recipe = replace(recipe, data=replace(recipe.data, tokenizer="bytes"))
+        task = check_recipe(recipe)
+    recipe, data = completed(recipe, open_data(task, progress))
+    if options.minutes is not None and options.first_answer != "only":
+        recipe = planned_for_minutes(recipe, data, progress)
+    if not chooses or not _suits_byte_pairs(recipe, data):
+        return recipe, data
+    if progress:
+        print(f"a training of this length reads a BPE of {_BYTE_PAIRS['vocab_size']:,} tokens", file=sys.stderr)
+    return planned(replace(recipe, data=replace(recipe.data, **_BYTE_PAIRS)), progress)
+
+
+def _suits_byte_pairs(recipe: Recipe, data: TaskData) -> bool:
+    """Whether a training on bytes would be better on a BPE."""
+    options = recipe.training
+    if recipe.data.streaming:
+        return False
+    read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens
+    text = len(data.text.splits["train"])
+    return read >= _MIN_TOKENS_READ and text >= _MIN_TEXT_BYTES
 
 
 def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> Recipe:
