@@ -10,7 +10,6 @@ EXTRAS = {
     "train": ("accelerate", "datasets", "pyarrow", "sklearn", "scipy", "soundfile", "tensorboardX"),
     "plot": ("matplotlib", "jinja2"),
     "forecast": ("matplotlib", "jinja2", "sklearn", "scipy", "pandas", "pyarrow", "dateparser"),
-    "sktime": ("sktime", "sklearn", "scipy", "pandas"),
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
