@@ -109,25 +109,6 @@ def test_long_tables(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert message in result.output
 
 
-def test_known_future_columns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(data.parent)
-    rng = np.random.default_rng(0)
-    days = pd.date_range("2024-01-01", periods=207)
-    promo = (rng.random(207) < 0.3).astype(int)
-    sales = np.where(np.arange(207) < 200, 50 + 40 * promo + rng.normal(size=207), np.nan)
-    pd.DataFrame({"date": days, "sales": sales, "promo": promo}).to_csv("promo.csv", index=False)
-    options = ["--data", "promo.csv", "--horizon", "7", "--look-back", "14"]
-    result = runner.invoke(app, ["forecast", *options, "--future", "promo"])
-    assert result.exit_code == 0, result.output
-    assert "200 rows of 1 series" in result.output
-    assert "ridge with columns, look-back 14" in result.output
-    made = pd.read_csv("promo-forecast.csv")
-    assert list(made["date"]) == [str(day.date()) for day in days[200:]]
-    assert np.abs(made["sales"] - 50 - 40 * promo[200:]).max() < 5
-    result = runner.invoke(app, ["forecast", *options[:2], "--horizon", "9", "--future", "promo"])
-    assert "column 'promo' of the future has no value at 2024-07-26" in str(result.exception)
-
-
 def test_series_named_as_ends_of_intervals_are_refused(data: Path) -> None:
     table = pd.read_csv(data)
     table["load_lower"] = table["load"]

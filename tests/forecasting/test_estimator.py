@@ -14,7 +14,7 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit, cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 
-from lagwise.forecasting import Columns, LagForecaster
+from lagwise.forecasting import LagForecaster
 from lagwise.forecasting.moments import level_weights
 
 NAN = np.nan
@@ -225,19 +225,6 @@ def test_constant_series_stay_constant(value: float, options: dict[str, Any]) ->
     forecaster = small(**options).fit(x)
     for made in (forecaster.predict(), *forecaster.predict_interval(), forecaster.update(x[-1]).predict()):
         assert (made[:, 1:3] == value).all()
-
-
-def test_constant_series_have_no_effects_of_columns() -> None:
-    """Those that the others share would move them."""
-    x = waves()
-    x[:, 1] = 7.0
-    columns = Columns(future=np.random.default_rng(0).normal(size=(len(x) + 6, 2)))
-    alone = small(shared=True).fit(np.delete(x, 1, axis=1), columns=columns)
-    forecaster = small(shared=True).fit(x, columns=columns)
-    for made in (forecaster.predict(), *forecaster.predict_interval(), forecaster.predict(X=x, columns=columns)):
-        assert (made[:, 1] == 7.0).all()
-    assert forecaster.effects_ is not None
-    np.testing.assert_allclose(forecaster.effects_, alone.effects_, rtol=0.2, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,8 @@ def _meant(option: str, context: Any) -> str:
     name = option.lstrip("-")
     if name in ("device", "cuda", "gpu", "cpu"):
         return "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
+    if context.command.name == "forecast" and name in ("future", "past", "static"):
+        return "; a forecast reads the series alone: subtract what other columns explain, for example by scikit-learn"
     if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
         return f"; did you mean --{near}?"
     if context.command.name in ("train", "demo"):

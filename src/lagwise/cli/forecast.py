@@ -37,17 +37,6 @@ def forecast(
     columns: Annotated[
         str | None, text_option("Series to forecast, separated by commas.", show_default="all other columns")
     ] = None,
-    future: Annotated[
-        str | None,
-        text_option(
-            "Columns known in advance, such as prices and holidays, which the rows to forecast have, too.",
-            show_default="none",
-        ),
-    ] = None,
-    past: Annotated[str | None, text_option("Columns that help and are known up to now.", show_default="none")] = None,
-    static: Annotated[
-        str | None, text_option("Columns with one value for each series of a long table.", show_default="none")
-    ] = None,
     date_order: Annotated[
         str | None,
         text_option(
@@ -101,8 +90,6 @@ def forecast(
     lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
 
     lagwise forecast --data sales.csv --id store --time date --target sales --horizon 28 --quantiles .1,.5,.9
-
-    lagwise forecast --data sales.csv --id store --target sales --horizon 28 --future price,holiday --static region
     """
     with quick_imports():
         from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
@@ -125,14 +112,12 @@ def forecast(
         raise typer.BadParameter(
             "--columns names the series of a table with a column for each; with --id give --target"
         )
-    beside = {kind: _names(text) or [] for kind, text in (("future", future), ("past", past), ("static", static))}
     table = read_series(
         data,
         time,
         _names(columns),
         ids=_names(id),
         target=target,
-        beside=beside,
         date_order=date_order,
         decimal=decimal,
         thousands=thousands,
@@ -154,7 +139,6 @@ def forecast(
         period=rows,
         coverage=coverage,
         nonnegative=nonnegative,
-        columns=table.columns(horizon),
         progress=True,
     )
     names = list(table.frame.columns)
