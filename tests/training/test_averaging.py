@@ -52,7 +52,7 @@ def test_damaged_averages_are_skipped_with_their_checkpoint(tiny_recipe: Recipe,
         save_file({name: average * float("nan") for name, average in averages.items()}, path)
     model = load_model(run)[0]
     average = AveragedWeights(model, 0.9)
-    trainer = SimpleNamespace(model=model, optimizer=None, average=average, carried=None, streamed=None)
+    trainer = SimpleNamespace(model=model, optimizer=None, average=average, streamed=None)
     assert newest_whole_checkpoint(run, trainer) == first
 
 

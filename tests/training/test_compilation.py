@@ -211,9 +211,7 @@ def test_cuda_graphs(mixer: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path)
     [
         ("cpu", {}, r"`compile=reduce-overhead` needs an NVIDIA GPU, which is not here"),
         ("cuda", {"accumulate": 2}, "does not go with `accumulate`, got 2"),
-        ("cuda", {"carry_states": 2}, "does not go with `carry_states`"),
         ("cuda", {"world": "2"}, "is for one process, got 2"),
-        ("cpu", {"compile": True, "carry_states": 4}, "`compile` does not go with `carry_states`"),
     ],
     ids=str,
 )

@@ -110,7 +110,6 @@ def test_a_changed_corpus_is_refused(streamed: Recipe, tmp_path: Path, corpus: P
         ("classify", [], r"`streaming` does not apply to the task SequenceClassification"),
         ("tnn-lm", ["training.epochs=1"], "give `steps` instead of `epochs`"),
         ("tnn-lm", ["data.lengths=[256,512]"], "`lengths` does not go with `streaming`"),
-        ("tnn-lm", ["training.carry_states=4"], "`carry_states` does not go with `streaming`"),
         ("tnn-lm", ["data.tokenizer=bpe"], r"'bpe' is made of the whole text.*run's folder as `tokenizer`"),
         (
             "classify",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from lagwise.tables import LARGEST_VOCABULARY, Count, Switch, Whole, options
 
+#: Options that are gone, by section: recipes of earlier runs name them.
+_GONE = {"training": ("carry_states",)}
 MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
 
 
@@ -41,8 +44,14 @@ class DataOptions:
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """The sections of a recipe in today's form: of lagwise 0.1, whose data options told the task, and of earlier
-    classifiers of DNA, which were a task with an option."""
+    """The sections of a recipe in today's form: without options that are gone; of lagwise 0.1, whose data options told
+    the task; and of earlier classifiers of DNA, which were a task with an option. Warns of options that changed
+    something."""
+    for section, names in _GONE.items():
+        given = values.get(section)
+        for name in names if isinstance(given, dict) else ():
+            if given.pop(name, None):
+                warnings.warn(f"{section}.{name} of the recipe is gone and is ignored", stacklevel=2)
     data, task = values.get("data"), values.get("task")
     if isinstance(task, dict) and task.get("name") == "sequence_classification" and "reverse_complement" in task:
         both = {**task, "name": "dna_classification"}

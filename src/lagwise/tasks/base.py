@@ -97,8 +97,7 @@ class Task:
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
     #: the options of data and training that it supports, of those that not every task does: ``streaming``,
-    #: ``lengths``, ``evaluate_length``, ``format``, ``carry_states`` (texts are longer than a step) and
-    #: ``sequence_parallel`` (losses and metrics are sums over tokens)
+    #: ``lengths``, ``evaluate_length``, ``format`` and ``sequence_parallel`` (losses and metrics are sums over tokens)
     supports: ClassVar[frozenset[str]] = frozenset()
     #: the first of the columns that `predict` adds
     predicts: ClassVar[str] = "predicted"
@@ -270,13 +269,9 @@ class TaskData:
         """Return the sizes of training examples and the steps of an epoch."""
         raise NotImplementedError
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         """Return ``steps * batch_size`` examples in the order in which they are used; example i depends only on the
-        data, the arguments and i, so that a resumed run and any number of processes see the same.
-
-        pieces: of a task that supports ``carry_states``, the number of examples over which each continues the row of
-        the step before (`CarriedPieces`).
-        """
+        data, the arguments and i, so that a resumed run and any number of processes see the same."""
         raise NotImplementedError
 
     def validation_examples(self, tokens: int) -> Dataset:

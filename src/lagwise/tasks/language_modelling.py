@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import ScheduledExamples, token_bytes
-from lagwise.data.examples import CarriedPieces
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.models import LagwiseForCausalLM
 from lagwise.tasks.base import Metric, Table, usable_lengths
@@ -23,10 +22,7 @@ from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningT
 class PlainText(TextData):
     """A text to predict token by token."""
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
-        if pieces > 1:
-            tokens, end = self.text.splits["train"], self.text.tokenizer.eos_token_id
-            return CarriedPieces(tokens, end, self.sequence_lengths, batch_size, steps, seed, most=pieces)
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
 
     def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
@@ -76,7 +72,6 @@ class LanguageModelling(RunningText):
     head = LagwiseForCausalLM
     predicts = "bits_per_byte"
     opened = PlainText
-    supports = RunningText.supports | {"carry_states"}
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         valid, scored = evaluation["valid"], max(score["tokens"] for score in evaluation["test"])

@@ -42,7 +42,7 @@ class HiddenText(TextData):
 
     task: MaskedLanguageModelling
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return self._masked(ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed), seed)
 
     def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:

@@ -401,7 +401,7 @@ class ClassifiedRows(LabelledRows):
         lengths = self.rows.splits["train"]["length"][:]
         return Sizes(-(-len(lengths) // batch_size), float(np.mean(lengths)) / self.task.stride, self._longest)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         examples = BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
         return ChangedExamples(examples, self.change, seed, 1) if self.change else examples
 

@@ -42,11 +42,11 @@ def newest_whole_checkpoint(run: Path, trainer: Any = None) -> Path | None:
 
     All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. With a
     ``trainer``, the weights must have the keys and shapes of its model, and the optimiser state those of its optimizer;
-    its averages, carried states and place in a stream are loaded. If there are checkpoints, but none can be resumed, a
+    its averages and place in a stream are loaded. If there are checkpoints, but none can be resumed, a
     ValueError says what is wrong with each.
     """
     model, optimizer = (None, None) if trainer is None else (trainer.model, trainer.optimizer)
-    loaded = [] if trainer is None else [trainer.average, trainer.carried, trainer.streamed]
+    loaded = [] if trainer is None else [trainer.average, trainer.streamed]
     complaints = []
     for folder in reversed(checkpoints(run)):
         try:

@@ -17,8 +17,6 @@ def check_compiled(options: TrainingOptions) -> None:
     """ValueError for options that exclude compiled steps, or if this machine cannot compile."""
     if not options.compile:
         return
-    if options.carry_states > 1:  # whose caches change between steps
-        raise ValueError("`compile` does not go with `carry_states`; leave one of them out")
     lacking = _lacking(default_device().type)
     if lacking is not None:
         raise ValueError(f"`compile` needs {lacking}; or leave it out")
@@ -52,7 +50,7 @@ def could_be_graphs(options: TrainingOptions) -> bool:
         _check_graphs(options)
     except ValueError:
         return False
-    return options.compile != REDUCE_OVERHEAD and options.carry_states <= 1
+    return options.compile != REDUCE_OVERHEAD
 
 
 def _check_graphs(options: TrainingOptions) -> None:

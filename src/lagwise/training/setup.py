@@ -18,7 +18,6 @@ from lagwise.process import group_size
 from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
 from lagwise.training.averaging import AveragedWeights
-from lagwise.training.carrying import CarriedStates, check_carried
 from lagwise.training.checkpoints import BestModel
 from lagwise.training.compilation import check_compiled, compile_model, could_be_graphs
 from lagwise.training.first_answer import needs_first_answer, require_linear
@@ -58,7 +57,6 @@ def check_recipe(recipe: Recipe) -> Task:
     check_restarts()
     task, kind = make_task(recipe), recipe.training.first_answer
     check_streaming(recipe.data, recipe.training)
-    check_carried(task, recipe.training)
     if needs_first_answer(recipe, task):
         require_linear(task)
     if kind != "only":
@@ -175,8 +173,7 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     if streamed is not None:
         training = streamed.loader.stream
     else:
-        pieces = max(1, options.carry_states)
-        training = data.training_examples(options.steps, options.batch_size, options.seed, pieces)
+        training = data.training_examples(options.steps, options.batch_size, options.seed)
     validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
@@ -207,7 +204,6 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
         options=options,
         best=best,
         average=average,
-        carried=CarriedStates(model, arguments.process_index) if options.carry_states > 1 else None,
     )
 
 

@@ -40,8 +40,6 @@ def check_streaming(data: DataOptions, training: TrainingOptions) -> None:
         raise ValueError("the length of the text is not known with `streaming`; give `steps` instead of `epochs`")
     if data.lengths is not None:
         raise ValueError("`lengths` does not go with `streaming`; give `length` alone")
-    if training.carry_states > 1:
-        raise ValueError("`carry_states` does not go with `streaming`")
     if data.tokenizer in MADE_OF_TEXT:
         raise ValueError(
             f"tokenizer {data.tokenizer!r} is made of the whole text, which `streaming` does not read first; train "

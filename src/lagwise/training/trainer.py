@@ -26,7 +26,6 @@ from lagwise.process import denormals_as_zero, group_size
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
 from lagwise.training.averaging import AveragedWeights
-from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import BestModel, checkpoints
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.optimizer import clip_gradients, sparse_tables
@@ -47,14 +46,13 @@ class LagwiseTrainer(Trainer):
         best: BestModel,
         average: AveragedWeights,
         options: TrainingOptions,
-        carried: CarriedStates | None = None,
         sharing: Sharing | None = None,
         streamed: SavedStream | None = None,
         **kwargs: Any,
     ):
         kwargs |= {"data_collator": data.collate, "compute_metrics": self._metrics, "compute_loss_func": data.loss}
         super().__init__(*args, **kwargs)
-        self.data, self.best, self.average, self.carried = data, best, average, carried
+        self.data, self.best, self.average = data, best, average
         self.sharing, self.streamed, self.options = sharing, streamed, options
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
@@ -101,16 +99,7 @@ class LagwiseTrainer(Trainer):
         loss_only = not return_outputs or type(self.data).reduce is TaskData.reduce
         if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
             inputs = {**inputs, "skip_logits": True}
-        if self.carried is None or not model.training:
-            return super().compute_loss(model, inputs, return_outputs, **kwargs)
-        given = {name: value for name, value in inputs.items() if name not in ("row", "begins")}
-        if given["attention_mask"].all():
-            del given["attention_mask"]
-        row = int(inputs["row"][0])
-        given["past_key_values"] = cache = self.carried.before(row, inputs["begins"])
-        result = super().compute_loss(model, given, return_outputs, **kwargs)
-        self.carried.after(row, cache)
-        return result
+        return super().compute_loss(model, inputs, return_outputs, **kwargs)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         inputs = super()._prepare_inputs(inputs)
@@ -255,8 +244,6 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
-            if self.carried is not None:
-                self.carried.save(run / PARTIAL / name)
             if self.streamed is not None:
                 self.streamed.save(run / PARTIAL / name)
             if self.args.should_save:

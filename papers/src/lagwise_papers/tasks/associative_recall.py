@@ -37,7 +37,7 @@ class GeneratedRecall(TaskData):
     def sizes(self, batch_size: int) -> Sizes:
         return Sizes(None, sum(self._lengths) / len(self._lengths), self.task.data.length)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.task.generator, self._lengths, batch_size, steps, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
