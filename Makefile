@@ -37,7 +37,10 @@ $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes on two idle cores
-	$(BIN)/lagwise demo
+	$(BIN)/lagwise train --recipe demo --resume auto
+	$(BIN)/lagwise evaluate runs/demo
+	$(BIN)/lagwise generate runs/demo --prompt "class " --tokens 400 --seed 0
+	$(BIN)/lagwise plot runs/demo
 
 test: $(INSTALLED)  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8

@@ -22,7 +22,7 @@ runner = CliRunner()
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ([], ["train", "evaluate", "generate", "plot", "bench", "recipes", "demo"]),
+        ([], ["train", "evaluate", "generate", "plot", "bench", "recipes"]),
         (["train"], ["--data", "--recipe", "--resume", "torchrun", "training.steps=5000"]),
         (["evaluate"], ["--lengths", "runs/tnn-lm"]),
         (["generate"], ["--prompt", "--temperature", "--stop", "--prompt-file"]),

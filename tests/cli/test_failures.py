@@ -146,7 +146,7 @@ def test_an_interruption_is_not_a_failure(capsys: pytest.CaptureFixture[str]) ->
 RUN = "."
 PATHS = [
     *(("train", option, "") for option in ("--data", "--recipe", "--out", "--resume")),
-    *(("plot", ""), ("generate", ""), ("convert", ""), ("demo", "--out", "")),
+    *(("plot", ""), ("generate", ""), ("convert", "")),
     *(("convert", RUN, "--out", ""), ("bench", "ops", "--out", "")),
 ]
 

@@ -11,7 +11,6 @@ from lagwise.models import generate_text, load_model
 from lagwise.models.embeddings import patch_side
 from lagwise.tasks import Table
 
-SAMPLE_FILE = "sample.txt"
 _KERNEL_LENGTH = 2048  # lags of a learned kernel that are drawn
 _SAMPLE_TOKENS = 300
 
@@ -46,11 +45,9 @@ def _plot_run(folder: Path) -> list[Path]:
         plots = {"kernels": kernel_curves(kernels), "matrices": kernel_matrices(kernels)}
         table = Table("Reach", ("layer", "lags with half the energy", "with 99 %"), rows)
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
-    written = (folder / SAMPLE_FILE).read_text(encoding="utf-8") if (folder / SAMPLE_FILE).is_file() else ""
     count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
-    if not written and tokenizer is not None and run.task.predicts == "bits_per_byte" and count > 0:
+    if tokenizer is not None and run.task.predicts == "bits_per_byte" and count > 0:
         written = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
-    if written:
         sections.append(Section("A sample", code=written))
     sections += [
         Section("Recipe", code=run.recipe.to_yaml(), folded=True),

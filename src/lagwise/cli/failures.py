@@ -124,7 +124,7 @@ def _meant(option: str, context: Any) -> str:
         return "; a forecast reads the series alone: subtract what other columns explain, for example by scikit-learn"
     if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
         return f"; did you mean --{near}?"
-    if context.command.name in ("train", "demo"):
+    if context.command.name == "train":
         from lagwise.training.recipe import setting  # pydantic takes a while, and help needs none
 
         if key := setting(name.replace("-", "_")):

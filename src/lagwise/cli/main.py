@@ -27,7 +27,7 @@ from lagwise.cli.parsing import (
 from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
-from lagwise.cli.terminal import plain, use_utf8, write
+from lagwise.cli.terminal import plain, use_utf8
 from lagwise.extras import require
 from lagwise.files import check_unused
 from lagwise.outside import Parts
@@ -323,18 +323,6 @@ def convert(
     print_conversion(convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True)))
 
 
-def demo(
-    out: Annotated[Path, path_option("Folder for the run; replaced if it holds an earlier demo.")] = Path("runs/demo"),
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-) -> None:
-    """Train, evaluate, sample and plot a model of Python's own source, in five to ten minutes on two idle cores."""
-    require("train", "the demo")
-    require("plot", "the demo")
-    from lagwise.cli.demo import run_demo
-
-    run_demo(out, overrides or [], write=write)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from lagwise._version import __version__
@@ -360,7 +348,7 @@ def _options(
 
 # In the order in which `lagwise --help` lists them.
 for _panel, _commands in {
-    "Train": (train, evaluate, plot, forecast, recipes, demo),
+    "Train": (train, evaluate, plot, forecast, recipes),
     "Use a run": (generate, predict, convert),
     "Take a run elsewhere": (serve, export),
 }.items():
