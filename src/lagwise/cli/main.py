@@ -88,13 +88,6 @@ def train(
             help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
         ),
     ] = None,
-    split: Annotated[
-        Path | None,
-        path_option(
-            "A new folder for the splits of the data, as files like those of the data, which `--data` reads.",
-            show_default="not written",
-        ),
-    ] = None,
 ) -> None:
     """Train a model: on text, on labelled rows, or on a task that generates its data.
 
@@ -118,10 +111,6 @@ def train(
 
         lagwise train --resume runs/long
 
-    `--split` also writes train, valid and test, to train other models on the same rows:
-
-        lagwise train --recipe classify --data reviews.csv --split reviews-split
-
     The same command for every start, where a scheduler may stop and restart it:
 
         lagwise train --data my.txt --out runs/long --resume auto
@@ -134,7 +123,7 @@ def train(
 
     automatic = resume == Path("auto")
     continued = None if automatic else resume
-    if continued is not None and (overrides or source or out or recipe or split):
+    if continued is not None and (overrides or source or out or recipe):
         raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
     recipe = recipe or DEFAULT_RECIPE
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
@@ -144,14 +133,10 @@ def train(
     folder = continued or out or Path("runs") / Path(recipe).stem
     if resume is None and is_first():
         check_unused(folder)
-    done, begun = (resume is not None and (folder / name).is_file() for name in ("config.json", "recipe.yaml"))
+    done = resume is not None and (folder / "config.json").is_file()
     with quick_imports():
         from lagwise.training import train as train_recipe
 
-    if split is not None and is_first() and not begun:
-        check_unused(folder)
-        training.check_recipe(settings).write_split(split)
-        typer.echo(f"The split: {plain(str(split))}")
     try:
         if continued is not None:
             training.resume(folder)

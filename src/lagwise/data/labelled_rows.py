@@ -33,7 +33,7 @@ from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
 from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records
 from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
 from lagwise.data.sources import chat_hint
-from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
+from lagwise.data.splits import SPLITS, made_note, shared_rows, split_rows
 from lagwise.data.text_tables import read_text_table
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class LabelledRows:
 
     Attributes:
         splits: the columns of the inputs, and LABEL.
-        places: where their rows are in the data: a split that these name, and the numbers of its rows.
         label: the column of the labels, or those of 0 and 1.
         features: number of features per position of a series, None for text.
         gaps: whether any sample of a series is missing (NaN).
@@ -61,7 +60,6 @@ class LabelledRows:
     """
 
     splits: dict[str, Dataset]
-    places: dict[str, tuple[str, list[int]]]
     counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
     kind: str
@@ -91,7 +89,7 @@ def read_labelled(
         label: one column, or several of 0 and 1.
         kind: as in `prepare_labelled`.
         values: whether the inputs are series, not text.
-        group: a column whose equal values stay in one split (`split_places`).
+        group: a column whose equal values stay in one split (`split_rows`).
     """
     groups = [] if group is None else [group]
     wanted = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
@@ -171,7 +169,7 @@ def split_labelled(
 ) -> LabelledRows:
     """The rows that have a label, in the three splits: their columns of inputs and ``label``, ids of classes or
     numbers, with notes in which ``what`` names a row."""
-    kept, numbers, notes, names = {}, {}, [], labels.names
+    kept, notes, names = {}, [], labels.names
     for split, rows in tables.items():
         values = labels.values[split]
         places = [i for i, value in enumerate(values) if value is not None]
@@ -183,16 +181,14 @@ def split_labelled(
             rows = rows.select(places)
         inputs: Any = rows.select_columns(list(dict.fromkeys([*columns, *([] if group is None else [group])])))
         kept[split] = inputs.add_column(label, [values[i] for i in places])
-        numbers[split] = places
     several = labels.kind == MULTI_LABEL
     least = 2 * (1 + len(set(SPLITS) - set(kept)))
     kinds = strata(kept["train"][label][:], least) if several else None
     amounts = what == "row" and names is not None and all(map(is_number, names))
     hint = "; if the labels are amounts, `kind=regression` learns them as such" if amounts else ""
-    chosen = split_places(kept, label, classes=names is not None, names=names, group=group, kinds=kinds, hint=hint)
-    whole: Any = chosen_rows(kept, chosen)
+    options: dict[str, Any] = {"classes": names is not None, "names": names, "kinds": kinds, "hint": hint}
+    whole: Any = split_rows(kept, label, group=group, **options)
     splits = {split: rows.select_columns([*columns, label]) for split, rows in whole.items()}
-    places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
     notes += [*made_note(kept, splits, group), *shared_rows(splits, kept, label), *alike_note(names)]
     if several:
         ids = {
@@ -207,7 +203,7 @@ def split_labelled(
     for split, found in counts.items():
         if absent := [name for name, count in found.items() if not count]:
             notes.append(f"{split} has no {what} of {', '.join(map(repr, absent))}")
-    return LabelledRows(splits, places, counts, tuple(notes), labels.kind, labels.reason, names)
+    return LabelledRows(splits, counts, tuple(notes), labels.kind, labels.reason, names)
 
 
 def rows_to_score(

@@ -144,13 +144,6 @@ class Task:
         """
         raise NotImplementedError
 
-    def write_split(self, folder: Path) -> None:
-        """Write the splits of the data as files that `open` reads as the same splits. ValueError for a task that does
-        not."""
-        raise ValueError(
-            f"{type(self).__name__} does not write its split as files; tasks of running text and labelled rows do"
-        )
-
     def rows(self, source: str) -> Any:
         """The rows of a table to predict, as the task reads them, not yet read."""
         return open_rows(source)

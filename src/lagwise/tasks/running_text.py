@@ -23,7 +23,6 @@ from lagwise.data import (
 )
 from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
-from lagwise.data.writing import write_text_split
 from lagwise.files import expanded
 from lagwise.tasks.base import Sizes, Task, TaskData
 
@@ -76,11 +75,6 @@ class RunningText(Task):
         if run is not None and self.prepared(text.tokenizer).get_vocab() != load_tokenizer(str(run)).get_vocab():
             text = prepare(self.source, str(run), progress=progress)
         return self.opened(self, text)
-
-    def write_split(self, folder: Path) -> None:
-        if self.data.streaming:
-            raise ValueError("streamed text is not written again, so it has no split to write; leave out `streaming`")
-        write_text_split(open_source(self.source), folder)
 
     @property
     def source(self) -> str:

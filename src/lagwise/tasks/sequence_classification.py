@@ -35,12 +35,11 @@ from lagwise.data.batches import by_length, length_step, like_lengths, series, w
 from lagwise.data.encoding import feature_scale, sizes_differ
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
-from lagwise.data.labelled_rows import RATE, read_labelled
+from lagwise.data.labelled_rows import RATE
 from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.options import DataOptions
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.tokenizers import without_template
-from lagwise.data.writing import check_split_folder, write_row_split
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.loading import save_tokenizer
 from lagwise.models.rates import require_rate
@@ -185,18 +184,6 @@ class SequenceClassification(Labelled):
         names = ("features", "lines", "rate", "time", "group")
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return open_series(source, self.label, **options, any_rate=any_rate)
-
-    def write_split(self, folder: Path) -> None:
-        if self.data.format is not None:
-            raise ValueError(f"the files of `format={self.data.format}` name their splits, which are not written again")
-        check_split_folder(folder)
-        source, values = self.source, self.inputs == "values"
-        columns = input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)
-        write_row_split(
-            source,
-            read_labelled(source, columns, self.label, kind=self.kind, values=values, group=self.group).places,
-            folder,
-        )
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
         run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
