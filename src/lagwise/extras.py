@@ -13,9 +13,9 @@ EXTRAS = {
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "serve": ("fastapi", "uvicorn", "jinja2", "openai", "prometheus_client"),
+    "serve": ("fastapi", "uvicorn", "jinja2", "openai"),
 }
-PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "prometheus_client": "prometheus-client"}
+PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 _OPTIONAL = ("tensorboardX",)  # used if it is there
 
 
