@@ -74,9 +74,8 @@ class LanguageModelling(RunningText):
     opened = PlainText
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        valid, scored = evaluation["valid"], max(score["tokens"] for score in evaluation["test"])
-        test = [score for score in evaluation["test"] if score["tokens"] == scored]
-        others = [score for score in evaluation["test"] if score["tokens"] < scored]  # kept from other evaluations
+        valid, test = evaluation["valid"], evaluation["test"]
+        scored = test[0]["tokens"]
         title = f"The same {test[0]['text_bytes']:,} test bytes"
         if evaluation["trained_at"] is not None:  # else the folder is of another program
             title += f"; trained at length {evaluation['trained_at']}"
@@ -84,17 +83,14 @@ class LanguageModelling(RunningText):
             title += f" (only {scored:,} tokens are scored: longer lengths read them at once)"
         rows = [(f"this model, length {s['length']}", *_columns(s)) for s in test]
         rows += [(name, f"{value:.4f}", "") for name, value in evaluation["compressors"].items()]
-        rows += [(f"(length {s['length']}, only {s['tokens']:,} tokens)", *_columns(s)) for s in others]
         rows.append((f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", *_columns(valid)))
         return [Table(title, ("", "bits/byte", "perplexity/token"), rows)]
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         figures = {"loss": lambda: loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
         if evaluation:
-            most = max(score["tokens"] for score in evaluation["test"])
-            same = [score for score in evaluation["test"] if score["tokens"] == most]
             figures["extrapolation"] = lambda: length_curve(
-                same, "bits_per_byte", "bits per byte", trained_at=self.data.length
+                evaluation["test"], "bits_per_byte", "bits per byte", trained_at=self.data.length
             )
         return figures
 
