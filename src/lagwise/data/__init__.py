@@ -10,7 +10,6 @@ from lagwise._lazy import lazy_package
 if TYPE_CHECKING:
     from lagwise.data.batches import (
         BucketedExamples,
-        DocumentPackingCollator,
         EncodedExamples,
         PackingCollator,
         PaddingCollator,

@@ -116,7 +116,6 @@ class MaskedLanguageModelling(RunningText):
     Options (as in `lagwise.data.Masking`):
         rate: the share of tokens that are hidden.
         whole_words: hide all tokens of a word or none.
-        span: mean length, in words, of a hidden span; 1 hides single words.
 
     Metrics: perplexity of a hidden token, the headline, and the share of hidden tokens that the model predicts
     correctly.
@@ -133,10 +132,9 @@ class MaskedLanguageModelling(RunningText):
         *,
         rate: Annotated[Number, Field(gt=0, lt=1)] = 0.15,
         whole_words: bool = True,
-        span: Annotated[Number, Field(ge=1, le=10)] = 1.0,
     ):
         super().__init__(data)
-        self.masking_options: dict[str, Any] = {"rate": rate, "whole_words": whole_words, "span": span}
+        self.masking_options: dict[str, Any] = {"rate": rate, "whole_words": whole_words}
 
     @staticmethod
     def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
