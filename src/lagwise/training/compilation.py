@@ -44,15 +44,6 @@ def compile_model(model: Any, how: bool | str = True) -> None:
             layer.compile()
 
 
-def could_be_graphs(options: TrainingOptions) -> bool:
-    """Whether steps could run as CUDA graphs, but do not."""
-    try:
-        _check_graphs(options)
-    except ValueError:
-        return False
-    return options.compile != REDUCE_OVERHEAD
-
-
 def _check_graphs(options: TrainingOptions) -> None:
     """ValueError if a step cannot run as CUDA graphs."""
     what = f"`compile={REDUCE_OVERHEAD}`"

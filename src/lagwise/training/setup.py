@@ -19,7 +19,7 @@ from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
 from lagwise.training.averaging import AveragedWeights
 from lagwise.training.checkpoints import BestModel
-from lagwise.training.compilation import check_compiled, compile_model, could_be_graphs
+from lagwise.training.compilation import check_compiled, compile_model
 from lagwise.training.first_answer import needs_first_answer, require_linear
 from lagwise.training.folder import make_task
 from lagwise.training.hardware import bfloat16_is_fast, check_precision
@@ -38,7 +38,7 @@ from lagwise.training.processes import (
 from lagwise.training.recipe import MAX_STEPS, Recipe
 from lagwise.training.sharding import check_shards, shard
 from lagwise.training.streaming import check_streaming, streamed_text
-from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
+from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
 def check_recipe(recipe: Recipe) -> Task:
@@ -188,8 +188,6 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
         compile_model(model, options.compile)
     show = progress and arguments.process_index == 0
     callbacks: list[Any] = [average, best, Progress(data, options.batch_size * sizes.tokens, sizes.unit, show=show)]
-    if show and could_be_graphs(options):
-        callbacks.append(HostHint())
     return LagwiseTrainer(
         model=model,
         args=arguments,

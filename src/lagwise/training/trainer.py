@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -295,32 +294,6 @@ class Progress(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar.close()
-
-
-class HostHint(TrainerCallback):
-    """A hint, printed once, that the GPU waits for Python: it has hardly any work left when a step has been
-    launched."""
-
-    MEASURED_STEP = 30  # by then kernels are compiled and tables are made
-    WAITING_SHARE = 0.1  # of a step's time, below which the GPU's remaining work means that it waits
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.MEASURED_STEP:
-            torch.cuda.synchronize()
-            self.started = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step != self.MEASURED_STEP + 1:
-            return
-        launched = time.perf_counter() - self.started
-        torch.cuda.synchronize()
-        step = time.perf_counter() - self.started
-        if step - launched < self.WAITING_SHARE * step:
-            print(
-                f"The GPU waits for Python, which takes {launched * 1e3:.1f} of the {step * 1e3:.1f} ms of a step: "
-                f"`compile={REDUCE_OVERHEAD}` or larger batches use more of it",
-                file=sys.stderr,
-            )
 
 
 def _mean_loss(history: list[dict[str, float]]) -> float:
