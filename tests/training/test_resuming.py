@@ -12,7 +12,6 @@ from run_results import losses, resume_from_first, weights
 from safetensors.torch import load_file
 
 from lagwise.training import Recipe, load_recipe, read_metrics, train
-from lagwise.training.averaging import AVERAGES_FILE
 from lagwise.training.checkpoints import checkpoints
 
 
@@ -57,24 +56,6 @@ def test_resuming_is_exact(kind: str, tiny_recipe: Recipe, tmp_path: Path) -> No
         torch.testing.assert_close(weights(half)[name], weight, rtol=0, atol=0)
 
 
-def test_a_run_is_evaluated_with_its_averages_and_resumes_exactly(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    tiny_recipe.training.average, tiny_recipe.training.learning_rate = 0.9, 0.02
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-    newest = checkpoints(whole)[-1]
-    kept, raw, averages = weights(whole), weights(newest), load_file(newest / AVERAGES_FILE)
-    assert all(torch.equal(kept[name], averages[name]) for name in averages)
-    assert not all(torch.equal(kept[name], raw[name]) for name in averages)
-    tiny_recipe.training.average = 0.0
-    plain = train(tiny_recipe, tmp_path / "plain", progress=False)
-    lines, others = read_metrics(whole), read_metrics(plain)
-    assert [line.get("loss") for line in lines] == [line.get("loss") for line in others]
-    assert [line.get("eval_loss") for line in lines] != [line.get("eval_loss") for line in others]
-    assert all(torch.equal(value, weights(plain)[name]) for name, value in raw.items())
-    tiny_recipe.training.average = 0.9
-    half = resume_from_first(train(tiny_recipe, tmp_path / "half", progress=False))
-    assert all(torch.equal(value, kept[name]) for name, value in weights(half).items())
-
-
 def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> None:
     """The lines and the summary's mean loss are equal, also if checkpoints are between two lines."""
     tiny_recipe.training.log_every = 2
@@ -90,3 +71,12 @@ def test_a_resumed_run_logs_the_same(tiny_recipe: Recipe, tmp_path: Path) -> Non
     tiny_recipe.training.log_every = 1
     every = losses(train(tiny_recipe, tmp_path / "every", progress=False))
     assert resumed[-1]["train_loss"] == pytest.approx(sum(every.values()) / 6, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_other_processes_prepare_the_same_batches(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    alone = train(tiny_recipe, tmp_path / "alone", progress=False)
+    tiny_recipe.training.workers = 2
+    helped = train(tiny_recipe, tmp_path / "helped", progress=False)
+    for name, value in load_file(alone / "model.safetensors").items():
+        assert torch.equal(value, load_file(helped / "model.safetensors")[name]), name

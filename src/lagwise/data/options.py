@@ -10,7 +10,7 @@ from pydantic import Field
 from lagwise.tables import LARGEST_VOCABULARY, Count, Switch, Whole, options
 
 #: Options that are gone, by section: recipes of earlier runs name them.
-_GONE = {"training": ("carry_states",), "task": ("packing", "span")}
+_GONE = {"training": ("carry_states", "average"), "task": ("packing", "span")}
 MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
 
 

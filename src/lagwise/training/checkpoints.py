@@ -42,11 +42,11 @@ def newest_whole_checkpoint(run: Path, trainer: Any = None) -> Path | None:
 
     All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. With a
     ``trainer``, the weights must have the keys and shapes of its model, and the optimiser state those of its optimizer;
-    its averages and place in a stream are loaded. If there are checkpoints, but none can be resumed, a
-    ValueError says what is wrong with each.
+    its place in a stream is loaded. If there are checkpoints, but none can be resumed, a ValueError says what is wrong
+    with each.
     """
     model, optimizer = (None, None) if trainer is None else (trainer.model, trainer.optimizer)
-    loaded = [] if trainer is None else [trainer.average, trainer.streamed]
+    streamed = None if trainer is None else trainer.streamed
     complaints = []
     for folder in reversed(checkpoints(run)):
         try:
@@ -63,9 +63,8 @@ def newest_whole_checkpoint(run: Path, trainer: Any = None) -> Path | None:
             if any(group["lr"] != rate for group, rate in rates):
                 raise ValueError("optimizer.pt is of another step than scheduler.pt")
             _check_random_states(folder)
-            for part in loaded:
-                if part is not None:
-                    part.load(folder)
+            if streamed is not None:
+                streamed.load(folder)
             return folder
         except _DAMAGE as error:
             complaints.append(f"{folder.name}: {one_line(error)}")

@@ -90,8 +90,6 @@ class TrainingOptions:
     of rows, on one NVIDIA GPU and without `accumulate`. Evaluations are not compiled."""
     gradient_checkpointing: Switch = False
     """Recompute blocks in the backward pass, to save memory."""
-    average: Share = 0.0
-    """Decay of a moving average of the weights, which is then evaluated and kept; 0 for none."""
     workers: Annotated[Whole, Field(ge=0, le=MAX_WORKERS)] = 0
     """Processes that prepare batches, such as augmented images; 0 prepares them between the steps."""
     seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0

@@ -17,7 +17,6 @@ from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
 from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
-from lagwise.training.averaging import AveragedWeights
 from lagwise.training.checkpoints import BestModel
 from lagwise.training.compilation import check_compiled, compile_model
 from lagwise.training.first_answer import needs_first_answer, require_linear
@@ -165,7 +164,6 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     out = Path(str(arguments.output_dir))
-    average = AveragedWeights(model, options.average)
     metric = data.headline
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
     streamed = streamed_text(recipe, data, arguments)
@@ -187,7 +185,7 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     if options.compile:
         compile_model(model, options.compile)
     show = progress and arguments.process_index == 0
-    callbacks: list[Any] = [average, best, Progress(data, options.batch_size * sizes.tokens, sizes.unit, show=show)]
+    callbacks: list[Any] = [best, Progress(data, options.batch_size * sizes.tokens, sizes.unit, show=show)]
     return LagwiseTrainer(
         model=model,
         args=arguments,
@@ -201,7 +199,6 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
         streamed=streamed,
         options=options,
         best=best,
-        average=average,
     )
 
 

@@ -24,7 +24,6 @@ from lagwise.models.sharded import is_sharded
 from lagwise.process import denormals_as_zero, group_size
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
-from lagwise.training.averaging import AveragedWeights
 from lagwise.training.checkpoints import BestModel, checkpoints
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.optimizer import clip_gradients, sparse_tables
@@ -43,7 +42,6 @@ class LagwiseTrainer(Trainer):
         *args: Any,
         data: TaskData,
         best: BestModel,
-        average: AveragedWeights,
         options: TrainingOptions,
         sharing: Sharing | None = None,
         streamed: SavedStream | None = None,
@@ -51,7 +49,7 @@ class LagwiseTrainer(Trainer):
     ):
         kwargs |= {"data_collator": data.collate, "compute_metrics": self._metrics, "compute_loss_func": data.loss}
         super().__init__(*args, **kwargs)
-        self.data, self.best, self.average = data, best, average
+        self.data, self.best = data, best
         self.sharing, self.streamed, self.options = sharing, streamed, options
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
@@ -113,11 +111,6 @@ class LagwiseTrainer(Trainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.data_collator = collate
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate the averaged weights, if there are any: the best model is chosen among them."""
-        with self.average.in_use():
-            return super().evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         for name in ("loss", "eval_loss"):
@@ -245,8 +238,6 @@ class LagwiseTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             if self.streamed is not None:
                 self.streamed.save(run / PARTIAL / name)
-            if self.args.should_save:
-                self.average.save(run / PARTIAL / name)
         except Exception as error:  # on a full disk, each of the writing libraries raises another type
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
