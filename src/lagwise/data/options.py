@@ -25,8 +25,8 @@ class DataOptions:
     lagwise-papers those of GLUE and Long Range Arena."""
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
-    `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, a tokenizer
-    folder, or a `vocab.txt` with a character in each line."""
+    `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, or a tokenizer
+    folder."""
     vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
     """Tokens of a `bpe` tokenizer, at most of `bpe-uncased`, `words` and `characters`; of associative recall, half
     keys and half values."""
