@@ -243,7 +243,6 @@ def test_constant_series_stay_constant(value: float, options: dict[str, Any]) ->
         ({"model": "toeplits"}, "did you mean 'toeplitz'"),
         ({"kernels": 2}, "kernels does not apply to the model 'ridge'"),
         ({"model": "toeplitz", "kernels": 4}, "kernels must divide the horizon of 6"),
-        ({"model": "toeplitz", "rank": 2}, "rank applies to the model 'ridge' only"),
         ({"level": "median"}, "unknown level"),
         ({"penalty": -1.0}, "penalty must be at least 0"),
         ({"penalty": NAN}, "penalty must be at least 0"),
@@ -287,8 +286,8 @@ def test_invalid_data() -> None:
 
 def test_parameters_may_be_numbers_of_numpy() -> None:
     x = np.sin(np.arange(300.0))
-    numbers = {"horizon": np.int64(5), "look_back": np.int64(20), "rank": np.int64(3), "validation": np.int64(50)}
+    numbers = {"horizon": np.int64(5), "look_back": np.int64(20), "validation": np.int64(50)}
     forecaster = LagForecaster(**numbers).fit(x)
     made = forecaster.predict(np.int64(2))
     assert len(forecaster._recent[0].base) == 20  # type: ignore  # not all rows of training
-    np.testing.assert_allclose(made, LagForecaster(5, 20, rank=3, validation=50).fit(x).predict(2))
+    np.testing.assert_allclose(made, LagForecaster(5, 20, validation=50).fit(x).predict(2))

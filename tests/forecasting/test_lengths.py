@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lagwise.forecasting import LagForecaster, choose_forecaster
-from lagwise.forecasting.errors import CRPS_COVERAGES, error_quantiles, ranked_probability
 from lagwise.forecasting.gaps import aligned
 from lagwise.forecasting.moments import level_weights, window_moments
 
@@ -139,21 +138,3 @@ def test_forecasts_are_not_negative_on_request() -> None:
     for made, expected in zip(kept.predict_quantiles([0.1, 0.9]), free.predict_quantiles([0.1, 0.9]), strict=True):
         assert np.array_equal(made, np.maximum(expected, 0))
     assert choose_forecaster(-x, HORIZON, nonnegative=True)[0].forecaster.predict().min() == 0
-
-
-def test_the_ranked_probability_score_is_the_mean_loss_of_quantiles() -> None:
-    x = lengths(300)["s0"]
-    forecaster = small(validation=60, refit=False).fit(x[:240])
-    z = (x - forecaster.mean_) / forecaster.scale_
-    losses = []
-    for start in range(240, 300 - HORIZON + 1):
-        made = z[start - LOOK_BACK : start] @ forecaster.maps_[0]
-        for q in np.arange(1, 10) / 10:
-            half = error_quantiles(forecaster.errors_, abs(2 * q - 1), forecaster.independent_)[:, 0]  # type: ignore
-            over = z[start : start + HORIZON] - (made + np.sign(q - 0.5) * half * (abs(q - 0.5) > 1e-9))
-            losses.append(2 * np.maximum(q * over, (q - 1) * over))
-    scores = forecaster.evaluate(x[240 - LOOK_BACK :])
-    assert scores.crps == pytest.approx(np.mean(losses))
-    assert 0.5 * scores.mae < scores.crps < scores.mae  # type: ignore[operator]
-    exact = ranked_probability(np.ones((1, 1)), [np.zeros(1)] * len(CRPS_COVERAGES))
-    assert exact[0, 0] == pytest.approx(1.0)  # the forecast has no spread: the absolute error

@@ -92,30 +92,9 @@ def test_one_kernel_has_constant_diagonals() -> None:
     assert np.array_equal(maps[1:, 1:], maps[:-1, :-1])
 
 
-def test_low_rank_maps_are_optimal() -> None:
-    """Full rank changes nothing. For a lower rank, no small step within the rank reduces the penalized error."""
-    moments = window_moments(series(), LOOK_BACK, HORIZON).without_level("mean")
-    (full,), (cut,) = (list(ridge_path(moments, [0.1], kernels=HORIZON, rank=rank)) for rank in (6, 2))
-    (free,) = ridge_path(moments, [0.1], kernels=HORIZON)
-    np.testing.assert_allclose(full, free)
-    assert np.linalg.matrix_rank(cut) == 2
-
-    def loss(maps: np.ndarray) -> float:
-        products = ((moments.inputs @ maps - 2 * moments.cross) * maps).sum() / moments.count
-        return float(products + 0.1 * (maps**2).sum())
-
-    left, sizes, right = np.linalg.svd(cut, full_matrices=False)
-    left, right = left[:, :2] * sizes[:2], right[:2]
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        a, b = (1e-3 * rng.normal(size=part.shape) for part in (left, right))
-        assert loss((left + a) @ (right + b)) > loss(cut)
-
-
 def test_parameters_are_counted() -> None:
     assert parameter_count(720, 96, kernels=1) == 815
     assert parameter_count(720, 96, kernels=96) == 720 * 96
-    assert parameter_count(720, 96, kernels=96, rank=12) == 12 * 816
 
 
 def test_kernels_divide_the_horizon() -> None:

@@ -10,7 +10,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.moments import window_count
 
-CRPS_COVERAGES = (0.8, 0.6, 0.4, 0.2)  # intervals between the quantiles 0.1 and 0.9, 0.2 and 0.8 ...
 _WINDOWS_PER_CHUNK = 2048
 _PRIOR_WINDOWS = 10  # that draw the share of independent errors to 1
 _LATEST_HORIZONS = 2
@@ -166,23 +165,6 @@ def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | Non
         rank = min(len(ratios), math.ceil((len(ratios) + 1) * coverage))
         found[:, i] = wider * profile * (ratios[rank - 1] if rank else 0.0)
     return found
-
-
-def ranked_probability(sizes: np.ndarray, halves: Sequence[np.ndarray]) -> np.ndarray:
-    """Compute the continuous ranked probability score of each error, as twice the mean quantile loss of 0.1, 0.2 ...
-    0.9.
-
-    Formula: the losses of the quantiles a and 1 - a, the ends of an interval of half width q around the forecast, add
-    up to ``2 a q + max(|e| - q, 0)`` for an error e, and that of the median is ``|e| / 2``.
-
-    Shapes: sizes ``|e|``, ``(windows, horizon)``; halves the half widths ``(horizon,)`` for `CRPS_COVERAGES`.
-
-    Source: Gneiting and Raftery 2007 (interval scores; the score is the integral of quantile losses).
-    """
-    losses = sizes / 2
-    for coverage, half in zip(CRPS_COVERAGES, halves, strict=True):
-        losses = losses + (1 - coverage) * half + np.maximum(sizes - half, 0.0)
-    return 2 * losses / (2 * len(CRPS_COVERAGES) + 1)
 
 
 def _profile(sizes: np.ndarray, observed: np.ndarray, independent: float) -> np.ndarray:

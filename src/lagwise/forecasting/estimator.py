@@ -14,11 +14,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # type: ign
 
 from lagwise.forecasting.design import held_out_rows, make_design, plain
 from lagwise.forecasting.errors import (
-    CRPS_COVERAGES,
     error_quantiles,
     forecast_errors,
     independent_errors,
-    ranked_probability,
     sorted_sizes,
     window_errors,
 )
@@ -33,15 +31,12 @@ _MIN_VALUES_FOR_SCALE = 10  # before the held-out rows, of a series among others
 
 class Scores(NamedTuple):
     """Scores of forecasts: mean squared and mean absolute error on the standardised scale, the number of scored
-    windows per series, the share of values within the intervals, and the continuous ranked probability score (CRPS),
-    on the standardised scale, as twice the mean quantile loss of the quantiles 0.1, 0.2 ... 0.9 (both None without
-    intervals)."""
+    windows per series, and the share of values within the intervals (None without intervals)."""
 
     mse: float
     mae: float
     windows: int
     coverage: float | None = None
-    crps: float | None = None
 
 
 class LagForecaster(BaseEstimator):
@@ -51,7 +46,7 @@ class LagForecaster(BaseEstimator):
     Formula: a series is standardised by the mean and deviation of the training rows; the level ``r^T u`` of a window u
     is removed, the map B gives ``y = B^T (u - level) + level``, and the scale is restored. Models:
 
-    - ``ridge``: B is any matrix; least squares with a penalty on its squares. ``rank`` limits its rank.
+    - ``ridge``: B is any matrix; least squares with a penalty on its squares.
     - ``toeplitz``: ``B(i, h) = k(h - i)``, one kernel of look_back + horizon - 1 values for all horizons, or
       ``kernels`` of them, each for equally many consecutive horizons.
     - ``smoothing``: exponential smoothing, with or without a trend, a damped trend and a season, its parameters by an
@@ -65,13 +60,12 @@ class LagForecaster(BaseEstimator):
             there are none.
         model: see above.
         kernels: for ``toeplitz``; must divide the horizon.
-        rank: for ``ridge``; None for any.
         level: removed from a window: its ``mean``, its ``last`` value, or ``none``.
         logs: forecast the logarithms of values, all above 0, and restore them. Scores are those of logarithms.
         nonnegative: replace forecasts, and ends of intervals, below 0 by 0. Scores are those of the map alone.
         shared: one map for all series (True), one for each (False), or one for each that is drawn to the shared map
-            (None): the penalty is on their difference, and is chosen on the held-out rows of the series. With a rank, a
-            given penalty, and of ``smoothing``, whichever of the two has the lower error on held-out rows.
+            (None): the penalty is on their difference, and is chosen on the held-out rows of the series. With a given
+            penalty, and of ``smoothing``, whichever of the two has the lower error on held-out rows.
         penalty: relative to the variance of a standardised series; None for the best on held-out rows. With infinity
             the map is 0, and the level is forecast: the last value with ``level="last"``.
         validation: rows held out at the end, a share or a number: they choose the penalty, and the sizes of their
@@ -123,7 +117,6 @@ class LagForecaster(BaseEstimator):
         *,
         model: str | Mapping[str, Any] = "ridge",
         kernels: int = 1,
-        rank: int | None = None,
         level: str = "mean",
         logs: bool = False,
         nonnegative: bool = False,
@@ -138,7 +131,6 @@ class LagForecaster(BaseEstimator):
         self.look_back = look_back
         self.model = model
         self.kernels = kernels
-        self.rank = rank
         self.level = level
         self.logs = logs
         self.nonnegative = nonnegative
@@ -275,22 +267,19 @@ class LagForecaster(BaseEstimator):
         look_back, horizon = self.maps_.shape[1:]
         windows = window_count(len(z), look_back, horizon)
         filled = fill(z)
-        spread = self.errors_ is not None
-        shares = (self.coverage, *CRPS_COVERAGES) if spread else ()
-        halves = [error_quantiles(np.asarray(self.errors_), share, self.independent_) for share in shares]
-        squares = absolutes = inside = losses = count = 0.0
+        half = None if self.errors_ is None else error_quantiles(self.errors_, self.coverage, self.independent_)
+        squares = absolutes = inside = count = 0.0
         for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z)):
             sizes = np.abs(errors)
             squares += np.nansum(sizes**2)
             absolutes += np.nansum(sizes)
             count += np.count_nonzero(~np.isnan(sizes))
-            if spread:
-                inside += np.count_nonzero(sizes <= halves[0][:, series])
-                losses += np.nansum(ranked_probability(sizes, [half[:, series] for half in halves[1:]]))
+            if half is not None:
+                inside += np.count_nonzero(sizes <= half[:, series])
         if not count:
             raise ValueError("X has no observed value to score a forecast by")
-        shares = (float(inside / count), float(losses / count)) if spread else (None, None)
-        return Scores(float(squares / count), float(absolutes / count), windows, *shares)
+        covered = None if half is None else float(inside / count)
+        return Scores(float(squares / count), float(absolutes / count), windows, covered)
 
     def errors_at(self, X: Any, starts: np.ndarray) -> np.ndarray:
         """Compute errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with

@@ -220,7 +220,7 @@ def _candidates(
         return moments.cross + more - level @ more
 
     refill: Refill | None = refilled if unobserved else None
-    path = ridge_path(moments, penalties, kernels=design.kernels, rank=design.rank, refill=refill)
+    path = ridge_path(moments, penalties, kernels=design.kernels, refill=refill)
     for penalty, maps in zip(penalties, path, strict=True):
         yield raw(maps), penalty
 

@@ -91,7 +91,7 @@ def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: 
         )
     if unknown.any():  # no error is known for a separate map of such a series
         options = [True]
-    drawn = len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM and design.rank is None
+    drawn = len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM
     blocks = held_out_blocks(design, cut, len(rows.filled))
     found: list[Groups] = []
     for option in options:
