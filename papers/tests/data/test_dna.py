@@ -83,7 +83,7 @@ def test_other_letters_than_those_of_dna_are_noted(tmp_path: Path) -> None:
 
 def test_one_file_of_sequences_needs_another_column_of_labels(tmp_path: Path) -> None:
     (tmp_path / "genes.fa").write_text(records("ACGT"))
-    with pytest.raises(ValueError, match=r"all 12 rows are of the class 'genes'.*`label=COLUMN`.*host"):
+    with pytest.raises(ValueError, match=r"the 12 rows .* of the class 'genes'.*`label=COLUMN`.*host"):
         prepare_labelled(str(tmp_path / "genes.fa"), cache=tmp_path / "cache", progress=False)
     assert open_rows(str(tmp_path / "genes.fa")).columns == ("text", "id", "description", "label", "host")
 
