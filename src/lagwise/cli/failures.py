@@ -122,6 +122,8 @@ def _meant(option: str, context: Any) -> str:
         return "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES= before the command"
     if context.command.name == "forecast" and name in ("future", "past", "static"):
         return "; a forecast reads the series alone: subtract what other columns explain, for example by scikit-learn"
+    if context.command.name == "convert" and name == "tokens":
+        return "; `lagwise evaluate` of both folders compares their models"
     if near := nearest(name, [each.lstrip("-") for part in context.command.params for each in part.opts]):
         return f"; did you mean --{near}?"
     if context.command.name == "train":

@@ -281,22 +281,15 @@ def convert(
         number_option("Most states of a channel.", at_least(1), show_default="a quarter of its taps, at most 256"),
     ] = None,
     lags: Annotated[int, number_option("Taps of a kernel that never decays.", at_least(1))] = 4096,
-    max_tokens: Annotated[
-        int | None,
-        number_option(
-            "Also compare both models on so many tokens of the test text, which takes minutes.",
-            at_least(2),
-            "--tokens",
-            show_default="no comparison",
-        ),
-    ] = None,
 ) -> None:
     """Turn a model's lag kernels into state spaces: constant memory and time per token, at any length.
 
-    Prints the states and the certified error of each layer and tokens per second before and after, with `--tokens` also
-    bits per byte. It pays for kernels that reach far or have no end.
+    Prints the states and the certified error of each layer and tokens per second before and after. It pays for kernels
+    that reach far or have no end.
 
-    lagwise convert runs/best-lm --tolerance 1e-3 --tokens 65537
+    lagwise convert runs/best-lm --tolerance 1e-3
+
+    lagwise evaluate runs/best-lm-recurrent
 
     lagwise generate runs/best-lm-recurrent --prompt "def "
     """
@@ -304,7 +297,7 @@ def convert(
         from lagwise.cli.tables import print_conversion
         from lagwise.runs import convert_run
 
-    options = {"lags": lags, "max_order": max_order, "max_tokens": max_tokens}
+    options = {"lags": lags, "max_order": max_order}
     print_conversion(convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True)))
 
 
