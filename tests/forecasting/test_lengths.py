@@ -1,4 +1,4 @@
-"""Series of different lengths in one fit, quantiles, and forecasts that are not negative."""
+"""Series of different lengths in one fit, and forecasts that are not negative."""
 
 from __future__ import annotations
 
@@ -121,20 +121,10 @@ def test_names_of_a_mapping_are_those_in_messages() -> None:
         small().fit({"a": np.arange(40.0), "b": np.ones((2, 2))})
 
 
-def test_quantiles_are_ends_of_intervals() -> None:
-    forecaster = small(validation=20).fit(lengths(200, 150))
-    made = forecaster.predict_quantiles([0.05, 0.5, 0.95])
-    assert made.shape == (3, HORIZON, 2)
-    np.testing.assert_allclose(made[1], forecaster.predict())
-    np.testing.assert_allclose(made[::2], forecaster.predict_interval(coverage=0.9))
-    with pytest.raises(ValueError, match=r"quantiles must be in \(0, 1\), got 1.0"):
-        forecaster.predict_quantiles([1.0])
-
-
 def test_forecasts_are_not_negative_on_request() -> None:
     x = np.maximum(0, 3 * np.sin(np.arange(120) / 3)) + 0.5 * np.random.default_rng(0).random(120)
     free, kept = (small(validation=40, nonnegative=kept).fit(x) for kept in (False, True))
     assert free.predict_interval()[0].min() < 0
-    for made, expected in zip(kept.predict_quantiles([0.1, 0.9]), free.predict_quantiles([0.1, 0.9]), strict=True):
+    for made, expected in zip(kept.predict_interval(), free.predict_interval(), strict=True):
         assert np.array_equal(made, np.maximum(expected, 0))
     assert choose_forecaster(-x, HORIZON, nonnegative=True)[0].forecaster.predict().min() == 0

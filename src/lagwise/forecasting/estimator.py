@@ -237,17 +237,6 @@ class LagForecaster(BaseEstimator):
         end = np.where(half == 0, end, np.nan)
         return self._shaped(self._raw(centre - half, end)), self._shaped(self._raw(centre + half, end))
 
-    def predict_quantiles(self, quantiles: Sequence[float], horizon: int | None = None, *, X: Any = None) -> np.ndarray:
-        """Compute quantiles ``(quantiles, *shape of predict)``: the ends of the intervals of `predict_interval` that
-        leave out equal shares below and above, and for 0.5 the forecast itself. ValueError for a quantile out of (0,
-        1)."""
-        for quantile in quantiles:
-            if not 0 < quantile < 1:
-                raise ValueError(f"quantiles must be in (0, 1), got {quantile!r}")
-        shares = [abs(2 * quantile - 1) for quantile in quantiles]
-        ends = [self.predict_interval(horizon, X=X, coverage=share) for share in shares]
-        return np.stack([pair[int(quantile > 0.5)] for quantile, pair in zip(quantiles, ends, strict=True)])
-
     def update(self, row: Any) -> Self:
         """Append the next row ``(series,)`` of the data; NaN is missing. Takes constant time and memory: the maps stay,
         and the window moves. Forecasts are exactly those from all rows at once."""
