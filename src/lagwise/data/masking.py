@@ -39,9 +39,9 @@ class Masking:
     >>> from lagwise.data import load_tokenizer, with_mask
     >>> masking = Masking(with_mask(load_tokenizer("bytes")), rate=0.3)
     >>> ids = np.frombuffer(b"it is what it is", np.uint8).astype(np.int64)
-    >>> example = masked_example(ids, masking, end_of_text=256, seed=[0])
-    >>> hidden = example["labels"] != -100
-    >>> bool((example["labels"][hidden] == torch.from_numpy(ids)[hidden]).all())  # what was hidden is the label
+    >>> _, labels = masking(ids, np.random.default_rng(0))
+    >>> hidden = labels != -100
+    >>> bool((labels[hidden] == ids[hidden]).all())  # what was hidden is the label
     True
     """
 
@@ -99,12 +99,8 @@ class MaskedExamples(ChangedExamples):
 
 
 def _masked(masking: Masking, end_of_text: int, row: Mapping[str, Tensor], random: np.random.Generator) -> Any:
-    return masked_example(row["input_ids"].numpy(), masking, end_of_text, random)
-
-
-def masked_example(ids: np.ndarray, masking: Masking, end_of_text: int, seed: Any) -> dict[str, Tensor]:
-    """A sequence with hidden tokens, as of `MaskedExamples`. seed: numbers, or a random generator."""
-    hidden, labels = masking(ids, np.random.default_rng(seed))
+    ids = row["input_ids"].numpy()
+    hidden, labels = masking(ids, random)
     return {
         "input_ids": torch.from_numpy(hidden),
         "labels": torch.from_numpy(labels),

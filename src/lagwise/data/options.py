@@ -7,10 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lagwise.tables import LARGEST_VOCABULARY, Count, Switch, Whole, options
+from lagwise.tables import LARGEST_VOCABULARY, Count, Whole, options
 
-#: Options that are gone, by section: recipes of earlier runs name them.
-_GONE = {"training": ("carry_states", "average"), "task": ("packing", "span")}
+#: Options that are gone and what they were by default, by section: recipes of earlier runs have them.
+_GONE: dict[str, dict[str, Any]] = {
+    "data": {"streaming": False, "shuffle_tokens": 2**22},
+    "task": {"packing": False, "span": 1},
+    "training": {"carry_states": False, "average": 0},
+}
 MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
 
 
@@ -36,21 +40,16 @@ class DataOptions:
     """Each step draws the length of its sequences from these; for language modelling."""
     evaluate_length: Annotated[Whole, Field(ge=2)] | None = None
     """Tokens in a validation sequence; by default `length`."""
-    streaming: Switch = False
-    """Read and encode text while the model trains, instead of writing all of it to token files first; of language
-    models."""
-    shuffle_tokens: Count = 2**22
-    """Tokens of streamed text that are shuffled together."""
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     """The sections of a recipe in today's form: without options that are gone; of lagwise 0.1, whose data options told
     the task; and of earlier classifiers of DNA, which were a task with an option. Warns of options that changed
     something."""
-    for section, names in _GONE.items():
+    for section, defaults in _GONE.items():
         given = values.get(section)
-        for name in names if isinstance(given, dict) else ():
-            if given.pop(name, None):
+        for name, default in defaults.items() if isinstance(given, dict) else ():
+            if given.pop(name, default) not in (default, None):
                 warnings.warn(f"{section}.{name} of the recipe is gone and is ignored", stacklevel=2)
     data, task = values.get("data"), values.get("task")
     if isinstance(task, dict) and task.get("name") == "sequence_classification" and "reverse_complement" in task:

@@ -32,8 +32,8 @@ _BATCH_CHARACTERS = 1 << 22  # characters encoded in parallel, about
 
 
 @dataclass(frozen=True)
-class EncodedText:
-    """A text as arrays of token ids by split, documents separated by end of text.
+class TokenData:
+    """A text as arrays of token ids by split, documents separated by end of text, memory-mapped from a folder.
 
     Attributes:
         text_bytes: UTF-8 bytes of the text of each split, separators not counted.
@@ -42,6 +42,11 @@ class EncodedText:
     tokenizer: PreTrainedTokenizerBase
     splits: dict[str, np.ndarray]
     text_bytes: dict[str, int]
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        return self.folder.name
 
     def bytes_per_token(self, split: str) -> float:
         """Return the average bytes of a token of a split, separators included."""
@@ -52,17 +57,6 @@ class EncodedText:
         valid = self.splits["valid"][: max(tokens, length)]
         length = min(length, len(valid))
         return TrainingWindows(valid, length, max(1, len(valid) // length - 1), 0)
-
-
-@dataclass(frozen=True)
-class TokenData(EncodedText):
-    """An encoded source, whose arrays are memory-mapped from a folder."""
-
-    folder: Path
-
-    @property
-    def key(self) -> str:
-        return self.folder.name
 
     def training_examples(self, length: int, count: int, seed: int) -> TrainingWindows:
         """Return ``count`` windows of the training text."""

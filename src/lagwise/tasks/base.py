@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Records = Iterable[Mapping[str, Any]]  # rows as mappings from columns
 #: Options of the data that not every task supports.
-_SPECIAL = ("streaming", "lengths", "evaluate_length", "format")
+_SPECIAL = ("lengths", "evaluate_length", "format")
 
 
 class Table(NamedTuple):
@@ -96,8 +96,8 @@ class Task:
     linear_head: ClassVar[type[PreTrainedModel] | None] = None
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
-    #: the options of data and training that it supports, of those that not every task does: ``streaming``,
-    #: ``lengths``, ``evaluate_length``, ``format`` and ``sequence_parallel`` (losses and metrics are sums over tokens)
+    #: the options of data and training that it supports, of those that not every task does: ``lengths``,
+    #: ``evaluate_length``, ``format`` and ``sequence_parallel`` (losses and metrics are sums over tokens)
     supports: ClassVar[frozenset[str]] = frozenset()
     #: the first of the columns that `predict` adds
     predicts: ClassVar[str] = "predicted"

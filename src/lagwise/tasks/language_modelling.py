@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -24,9 +23,6 @@ class PlainText(TextData):
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
-
-    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
-        return {"input_ids": (tokens := torch.from_numpy(ids)), "labels": tokens}
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)

@@ -19,7 +19,6 @@ from lagwise.data import (
     ScheduledExamples,
     collate_documents,
     document_of,
-    masked_example,
     with_mask,
 )
 from lagwise.data.masking import EVALUATION_SEED
@@ -44,9 +43,6 @@ class HiddenText(TextData):
 
     def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return self._masked(ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed), seed)
-
-    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
-        return masked_example(ids, self._masking, self._end_of_text, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         length = self.task.data.evaluate_length or self.task.data.length

@@ -36,7 +36,6 @@ from lagwise.training.processes import (
 )
 from lagwise.training.recipe import MAX_STEPS, Recipe
 from lagwise.training.sharding import check_shards, shard
-from lagwise.training.streaming import check_streaming, streamed_text
 from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
@@ -55,7 +54,6 @@ def check_recipe(recipe: Recipe) -> Task:
     check_sharing()
     check_restarts()
     task, kind = make_task(recipe), recipe.training.first_answer
-    check_streaming(recipe.data, recipe.training)
     if needs_first_answer(recipe, task):
         require_linear(task)
     if kind != "only":
@@ -121,9 +119,7 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         use_cpu=(on_cpu := default_device().type == "cpu"),
         ddp_backend="gloo" if world > 1 and on_cpu else None,
         ddp_find_unused_parameters=False,
-        # the examples are already shuffled; a stream has no sampler
-        train_sampling_strategy="random" if recipe.data.streaming else "sequential",
-        ignore_data_skip=recipe.data.streaming,  # a stream goes on by itself
+        train_sampling_strategy="sequential",  # the examples are already shuffled
         logging_steps=options.log_every,
         logging_nan_inf_filter=False,
         eval_strategy="steps",
@@ -166,18 +162,12 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     out = Path(str(arguments.output_dir))
     metric = data.headline
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
-    streamed = streamed_text(recipe, data, arguments)
-    training: Any
-    if streamed is not None:
-        training = streamed.loader.stream
-    else:
-        training = data.training_examples(options.steps, options.batch_size, options.seed)
+    training: Any = data.training_examples(options.steps, options.batch_size, options.seed)
     validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
         sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
-        if streamed is None:
-            training = SharedRows(training, arguments.per_device_train_batch_size, count)
+        training = SharedRows(training, arguments.per_device_train_batch_size, count)
         validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
         model.split_sequences(sharing.group)
     if options.shard:
@@ -196,7 +186,6 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
         processing_class=data.tokenizer,
         data=data,
         sharing=sharing,
-        streamed=streamed,
         options=options,
         best=best,
     )

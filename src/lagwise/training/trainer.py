@@ -30,7 +30,6 @@ from lagwise.training.optimizer import clip_gradients, sparse_tables
 from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
-from lagwise.training.streaming import SavedStream
 
 
 class LagwiseTrainer(Trainer):
@@ -44,13 +43,12 @@ class LagwiseTrainer(Trainer):
         best: BestModel,
         options: TrainingOptions,
         sharing: Sharing | None = None,
-        streamed: SavedStream | None = None,
         **kwargs: Any,
     ):
         kwargs |= {"data_collator": data.collate, "compute_metrics": self._metrics, "compute_loss_func": data.loss}
         super().__init__(*args, **kwargs)
         self.data, self.best = data, best
-        self.sharing, self.streamed, self.options = sharing, streamed, options
+        self.sharing, self.options = sharing, options
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         elif group_size() == 1 and self.args.device.type == "cpu":
@@ -101,9 +99,6 @@ class LagwiseTrainer(Trainer):
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         inputs = super()._prepare_inputs(inputs)
         return inputs if self.sharing is None else self.sharing.shard(inputs)
-
-    def get_train_dataloader(self) -> Any:
-        return super().get_train_dataloader() if self.streamed is None else self.streamed.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         collate, self.data_collator = self.data_collator, functools.partial(self.data.collate, training=False)
@@ -236,8 +231,6 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
-            if self.streamed is not None:
-                self.streamed.save(run / PARTIAL / name)
         except Exception as error:  # on a full disk, each of the writing libraries raises another type
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
