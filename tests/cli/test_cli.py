@@ -22,7 +22,7 @@ runner = CliRunner()
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ([], ["train", "evaluate", "generate", "plot", "bench", "recipes", "demo"]),
+        ([], ["train", "evaluate", "generate", "plot", "bench", "recipes"]),
         (["train"], ["--data", "--recipe", "--resume", "torchrun", "training.steps=5000"]),
         (["evaluate"], ["--lengths", "runs/tnn-lm"]),
         (["generate"], ["--prompt", "--temperature", "--stop", "--prompt-file"]),
@@ -172,12 +172,11 @@ def test_a_converted_run_streams_in_constant_memory(tiny_recipe: Recipe, tmp_pat
     decay = "model.block.token_mixer.kernel.decay=0.9"
     runner.invoke(app, ["train", "--recipe", str(recipe), "--out", str(trained), "training.steps=3", decay])
     convert = ["convert", str(trained), "--out", str(out), "--tolerance"]
-    result = runner.invoke(app, [*convert, "0.01", "--tokens", "200"], catch_exceptions=False)
-    for words in ("states: min / median / max", "bits/byte at 32", "tokens/s", "Written"):
+    result = runner.invoke(app, [*convert, "0.01"], catch_exceptions=False)
+    for words in ("states: min / median / max", "Tokens/s", "Written"):
         assert words in result.output
     figures = json.loads((out / "conversion.json").read_text())
     assert all(layer["error"] <= 0.01 for layer in figures["layers"])
-    assert all(abs(score["after"] - score["before"]) < 0.01 for score in figures["bits_per_byte"])
     assert runner.invoke(app, [*convert, "0.1"]).exit_code == 0  # an earlier conversion may be replaced
     text = runner.invoke(app, ["generate", str(out), "--tokens", "5", "--seed", "1"], catch_exceptions=False)
     assert text.exit_code == 0

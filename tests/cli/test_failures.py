@@ -146,7 +146,7 @@ def test_an_interruption_is_not_a_failure(capsys: pytest.CaptureFixture[str]) ->
 RUN = "."
 PATHS = [
     *(("train", option, "") for option in ("--data", "--recipe", "--out", "--resume")),
-    *(("plot", ""), ("generate", ""), ("convert", ""), ("demo", "--out", "")),
+    *(("plot", ""), ("generate", ""), ("convert", "")),
     *(("convert", RUN, "--out", ""), ("bench", "ops", "--out", "")),
 ]
 
@@ -165,7 +165,6 @@ PATHS = [
         (("generate", RUN, "--seed", "-1"), "'--seed': must be in [0, 4294967295], got -1"),
         (("generate", RUN, "--seed", 10**30), "4294967295], got 1000"),
         (("generate", RUN, "--stop", "a", "--stop", ""), "'--stop': must not be empty"),
-        (("convert", RUN, "--tokens", "-5"), "'--tokens': must be at least 2, got -5"),
         (("convert", RUN, "--tolerance", "nan"), "'--tolerance': must be in (0, 1), got nan"),
         (("convert", RUN, "--tolerance", "1"), "got 1.0"),
         (("convert", RUN, "--max-order", "0"), "'--max-order': must be at least 1"),
@@ -180,6 +179,7 @@ PATHS = [
         (("bench", "generate", "--threads", "100000"), "'--threads': must be in [1, 1024], got 100000"),
         (("generate", RUN, "--tempreture", "1"), "No such option: --tempreture; did you mean --temperature? (see"),
         (("train", "--device", "cuda"), "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES="),
+        (("forecast", "--quantiles", ".1"), "No such option: --quantiles; --coverage .8 gives the quantiles"),
         (("train", "--batch-size", "4"), "; settings are written without dashes: training.batch_size=... (see"),
         (("train", "--model", "mega"), "; settings are written without dashes: model=... (see"),
         (("serve", RUN, "--model", "y"), "No such option: --model (see"),

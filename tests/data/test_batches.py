@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lagwise.data import BucketedExamples, DocumentPackingCollator, EncodedExamples, PaddingCollator
+from lagwise.data import BucketedExamples, EncodedExamples, PaddingCollator
 from lagwise.data.batches import length_step
 
 
@@ -115,32 +115,3 @@ class TestPadding:
         assert batch["input_values"].tolist() == [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [0.0, 0.0]]]
         assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
         assert (batch["labels"].dtype, batch["labels"].tolist()) == (torch.float32, [0.5, 2.0])
-
-
-class TestDocumentPacking:
-    def test_labels_are_in_the_order_of_the_documents(self) -> None:
-        examples = [
-            {"input_ids": [n] * size, "token_type_ids": [n % 2] * size, "label": n}
-            for n, size in enumerate((2, 4, 1, 3), 1)
-        ]
-        batch = DocumentPackingCollator(6)(examples)
-        assert {name: value.tolist() for name, value in batch.items()} == {
-            "input_ids": [[2, 2, 2, 2, 1, 1], [4, 4, 4, 3, 0, 0]],
-            "token_type_ids": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 0, 0]],
-            "seq_idx": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, -1, -1]],
-            "attention_mask": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]],
-            "labels": [2, 1, 4, 3],
-        }
-
-    def test_series(self) -> None:
-        examples = [{"input_values": [[1.0, 2.0]] * size, "label": size / 2} for size in (1, 2)]
-        batch = DocumentPackingCollator(3)(examples)
-        assert batch["input_values"].shape == (1, 3, 2)
-        assert batch["labels"].tolist() == [1.0, 0.5]
-        assert "labels" not in DocumentPackingCollator(3)([{"input_values": [[1.0]]}])
-
-    def test_documents_that_do_not_fit(self) -> None:
-        with pytest.raises(ValueError, match="document 1 of the batch has 3 tokens, more than a row of 2"):
-            DocumentPackingCollator(2)([{"input_ids": [1]}, {"input_ids": [1] * 3}])
-        with pytest.raises(ValueError, match="document 0 of the batch is empty"):
-            DocumentPackingCollator(2)([{"input_ids": []}])

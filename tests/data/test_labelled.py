@@ -360,7 +360,7 @@ def test_files_that_are_rows_of_one_folder(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     for i in range(4):
         (tmp_path / "cat" / f"{i}.txt").write_text(f"text {i}")
-    with pytest.raises(ValueError, match="the 4 files to train on are a row each, all of the folder 'cat'"):
+    with pytest.raises(ValueError, match="the 4 files to train on are a row each, all of the class 'cat'"):
         prepare(str(tmp_path))
 
 

@@ -19,7 +19,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from scipy.io import wavfile
 
-from lagwise.data import open_rows, open_source, open_stream, prepare_labelled, reading
+from lagwise.data import open_rows, open_source, prepare_labelled, reading
 from lagwise.data import sources as sources_module
 from lagwise.data.sources import document_parts
 from lagwise.data.writing import write_row_split
@@ -207,8 +207,6 @@ def test_data_sets_are_sources_themselves_and_saved(tmp_path: Path) -> None:
         assert prepare_labelled(source, cache=tmp_path, progress=False).label_names == ("a", "b")
     assert open_rows(str(tmp_path / "two")).split_names == ("train", "valid", "test")
     assert list(open_source(str(tmp_path / "two")).documents("test")) == ["row 2", "row 3"]
-    stream = open_stream(str(tmp_path / "two"), "bytes")
-    assert next(iter(stream.rows))["text"] == "row 0"
     with pytest.raises(ValueError, match="or a table of pandas, polars or pyarrow, got list"):
         open_rows([1])  # type: ignore[arg-type]
 

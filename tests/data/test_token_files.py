@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import time
@@ -103,69 +102,6 @@ class TestTokenFiles:
         with pytest.raises(OSError, match="LAGWISE_CACHE"):
             prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
         assert not [path for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"]
-
-    @pytest.mark.parametrize(("stop", "lost"), [(1, 0), (7, 0), (30, 0), (30, 1000)])
-    def test_a_killed_preparation_goes_on(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, lost: int
-    ) -> None:
-        """From the last batch that was noted, with the tokenizer that was made; more may have been written, or of a
-        machine that stopped less."""
-        monkeypatch.setattr(tokens_module, "_PIECE_CHARACTERS", 100)
-        monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 500)
-        lines = (json.dumps({"text": f"document {i} " * (i % 60)}) + "\n" for i in range(100))
-        (tmp_path / "a.jsonl").write_text("".join(lines))
-        whole = prepare(str(tmp_path / "a.jsonl"), "bpe", vocab_size=300, cache=tmp_path / "whole", progress=False)
-        encode, made, texts = tokens_module.encode_texts, tokens_module.load_tokenizer, []
-
-        def killed(given: list[str], *args: object) -> list[np.ndarray]:
-            texts.append(given)
-            if len(texts) == stop:
-                raise KeyboardInterrupt
-            return encode(given, *args)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(tokens_module, "encode_texts", killed)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(str(tmp_path / "a.jsonl"), "bpe", vocab_size=300, cache=tmp_path / "cache", progress=False)
-        (left,) = (tmp_path / "cache" / "tokens").glob(".*/train.bin")
-        with open(left, "ab") as file:
-            file.write(b"of a batch")
-            file.truncate(file.tell() - lost)
-        monkeypatch.setattr(tokens_module, "load_tokenizer", lambda name, **options: made(name))  # makes none of text
-        texts.clear()
-        monkeypatch.setattr(
-            tokens_module, "encode_texts", lambda given, *args: (texts.append(given), encode(given, *args))[1]
-        )
-        again = prepare(str(tmp_path / "a.jsonl"), "bpe", vocab_size=300, cache=tmp_path / "cache", progress=False)
-        assert {split: ids.tolist() for split, ids in again.splits.items()} == {
-            split: ids.tolist() for split, ids in whole.splits.items()
-        }
-        assert again.text_bytes == whole.text_bytes
-        read = len("".join(map("".join, texts)).encode())
-        assert (read == sum(whole.text_bytes.values())) == (stop == 1 or lost > 0)
-
-    def test_what_another_version_has_begun_is_not_continued(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text_file: Path
-    ) -> None:
-        """It may have cut the text into other pieces."""
-        whole = prepare(str(text_file), "bytes", cache=tmp_path / "whole", progress=False)
-        encode, batches = tokens_module.encode_texts, []
-
-        def killed(given: list[str], *args: object) -> list[np.ndarray]:
-            batches.append(given)
-            if len(batches) == 3:
-                raise KeyboardInterrupt
-            return encode(given, *args)  # type: ignore[arg-type]
-
-        with monkeypatch.context() as older:
-            older.setattr(tokens_module, "__version__", "0.0")
-            older.setattr(tokens_module, "_PIECE_CHARACTERS", 30)
-            older.setattr(tokens_module, "_BATCH_CHARACTERS", 60)
-            older.setattr(tokens_module, "encode_texts", killed)
-            with pytest.raises(KeyboardInterrupt):
-                prepare(str(text_file), "bytes", cache=tmp_path / "cache", progress=False)
-        again = prepare(str(text_file), "bytes", cache=tmp_path / "cache", progress=False)
-        assert again.text_bytes == whole.text_bytes
-        assert all(again.splits[split].tolist() == ids.tolist() for split, ids in whole.splits.items())
 
     def test_too_little_text_for_three_splits(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("ab")

@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.evaluation.perplexity import Score
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, load_model
 from lagwise.runs import evaluate_run
-from lagwise.runs.evaluate import with_earlier
 from lagwise.tasks import LanguageModelling
 from lagwise.training import Recipe, load_recipe, train
 from lagwise_papers.data.associative_recall import AssociativeRecall
@@ -204,43 +202,6 @@ def test_lengths_beyond_a_kernels_limit_are_skipped(tiny_recipe: Recipe, tmp_pat
     with pytest.raises(ValueError, match="the prompt has 3, so at most 37 can be added"):
         generate_text(model, tokenizer, "abc", max_new_tokens=38)
     assert generate_text(model, tokenizer, "abc", max_new_tokens=37)
-
-
-def test_scores_at_other_lengths_are_kept(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """An evaluation at one length adds to the run's results; only other data or other changes replace them."""
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-
-    def saved() -> dict[str, Any]:
-        return json.loads((run / "evaluation.json").read_text())
-
-    first = evaluate_run(run, [16, 32], progress=False)
-    second = evaluate_run(run, [8], progress=False)
-    assert [s["length"] for s in second["test"]] == [8]
-    assert saved()["test"] == [*second["test"], *first["test"]]
-    [table] = LanguageModelling(tiny_recipe.data).tables(saved())
-    shown = [row[0] for row in table.rows if "length" in row[0] and "valid" not in row[0]]
-    assert shown == [f"this model, length {n}" for n in (8, 16, 32)]
-    few = evaluate_run(run, [8, 64], max_tokens=100, progress=False)  # on fewer tokens
-    assert saved()["test"] == [*second["test"], *first["test"], few["test"][1]]
-    assert saved()["compressors"] == first["compressors"] != few["compressors"]
-    [table] = LanguageModelling(tiny_recipe.data).tables(saved())
-    assert "(length 64, only 99 tokens)" in [row[0] for row in table.rows]
-    (run / "evaluation.json").write_text('{"test": 3, "data"')
-    assert evaluate_run(run, [8], progress=False) == saved() == second
-    other = tmp_path / "other.txt"
-    other.write_text("other text\n" * 900)
-    evaluate_run(run, [16], source=str(other), progress=False)
-    assert [s["length"] for s in saved()["test"]] == [16]
-
-
-def test_sizes_of_images_are_kept() -> None:
-    same = {"data": "images", "trained_at": 8, "kind": "classification", "labels": ["a"]}
-    sizes = [{"size": [16, 16], "accuracy": 0.5}, {"size": [8, 8], "accuracy": 0.6}]
-    earlier = {**same, "test": {"accuracy": 0.7}, "sizes": sizes}
-    newer = {**same, "test": {"accuracy": 0.7}, "sizes": [{"size": [32, 32], "accuracy": 0.4}]}
-    assert [s["size"][0] for s in with_earlier(newer, earlier)["sizes"]] == [8, 16, 32]
-    assert with_earlier({**same, "test": {}}, earlier)["sizes"] == sizes[::-1]
-    assert with_earlier({**newer, "data": "others"}, earlier)["sizes"] == newer["sizes"]
 
 
 class Memory(nn.Module):

@@ -14,7 +14,7 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import TimeSeriesSplit, cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 
-from lagwise.forecasting import Columns, LagForecaster
+from lagwise.forecasting import LagForecaster
 from lagwise.forecasting.moments import level_weights
 
 NAN = np.nan
@@ -227,19 +227,6 @@ def test_constant_series_stay_constant(value: float, options: dict[str, Any]) ->
         assert (made[:, 1:3] == value).all()
 
 
-def test_constant_series_have_no_effects_of_columns() -> None:
-    """Those that the others share would move them."""
-    x = waves()
-    x[:, 1] = 7.0
-    columns = Columns(future=np.random.default_rng(0).normal(size=(len(x) + 6, 2)))
-    alone = small(shared=True).fit(np.delete(x, 1, axis=1), columns=columns)
-    forecaster = small(shared=True).fit(x, columns=columns)
-    for made in (forecaster.predict(), *forecaster.predict_interval(), forecaster.predict(X=x, columns=columns)):
-        assert (made[:, 1] == 7.0).all()
-    assert forecaster.effects_ is not None
-    np.testing.assert_allclose(forecaster.effects_, alone.effects_, rtol=0.2, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -256,7 +243,6 @@ def test_constant_series_have_no_effects_of_columns() -> None:
         ({"model": "toeplits"}, "did you mean 'toeplitz'"),
         ({"kernels": 2}, "kernels does not apply to the model 'ridge'"),
         ({"model": "toeplitz", "kernels": 4}, "kernels must divide the horizon of 6"),
-        ({"model": "toeplitz", "rank": 2}, "rank applies to the model 'ridge' only"),
         ({"level": "median"}, "unknown level"),
         ({"penalty": -1.0}, "penalty must be at least 0"),
         ({"penalty": NAN}, "penalty must be at least 0"),
@@ -300,8 +286,8 @@ def test_invalid_data() -> None:
 
 def test_parameters_may_be_numbers_of_numpy() -> None:
     x = np.sin(np.arange(300.0))
-    numbers = {"horizon": np.int64(5), "look_back": np.int64(20), "rank": np.int64(3), "validation": np.int64(50)}
+    numbers = {"horizon": np.int64(5), "look_back": np.int64(20), "validation": np.int64(50)}
     forecaster = LagForecaster(**numbers).fit(x)
     made = forecaster.predict(np.int64(2))
     assert len(forecaster._recent[0].base) == 20  # type: ignore  # not all rows of training
-    np.testing.assert_allclose(made, LagForecaster(5, 20, rank=3, validation=50).fit(x).predict(2))
+    np.testing.assert_allclose(made, LagForecaster(5, 20, validation=50).fit(x).predict(2))

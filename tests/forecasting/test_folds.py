@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.forecasting import Columns, LagForecaster
+from lagwise.forecasting import LagForecaster
 from lagwise.forecasting.design import make_design
 from lagwise.forecasting.groups import held_out_blocks
 from lagwise.forecasting.solving import PENALTIES
@@ -82,16 +82,6 @@ def test_gaps_and_series_of_other_lengths_are_held_out_in_blocks_too() -> None:
     made = LagForecaster(HORIZON, (1, LOOK_BACK), validation=HELD, folds=5).fit(x)
     assert np.isfinite(made.predict()).all()
     assert 0 < (made.validation_error_ or 0) < np.inf
-
-
-def test_columns_are_fitted_in_blocks_too() -> None:
-    """The series follows a future column, which only maps with columns know."""
-    future = np.random.default_rng(3).normal(size=(200 + HORIZON, 2, 1))
-    x = series() + 3 * future[:200, :, 0]
-    options: dict[str, Any] = {"validation": HELD, "folds": 3}
-    made = LagForecaster(HORIZON, (4, LOOK_BACK), **options).fit(x, columns=Columns(future=future))
-    alone = LagForecaster(HORIZON, (4, LOOK_BACK), **options).fit(x)
-    assert (made.validation_error_ or np.inf) < 0.2 * (alone.validation_error_ or 0)
 
 
 def test_folds_need_a_penalty_to_choose() -> None:

@@ -1,4 +1,4 @@
-"""Series of different lengths in one fit, quantiles, and forecasts that are not negative."""
+"""Series of different lengths in one fit, and forecasts that are not negative."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lagwise.forecasting import LagForecaster, choose_forecaster
-from lagwise.forecasting.errors import CRPS_COVERAGES, error_quantiles, ranked_probability
 from lagwise.forecasting.gaps import aligned
 from lagwise.forecasting.moments import level_weights, window_moments
 
@@ -122,38 +121,10 @@ def test_names_of_a_mapping_are_those_in_messages() -> None:
         small().fit({"a": np.arange(40.0), "b": np.ones((2, 2))})
 
 
-def test_quantiles_are_ends_of_intervals() -> None:
-    forecaster = small(validation=20).fit(lengths(200, 150))
-    made = forecaster.predict_quantiles([0.05, 0.5, 0.95])
-    assert made.shape == (3, HORIZON, 2)
-    np.testing.assert_allclose(made[1], forecaster.predict())
-    np.testing.assert_allclose(made[::2], forecaster.predict_interval(coverage=0.9))
-    with pytest.raises(ValueError, match=r"quantiles must be in \(0, 1\), got 1.0"):
-        forecaster.predict_quantiles([1.0])
-
-
 def test_forecasts_are_not_negative_on_request() -> None:
     x = np.maximum(0, 3 * np.sin(np.arange(120) / 3)) + 0.5 * np.random.default_rng(0).random(120)
     free, kept = (small(validation=40, nonnegative=kept).fit(x) for kept in (False, True))
     assert free.predict_interval()[0].min() < 0
-    for made, expected in zip(kept.predict_quantiles([0.1, 0.9]), free.predict_quantiles([0.1, 0.9]), strict=True):
+    for made, expected in zip(kept.predict_interval(), free.predict_interval(), strict=True):
         assert np.array_equal(made, np.maximum(expected, 0))
     assert choose_forecaster(-x, HORIZON, nonnegative=True)[0].forecaster.predict().min() == 0
-
-
-def test_the_ranked_probability_score_is_the_mean_loss_of_quantiles() -> None:
-    x = lengths(300)["s0"]
-    forecaster = small(validation=60, refit=False).fit(x[:240])
-    z = (x - forecaster.mean_) / forecaster.scale_
-    losses = []
-    for start in range(240, 300 - HORIZON + 1):
-        made = z[start - LOOK_BACK : start] @ forecaster.maps_[0]
-        for q in np.arange(1, 10) / 10:
-            half = error_quantiles(forecaster.errors_, abs(2 * q - 1), forecaster.independent_)[:, 0]  # type: ignore
-            over = z[start : start + HORIZON] - (made + np.sign(q - 0.5) * half * (abs(q - 0.5) > 1e-9))
-            losses.append(2 * np.maximum(q * over, (q - 1) * over))
-    scores = forecaster.evaluate(x[240 - LOOK_BACK :])
-    assert scores.crps == pytest.approx(np.mean(losses))
-    assert 0.5 * scores.mae < scores.crps < scores.mae  # type: ignore[operator]
-    exact = ranked_probability(np.ones((1, 1)), [np.zeros(1)] * len(CRPS_COVERAGES))
-    assert exact[0, 0] == pytest.approx(1.0)  # the forecast has no spread: the absolute error

@@ -71,14 +71,13 @@ def test_each_series_is_forecast_from_its_own_end(tmp_path: Path) -> None:
     assert table.values.shape == (60, 2)
     assert not np.isnan(table.values[-30:]).any()
     forecaster = LagForecaster(7, 7, model={"name": "seasonal", "period": 7}, shared=True, validation=14)
-    made, _ = write_forecast(table, forecaster.fit(table.values), tmp_path / "out.csv", [0.5])
+    made, _ = write_forecast(table, forecaster.fit(table.values), tmp_path / "out.csv")
     made = pd.read_csv(tmp_path / "out.csv")
-    assert list(made) == ["store", "date", "sales", "sales_lower", "sales_upper", "sales_0.5"]
+    assert list(made) == ["store", "date", "sales", "sales_lower", "sales_upper"]
     own = made[made["store"] == "b"]
     assert list(own["date"]) == [f"2024-02-{day}" for day in range(20, 27)]
     assert list(made[made["store"] == "a"]["date"]) == [f"2024-03-0{day}" for day in range(1, 8)]
     np.testing.assert_allclose(own["sales"], 100 + np.arange(30, 37) % 7 + 1.0)
-    assert own["sales_0.5"].tolist() == own["sales"].tolist()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from lagwise.forecasting.moments import (
     Moments,
     level_weights,
     window_moments,
-    window_products,
 )
 from lagwise.forecasting.solving import expand, kernel_equations, parameter_count, ridge_path
 
@@ -45,11 +44,7 @@ def test_moments_equal_those_of_explicit_windows(level: str, rows: int) -> None:
 
 @pytest.mark.parametrize("at_a_time", [1, 7, 19])
 def test_products_are_computed_some_rows_at_a_time(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = window_products([series(60, 4).reshape(60, 2, 2)], LOOK_BACK, HORIZON)
     monkeypatch.setattr("lagwise.forecasting.moments._ROWS_PER_BATCH", at_a_time)
-    parts = window_products([series(60, 4).reshape(60, 2, 2)], LOOK_BACK, HORIZON)
-    for found, expected in zip(parts, whole, strict=True):
-        np.testing.assert_allclose(found, expected)
     assert_moments(window_moments(series(64), LOOK_BACK, HORIZON), windows(series(64)))
 
 
@@ -97,30 +92,9 @@ def test_one_kernel_has_constant_diagonals() -> None:
     assert np.array_equal(maps[1:, 1:], maps[:-1, :-1])
 
 
-def test_low_rank_maps_are_optimal() -> None:
-    """Full rank changes nothing. For a lower rank, no small step within the rank reduces the penalized error."""
-    moments = window_moments(series(), LOOK_BACK, HORIZON).without_level("mean")
-    (full,), (cut,) = (list(ridge_path(moments, [0.1], kernels=HORIZON, rank=rank)) for rank in (6, 2))
-    (free,) = ridge_path(moments, [0.1], kernels=HORIZON)
-    np.testing.assert_allclose(full, free)
-    assert np.linalg.matrix_rank(cut) == 2
-
-    def loss(maps: np.ndarray) -> float:
-        products = ((moments.inputs @ maps - 2 * moments.cross) * maps).sum() / moments.count
-        return float(products + 0.1 * (maps**2).sum())
-
-    left, sizes, right = np.linalg.svd(cut, full_matrices=False)
-    left, right = left[:, :2] * sizes[:2], right[:2]
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        a, b = (1e-3 * rng.normal(size=part.shape) for part in (left, right))
-        assert loss((left + a) @ (right + b)) > loss(cut)
-
-
 def test_parameters_are_counted() -> None:
     assert parameter_count(720, 96, kernels=1) == 815
     assert parameter_count(720, 96, kernels=96) == 720 * 96
-    assert parameter_count(720, 96, kernels=96, rank=12) == 12 * 816
 
 
 def test_kernels_divide_the_horizon() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from every_task import recipe
-from torch.utils.data import DataLoader
 from transformers import pipeline
 
 from lagwise.data import load_tokenizer
@@ -48,20 +47,6 @@ def test_a_run_in_a_folder_with_a_tokenizers_name(tmp_path: Path, monkeypatch: p
     data = make_task(recipe("classes of text", tmp_path / "data")).open(run=Path("bytes"), progress=False)
     assert isinstance(data, ClassifiedRows)
     assert data.rows.tokenizer.get_vocab() == own.get_vocab()
-
-
-def test_packed_and_padded_rows_have_equal_losses(tmp_path: Path) -> None:
-    losses = []
-    for packing in ("true", "false"):
-        own = ["task.wide=false", f"task.packing={packing}", "data.length=64"]  # packed rows have no wide part
-        made = recipe("classes of text", tmp_path, *own)
-        data = check_recipe(made).open(progress=False)
-        model = build_model(made, data).eval()
-        batch = next(iter(DataLoader(data.training_examples(1, 12, 0), batch_size=12, collate_fn=data.collate)))
-        labels = batch.pop("labels")
-        losses.append(data.loss(model(**batch), labels))
-        assert ("seq_idx" in batch) == (packing == "true")
-    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-6)
 
 
 def test_batches_of_a_training_have_few_lengths_and_the_same_loss(tmp_path: Path) -> None:
@@ -146,7 +131,7 @@ def test_scores_equal_their_definitions() -> None:
         ("data.source=null", "classification needs rows to learn from"),
         ("data.lengths=[16, 32]", "`lengths` does not apply"),
         ("task.label_smoothing=1.0", r"label_smoothing must be less than 1"),
-        ("task.packing=yes please", "packing must be true or false"),
+        ("task.wide=yes please", "wide must be true or false"),
         ("task.labels=stars", "did you mean 'label'"),
         ("task.text=nothing", "nothing"),
         ("task.metric=pearson", "'pearson' is not a metric of classification"),

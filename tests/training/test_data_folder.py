@@ -53,13 +53,13 @@ def test_a_run_that_was_killed_early_can_be_resumed_or_says_that_it_is_empty(
 def test_weights_are_read_by_whom_the_umask_lets_read_them(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        recipe = load_recipe("tnn-lm", [*_texts(tmp_path), *_SMALL, "training.average=0.9", "data.source=book.txt"])
+        recipe = load_recipe("tnn-lm", [*_texts(tmp_path), *_SMALL, "data.source=book.txt"])
         recipe.data.source = str(tmp_path / "book.txt")
         run = train(recipe, tmp_path / "run", progress=False)
     finally:
         os.umask(before)
     weights = [*run.rglob("*.safetensors")]
-    assert {file.name for file in weights} == {"model.safetensors", "averages.safetensors"}
+    assert {file.name for file in weights} == {"model.safetensors"}
     assert {file.stat().st_mode & 0o777 for file in weights} == {0o644}
 
 

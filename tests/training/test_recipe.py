@@ -158,6 +158,15 @@ def test_a_section_without_content_can_be_filled(tmp_path: Path) -> None:
     assert load_recipe(str(tmp_path / "own.yaml"), ["training.steps=7"]).training.steps == 7
 
 
+def test_options_that_are_gone_do_not_keep_earlier_runs_from_loading(tmp_path: Path) -> None:
+    unused = "data: {streaming: false, shuffle_tokens: 4194304}\ntraining: {steps: 7, carry_states: 0, average: 0.0}"
+    (tmp_path / "old.yaml").write_text(unused)
+    assert load_recipe(str(tmp_path / "old.yaml")).training.steps == 7
+    (tmp_path / "old.yaml").write_text("training: {carry_states: 16}")
+    with pytest.warns(UserWarning, match=r"training\.carry_states of the recipe is gone and is ignored"):
+        load_recipe(str(tmp_path / "old.yaml"))
+
+
 def test_wrong_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'tnn-lm'"):
         load_recipe("tnn-lmm")

@@ -102,7 +102,6 @@ def test_weights_and_sequences_are_shared_at_once(tiny_recipe: Recipe, tmp_path:
     ("options", "reason"),
     [
         ({"shard": True, "optimizer": "muon"}, "needs `optimizer=adamw`, got 'muon'"),
-        ({"shard": True, "average": 0.9}, "keeps no average"),
         ({"sequence_parallel": 2}, r"must divide the number of processes, got 2 for 1; start 2 processes"),
     ],
 )

@@ -80,8 +80,7 @@ def test_the_command_writes_a_table_and_results(tmp_path: Path, monkeypatch: pyt
     out = tmp_path / "results.json"
     result = CliRunner().invoke(app, ["bench", "forecast", str(tmp_path), "--data", "exchange", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert "chosen by validation, at most 10,000 parameters" in result.output
+    assert "chosen by validation" in result.output
     cells = json.loads(out.read_text())["results"]["cells"]
     assert {(each["horizon"], each["windows"]) for each in cells} == {(12, 69), (24, 57)}
     assert len(cells) == 2 * len(bench.models(made, 12))
-    assert all(0 < each["crps"] < each["mae"] for each in cells)

@@ -55,8 +55,6 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
 def _suits_byte_pairs(recipe: Recipe, data: TaskData) -> bool:
     """Whether a training on bytes would be better on a BPE."""
     options = recipe.training
-    if recipe.data.streaming:
-        return False
     read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens
     text = len(data.text.splits["train"])
     return read >= _MIN_TOKENS_READ and text >= _MIN_TEXT_BYTES

@@ -119,8 +119,9 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
     if not of_first_process((out / RECIPE_FILE).is_file()):  # which writes the file, perhaps before others look
         return train(recipe, out, progress=progress)
     if (out / RUN_FILE).is_file() and (begun := read_json(out / RUN_FILE).get("asked")):  # not in runs of 0.2
-        usual = as_json(Recipe())  # of options that the version that began the run did not have
-        check_asked(out, begun | {name: usual[name] | begun[name] for name in ("data", "training")}, as_json(recipe))
+        usual = as_json(Recipe())  # of options that the version that began the run did not have; others are gone
+        own = {name: {**usual[name], **begun[name]} for name in ("data", "training")}
+        check_asked(out, begun | {name: {key: own[name][key] for key in usual[name]} for name in own}, as_json(recipe))
     return resume(out, progress=progress)
 
 

@@ -304,8 +304,6 @@ def forecast(
     rows = run_benchmarks(folder, data.split(","), model or ())
     print_table("Mean squared error, averaged over horizons", *table_rows(rows))
     print_table("Share of test values within 90% intervals, averaged over horizons", *coverage_rows(rows))
-    title = "Continuous ranked probability score of standardised series, averaged over horizons"
-    print_table(title, *coverage_rows(rows, "crps"))
     _save(out, {"cells": rows})
 
 
