@@ -88,7 +88,7 @@ def test_stop_seed_and_defaults(client: TestClient) -> None:
     texts = {client.post("/v1/completions", json=sampled).json()["choices"][0]["text"] for _ in range(3)}
     assert len(texts) == 1
     assert len(texts.pop().split()) <= 16
-    neutral = {"n": 1, "echo": False, "logprobs": False, "presence_penalty": 0.0, "user": "me", "seed": None}
+    neutral = {"n": 1, "echo": False, "logprobs": None, "presence_penalty": 0.0, "user": "me", "seed": None}
     neutral |= {"top_logprobs": 0, "parallel_tool_calls": True}
     assert client.post("/v1/completions", json={**ASK, **neutral}).json()["choices"][0]["text"] == text
 
@@ -146,7 +146,8 @@ def test_a_template_that_raises_an_error(
         ({"prompt": ["w1"] * 5, "n": 2}, 400, "the request asks for 10 texts; this server takes at most 8"),
         ({"n": 0}, 400, "n: Input should be greater than or equal to 1"),
         ({"n": 2, "best_of": 3}, 400, "best_of must be n, 2"),
-        ({"logprobs": 2}, 400, "logprobs is not supported by this server; leave it out"),
+        ({"logprobs": 2, "echo": True}, 400, "logprobs is not supported with echo"),
+        ({"logprobs": 21}, 400, "logprobs"),
         ({"max_tokens": 501}, 400, "adds at most 500 tokens"),
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
         ({"temperature": 2.1}, 400, "temperature: Input should be less than or equal to 2"),
@@ -259,6 +260,60 @@ def test_a_prompt_before_its_text(client: TestClient) -> None:
     assert echoed == PROMPT + plain
     pieces = events(client.post("/v1/completions", json={**ASK, "echo": True, "stream": True}))
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == echoed
+
+
+def test_probabilities_of_tokens(
+    client: TestClient, model: LagwiseForCausalLM, talkative: PreTrainedTokenizerBase
+) -> None:
+    choice = client.post("/v1/completions", json={**ASK, "logprobs": 3}).json()["choices"][0]
+    said = choice["logprobs"]
+    ids = [WORDS.index(word) for word in (PROMPT + " " + choice["text"]).split()]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].log_softmax(1)
+    assert said["tokens"] == [WORDS[token] for token in ids[3:]]
+    assert said["token_logprobs"] == pytest.approx([float(expected[i - 1, ids[i]]) for i in range(3, 9)], abs=1e-9)
+    for place, likely in enumerate(said["top_logprobs"]):
+        best = expected[place + 2].topk(3)
+        assert list(likely.values()) == pytest.approx(best.values.tolist(), abs=1e-9)
+    pieces = events(client.post("/v1/completions", json={**ASK, "stream": True, "logprobs": 3}))
+    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
+    assert {name: [each for part in told for each in part[name]] for name in said} == said
+    messages = [{"role": "user", "content": PROMPT}]
+    ask = {"model": "small", "messages": messages, "max_tokens": 6, "temperature": 0}
+    chat = client.post("/v1/chat/completions", json={**ask, "logprobs": True, "top_logprobs": 2}).json()
+    content = chat["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in content] == said["tokens"]
+    assert [each["logprob"] for each in content] == pytest.approx(said["token_logprobs"], abs=1e-9)
+    assert [len(each["top_logprobs"]) for each in content] == [2] * 6
+    ask |= {"logprobs": True, "top_logprobs": 2}
+    pieces = events(client.post("/v1/chat/completions", json={**ask, "stream": True}))
+    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
+    assert [each for part in told for each in part["content"]] == content
+    assert [bytes(each["bytes"]).decode() for each in content] == said["tokens"]
+    refused = client.post("/v1/chat/completions", json={**ask, "logprobs": False})
+    assert error(refused) == "top_logprobs needs logprobs: true"
+
+
+def test_parts_of_characters_keep_their_probabilities() -> None:
+    """They have no text, but different names, and their bytes."""
+    from lagwise.data import load_tokenizer
+
+    torch.manual_seed(0)
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:128] = 0
+    with TestClient(make_app(Scheduler(model, load_tokenizer("bytes")), "small")) as client:
+        ask = {"model": "small", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "logprobs": True}
+        ask |= {"top_logprobs": 20, "temperature": 0}
+        content = client.post("/v1/chat/completions", json=ask).json()["choices"][0]["logprobs"]["content"]
+        likely = client.post("/v1/completions", json={**ASK, "logprobs": 20}).json()["choices"][0]["logprobs"]
+    for each in content:
+        names = [best["token"] for best in each["top_logprobs"]]
+        assert len(set(names)) == 20
+        known = [bytes(best["bytes"] or ()) for best in each["top_logprobs"]]
+        assert any(not text.isascii() for text in known)
+        assert all(len(text) == (not name.startswith("<|")) for text, name in zip(known, names, strict=True))
+    assert [len(each) for each in likely["top_logprobs"]] == [20] * 6
 
 
 def test_names_of_special_tokens_are_text(monkeypatch: pytest.MonkeyPatch) -> None:

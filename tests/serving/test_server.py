@@ -101,10 +101,16 @@ def test_openais_client(served: Served, tokenizer: PreTrainedTokenizerBase, monk
     assert streamed[-1].usage == whole.usage
     with pytest.raises(openai.BadRequestError, match="adds at most 20000 tokens"):
         client.completions.create(prompt=PROMPT, **{**ask, "max_tokens": LONG + 1})
-    several = client.completions.create(prompt=[PROMPT, "w7"], n=2, **ask)
+    several = client.completions.create(prompt=[PROMPT, "w7"], logprobs=2, n=2, **ask)
     assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    for choice in several.choices:
+        said = choice.logprobs
+        assert "".join(said.tokens).replace(" ", "") == choice.text.replace(" ", "")
+        assert [len(likely) for likely in said.top_logprobs] == [2] * len(said.tokens)
     ask["messages"] = [{"role": "user", "content": PROMPT}]
-    chat = client.chat.completions.create(**ask)
+    chat = client.chat.completions.create(logprobs=True, top_logprobs=3, **ask)
+    content = chat.choices[0].logprobs.content
+    assert [len(token.top_logprobs) for token in content] == [3] * len(content)
     pieces = list(client.chat.completions.create(**ask, stream=True))
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == chat.choices[0].message.content
     assert pieces[-1].choices[0].finish_reason == chat.choices[0].finish_reason
