@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from lagwise.data import StreamLoader, TextStream, load_tokenizer, open_stream, streams
+from lagwise.data import StreamLoader, TextStream, open_stream, streams
 from lagwise.tasks.language_modelling import PlainText
 
 LENGTH, END = 16, 256
@@ -179,10 +179,3 @@ def few_rows(folder: Path) -> str:
     for split, count in {"train": 2, "valid": 1, "test": 1}.items():
         (folder / "few" / f"{split}.jsonl").write_text('{"text": "some words"}\n' * count)
     return str(folder / "few")
-
-
-def test_a_tokenizer_of_words(tmp_path: Path) -> None:
-    load_tokenizer("words", vocab_size=64, texts=iter(documents())).save_pretrained(tmp_path / "words")
-    text = open_stream(one_text(tmp_path), str(tmp_path / "words"))
-    assert 5 < len(text.splits["valid"]) < 100
-    assert text.text_bytes["valid"] >= 100
