@@ -166,15 +166,6 @@ def test_streaming_gives_the_forecasts_from_all_rows() -> None:
         forecaster.update(x[80], columns=Columns(past=columns.past[80:81]))
 
 
-def test_values_of_the_future_may_be_given_to_predict() -> None:
-    x, columns = data()
-    forecaster = fitted(x, Columns(columns.future[: len(x)], columns.past, columns.static))
-    made = forecaster.predict(columns=Columns(future=columns.future[len(x) :]))
-    np.testing.assert_allclose(made, fitted(x, columns).predict())
-    more = forecaster.predict(columns=Columns(future=columns.future[len(x) :] + np.array([1.0, 0.0])))
-    assert (more - made > 1).all()  # the first column raises the series
-
-
 def test_columns_of_all_series_have_two_dimensions() -> None:
     x, _ = data()
     shared = np.random.default_rng(1).normal(size=(len(x) + HORIZON, 1))
@@ -187,11 +178,7 @@ def test_columns_of_all_series_have_two_dimensions() -> None:
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (
-            lambda c: Columns(c.future[:-1]),
-            {},
-            r"future must have the shape \(90, 3, columns\) or \(90, columns\), or 93",
-        ),
+        (lambda c: Columns(c.future[:-1]), {}, r"the shape \(90, 3, columns\) or \(90, columns\), or 93"),
         (lambda c: Columns(static=c.static[:2]), {}, r"static must have the shape \(3, columns\), got \(2, 1\)"),
         (lambda c: Columns(past=np.where(c.past > 2, np.inf, c.past)), {}, "past must have finite values"),
         (lambda c: Columns(np.where(np.arange(93)[:, None, None] == 91, NAN, c.future)), {}, "row 2 of the horizon"),
@@ -215,16 +202,6 @@ def test_rows_need_their_columns() -> None:
         forecaster.predict(X=x, columns=Columns(columns.future[:-HORIZON], columns.past, columns.static))
     with pytest.raises(ValueError, match="columns must be those fitted"):
         forecaster.evaluate(x, columns=Columns(columns.future))
-
-
-def test_rows_without_columns_are_no_hindrance_to_choosing() -> None:
-    """Values are missing in rows that are the horizon of an earlier forecast."""
-    x, columns = data()
-    future = columns.future.copy()
-    future[np.random.default_rng(2).random(len(future)) < 0.1] = NAN
-    future[0], future[-HORIZON:] = columns.future[0], columns.future[-HORIZON:]
-    ranked = choose_forecaster(x, HORIZON, columns=Columns(future, columns.past, columns.static), look_back=LOOK_BACK)
-    assert any("with columns" in each.name for each in ranked)
 
 
 def test_columns_that_no_candidate_can_use_are_an_error() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -47,16 +45,13 @@ def test_forecasts_equal_ours_and_updates_stream() -> None:
         SktimeLagForecaster(look_back=20).fit(y, fh=[-1, 2])
 
 
-KINDS = ["dates", "periods", "numbers", "even numbers"]
-
-
 def wave(kind: str) -> pd.Series:
     dates = pd.date_range("2024-01-01", periods=110, freq="D")
     numbers = {"numbers": pd.RangeIndex(110), "even numbers": pd.RangeIndex(0, 220, 2)}
     return pd.Series(np.sin(np.arange(110) / 3), index={"dates": dates, "periods": dates.to_period(), **numbers}[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dates", "periods", "numbers", "even numbers"])
 def test_updates_take_only_what_follows_the_window(kind: str) -> None:
     """sktime passes rows that overlap with those before; others are missing."""
     y = wave(kind)
@@ -74,36 +69,6 @@ def test_updates_take_only_what_follows_the_window(kind: str) -> None:
     missing = y.copy()
     missing[90:93] = np.nan
     np.testing.assert_allclose(after(y[80:90], y[93:95]), after(missing[80:95]))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_are_missing_are_unobserved(kind: str) -> None:
-    """In the data to fit and to refit, and the first difference of numbers may be a gap."""
-    y = wave(kind)
-    missing = y.copy()
-    missing.iloc[[1, 2, 40, 90, 91]] = np.nan
-    dropped = missing.dropna()
-    step = 2 if kind == "even numbers" else 1
-
-    def forecasts(y: pd.Series, parts: int) -> Any:
-        options = {"look_back": 10, "penalty": 1e-6}
-        adapter = SktimeLagForecaster(**options).fit(y[y.index <= missing.index[95 - 20 * parts]], fh=[step, 3 * step])
-        if parts:
-            adapter.update(y[y.index > missing.index[75]], update_params=True)
-        return adapter.predict()
-
-    for parts in (0, 1):
-        made, expected = forecasts(dropped, parts), forecasts(missing, parts)
-        np.testing.assert_allclose(made, expected)
-        assert (
-            list(made.index) == list(expected.index) == list(y.index[[96, 98]] if not parts else _after(y.index, step))
-        )
-
-
-def _after(index: Any, step: int) -> list[object]:
-    if isinstance(index, pd.RangeIndex):
-        return [index[-1] + step, index[-1] + 3 * step]
-    return [index[-1] + 1 * index.freq, index[-1] + 3 * index.freq]
 
 
 def test_steps_of_numbers_are_those_of_the_index() -> None:
@@ -149,18 +114,6 @@ def test_instances_of_a_panel_are_fitted_together() -> None:
         adapter.update(y.loc[["s0"]].rename(index={"s0": "s9"}), update_params=False)
 
 
-def test_the_instances_of_a_panel_stream() -> None:
-    y = panel()
-    times = y.index.get_level_values(1)
-    before = y[times < "2024-03-10"]
-    adapter = SktimeLagForecaster(look_back=20, shared=True, penalty=0.01).fit(before, fh=[1, 4])
-    adapter.update(y[times >= "2024-03-10"], update_params=False)
-    rows = {key: part["y"].to_numpy() for key, part in before.groupby(level=0)}
-    ours = LagForecaster(4, 20, shared=True, penalty=0.01).fit(rows)
-    seen = {key: part["y"].to_numpy() for key, part in y.groupby(level=0)}
-    np.testing.assert_allclose(adapter.predict()["y"], ours.predict(X=seen)[[0, 3]].T.ravel())
-
-
 def with_promotions() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Two instances of different lengths that depend on X, which has the rows of the horizon."""
     rng, parts = np.random.default_rng(0), {}
@@ -188,19 +141,3 @@ def test_exogenous_data_are_known_columns() -> None:
     np.testing.assert_allclose(adapter.predict(X=steps), made)
     with pytest.raises(ValueError, match="future has no value in row 1 of the horizon, for series 0"):
         adapter.predict(X=steps * np.nan)
-
-
-@pytest.mark.parametrize("instances", [["s0"], ["s0", "s1"]])
-def test_updates_with_exogenous_data_equal_given_rows(instances: list[str]) -> None:
-    every, X = with_promotions()
-    every, X = (each.loc["s0"] if len(instances) == 1 else each for each in (every, X))
-    times = every.index.get_level_values(-1)
-    before, after = times <= "2024-03-20", (times > "2024-03-20") & (times <= "2024-04-01")
-    options = {"look_back": 14, "shared": True, "penalty": 0.01}
-    adapter = SktimeLagForecaster(**options).fit(every[before], X=X[before], fh=[1, 4])
-    adapter.update(every[after], X=X[after], update_params=False)
-    made = adapter.predict(X=X[times > "2024-04-01"])
-    assert np.abs(made["y"] - every.loc[made.index, "y"]).max() < 0.5
-    fresh = SktimeLagForecaster(**options).fit(every[before | after], X=X[before | after], fh=[1, 4])
-    refitted = adapter.update(every[after], X=X[after], update_params=True).predict(X=X[times > "2024-04-01"])
-    np.testing.assert_allclose(refitted, fresh.predict(X=X[times > "2024-04-01"]))
