@@ -16,7 +16,6 @@ from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled_rows import read_labelled
 from lagwise.data.options import DataOptions
 from lagwise.data.row_files import read_table
-from lagwise.data.writing import write_text_split
 from lagwise.runs import predict_run
 from lagwise.tasks import TASKS
 from lagwise.training import load_recipe, make_task, train
@@ -72,17 +71,6 @@ def test_files_or_folders_are_classes(folders: bool, tmp_path: Path) -> None:
     assert sum(rows.cut.values()) == 24
     hosts = prepare_labelled(str(data), label="host", tokenizer="dna", cache=tmp_path / "cache", progress=False)
     assert hosts.label_names == ("h0", "h1")
-
-
-def test_other_letters_than_those_of_dna_are_noted(tmp_path: Path) -> None:
-    def notes(texts: list[str]) -> str:
-        lines = "".join(f"{text}{i},{'ab'[i % 2]}\n" for i, text in enumerate(texts))
-        (tmp_path / "rows.csv").write_text(f"text,label\n{lines}")
-        options = {"tokenizer": "dna", "cache": tmp_path / "cache", "progress": False}
-        return " ".join(prepare_labelled(str(tmp_path / "rows.csv"), **options).notes)
-
-    assert "of the characters in train are none of A, C, G, T, U and N" in notes(["a quiet film"] * 20)
-    assert "none of" not in notes(["ACGUnacgtNNNNNNNNNNNN" * 9 + "R"] * 20)
 
 
 def test_one_file_of_sequences_needs_another_column_of_labels(tmp_path: Path) -> None:
@@ -176,11 +164,3 @@ def test_a_split_that_is_written_is_read_as_the_same(tmp_path: Path) -> None:
     task.write_split(tmp_path / "split")
     assert (tmp_path / "split" / "test" / "dog" / "dog.fasta").exists()
     assert splits(tmp_path / "split") == splits(tmp_path / "data")
-
-
-def test_a_split_of_running_text(tmp_path: Path) -> None:
-    (tmp_path / "all.fna").write_text("".join(f">{i}\nACG\n{'T' * i}\n" for i in range(50)))
-    write_text_split(open_source(str(tmp_path / "all.fna")), tmp_path / "split")
-    for split in ("train", "valid", "test"):
-        documents = [list(open_source(str(tmp_path / name)).documents(split)) for name in ("all.fna", "split")]
-        assert documents[0] == documents[1] != []
