@@ -27,8 +27,8 @@ BUDGETS = {
     "src/lagwise/tasks": (3_320, 2_140),
     "src/lagwise/training": (3_950, 2_720),
     "src/lagwise": (47_220, 28_970),
-    "papers/src": (8_360, 4_900),
-    "papers/benchmarks": (1_440, 860),
+    "papers/src": (8_090, 4_720),
+    "papers/benchmarks": (1_410, 850),
     "benchmarks": (5_480, 3_620),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from browser import needs_chromium, opened
 
 from lagwise.analysis.report import compare_runs, plot_run
 from lagwise.runs import evaluate_run
-from lagwise.training import Recipe, train
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -54,10 +54,9 @@ onload = () => {{
 
 
 @pytest.fixture(params=["report", "comparison"])
-def report(request: pytest.FixtureRequest, tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    runs = [train(tiny_recipe, tmp_path / name, progress=False) for name in ("one", "two")]
-    for run in runs:
-        evaluate_run(run, [32, 64], progress=False)
+def report(request: pytest.FixtureRequest, tiny_run: Path, tmp_path: Path) -> Path:
+    evaluate_run(tiny_run, [32, 64], progress=False)
+    runs = [tiny_run, shutil.copytree(tiny_run, tmp_path / "another")]
     return plot_run(runs[0])[-1] if request.param == "report" else compare_runs(runs)[-1]
 
 

@@ -54,21 +54,6 @@ def test_a_model_of_short_texts_is_converted(tiny_recipe: Recipe, tmp_path: Path
     assert not list((tmp_path / "out").glob("evaluation*"))
 
 
-@pytest.mark.slow
-def test_quality_is_compared_only_when_asked(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """It takes minutes. Whether the conversion pays is said before it starts."""
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    lines: list[str] = []
-    result = convert_run(run, 0.1, tmp_path / "out", progress=False, report=lines.append)
-    assert "bits_per_byte" not in result
-    assert result["tokens_per_second"]["after"] > 0
-    [line] = lines
-    assert "has a support of 1,8" in line  # its decay is .99
-    assert "mostly its generation faster" in line
-    compared = convert_run(run, 0.1, tmp_path / "out", max_tokens=100, progress=False)
-    assert [each["length"] for each in compared["bits_per_byte"]] == [32, 128]
-
-
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [

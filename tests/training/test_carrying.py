@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 from lagwise.data.examples import CarriedPieces
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.training import Recipe, load_recipe, make_task, train
-from lagwise.training.carrying import CarriedStates, check_carried
+from lagwise.training.carrying import CarriedStates
 
 END = 256
 
@@ -136,12 +135,6 @@ def test_what_does_not_go_with_it_is_named(
     recipe = load_recipe(str(path), ["training.carry_states=4", *overrides])
     with pytest.raises(ValueError, match=message):
         train(recipe, tmp_path / "run", progress=False)
-
-
-def test_sequences_that_processes_share_are_refused(tiny_recipe: Recipe) -> None:
-    options = replace(tiny_recipe.training, carry_states=4, sequence_parallel=2)
-    with pytest.raises(ValueError, match=r"here 4, does not go with `sequence_parallel`"):
-        check_carried(make_task(tiny_recipe), options)
 
 
 def test_other_tasks_have_no_states_to_carry(recall_recipe: Recipe, tmp_path: Path) -> None:
