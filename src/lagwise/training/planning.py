@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -71,7 +72,7 @@ def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> Recip
     """
     options = recipe.training
     assert options.minutes is not None
-    seconds, evaluation = _measured(recipe, data)
+    seconds, evaluation = measured(recipe, data)
     evaluations = _EVALUATIONS * evaluation
     left = 60 * options.minutes - evaluations
     if left < seconds:
@@ -88,30 +89,30 @@ def planned_for_minutes(recipe: Recipe, data: TaskData, progress: bool) -> Recip
     return replace(recipe, training=options)
 
 
-def _measured(recipe: Recipe, data: TaskData) -> tuple[float, float]:
-    """Seconds of a step and of an evaluation; those of the first process in all."""
+def measured(recipe: Recipe, data: TaskData, clock: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
+    """Seconds of a step and of an evaluation by a clock; those of the first process in all."""
     count = _SLOW_STEPS + _TIMED_STEPS
     options = replace(recipe.training, steps=count, evaluate_every=count + 1, save_every=count + 1, report_to="none")
     recipe = replace(recipe, training=options)
     with TemporaryDirectory() as folder, quiet():
         trainer = make_trainer(recipe, data, training_arguments(recipe, Path(folder)), progress=False)
-        clock = _StepClock()
-        trainer.add_callback(clock)
+        steps = _StepClock(clock)
+        trainer.add_callback(steps)
         trainer.train()
-        begun = time.perf_counter()
+        begun = clock()
         trainer.evaluate()
-        evaluation = time.perf_counter() - begun
-    return of_first_process(fmean(clock.seconds[_SLOW_STEPS:])), of_first_process(evaluation)
+        evaluation = clock() - begun
+    return of_first_process(fmean(steps.seconds[_SLOW_STEPS:])), of_first_process(evaluation)
 
 
 class _StepClock(TrainerCallback):
     """Seconds from the end of a step to that of the next, which include reading the batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.seconds: list[float] = []
-        self._last = time.perf_counter()
+        self._clock, self._last = clock, clock()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         self.seconds.append(now - self._last)
         self._last = now
