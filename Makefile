@@ -23,7 +23,7 @@ NEWEST_TESTS := tests/models tests/runs tests/serving
 # The version of Triton that the GPU build of this torch comes with.
 TRITON := triton==3.7.1
 
-.PHONY: demo test test-slow test-gpu test-device test-triton test-lowest test-newest coverage fuzz lint bench docs docs-serve \
+.PHONY: demo test test-slow test-gpu test-device test-triton test-lowest test-newest coverage fuzz mutate lint names bench docs docs-serve \
   wheel-check release-check release clean
 
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
@@ -96,6 +96,9 @@ lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
 
+names: $(INSTALLED)  ## the public names against the last tag: what breaks code must be in the changelog
+	$(BIN)/python scripts/check_names.py
+
 bench: $(INSTALLED)  ## speed and memory of the Toeplitz layer
 	$(BIN)/lagwise bench toeplitz --out benchmarks/results/toeplitz-cpu.json
 
@@ -134,7 +137,7 @@ wheel-check:  ## build sdist and wheel, install each alone and the wheel with ea
 	build/wheel-papers/bin/python -m pip install $(QUIETLY) --no-deps build/papers/*.whl
 	cd build && wheel-papers/bin/lagwise recipes --all && wheel-papers/bin/lagwise recipes lra-text-small
 
-release-check: lint test test-device test-slow wheel-check  ## all that a release must pass
+release-check: lint names test test-device test-slow wheel-check  ## all that a release must pass
 	$(BIN)/python scripts/release.py tested
 
 # The first release names the repository, too: REPOSITORY=https://github.com/OWNER/NAME

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import check_names
 import check_wheel
 import pytest
 import release
@@ -214,3 +215,30 @@ def test_what_is_not_ready_is_refused_and_nothing_is_written(
     assert message in capsys.readouterr().err
     assert subprocess.run(["git", "log", "--oneline"], cwd=clone, capture_output=True, check=True).stdout == before
     assert release.git(clone, "status", "--porcelain") == release.git(clone, "tag") == ""
+
+
+def test_what_breaks_code_that_used_the_last_version_is_in_the_changelog(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def commit(module: str, home: str, changes: str) -> None:
+        (clone / "src" / "lagwise" / "__init__.py").write_text(
+            f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lagwise.{home} import double\n"
+        )
+        (clone / "src" / "lagwise" / f"{home}.py").write_text(module)
+        (clone / "CHANGELOG.md").write_text(f"# Changelog\n\n## 9.1.0 (unreleased)\n\n{changes}\n\n## 9\n\n`double`")
+        release.git(clone, "add", "--all")
+        release.git(clone, "commit", "--quiet", "--message", "Change")
+
+    (clone / "docs" / "reference").mkdir(parents=True)
+    (clone / "docs" / "reference" / "index.md").write_text("# Names\n")
+    commit("def double(x, twice=False): ...\ndef internal(x): ...\n", "first", "- New.")
+    assert check_names.main(clone) == 0
+    assert "no version is tagged yet" in capsys.readouterr().out
+    release.git(clone, "tag", "--annotate", "v9.0.0", "--message", "lagwise 9.0.0")
+    commit("def double(x, twice=False, *, thrice=False): ...\n", "moved", "- More.")
+    assert check_names.main(clone) == 0
+    commit("def double(x): ...\n", "moved", "- More.")
+    assert check_names.main(clone) == 1
+    assert "double(twice): Parameter was removed" in capsys.readouterr().err
+    commit("def double(x): ...\n", "moved", "- `double` doubles once.")
+    assert check_names.main(clone) == 0
