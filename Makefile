@@ -23,8 +23,12 @@ NEWEST_TESTS := tests/models tests/runs tests/serving
 # The version of Triton that the GPU build of this torch comes with.
 TRITON := triton==3.7.1
 
+# What makes requirements-tested.txt, and looks into it.
+UV := uv==0.13.9
+AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
+
 .PHONY: demo test test-slow test-gpu test-device test-triton test-lowest test-newest coverage fuzz mutate lint names bench docs docs-serve \
-  wheel-check release-check release clean
+  wheel-check hashes audit release-check release clean
 
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -136,6 +140,25 @@ wheel-check:  ## build sdist and wheel, install each alone and the wheel with ea
 	realpath build/wheel/lib/python*/site-packages > $$(echo build/wheel-papers/lib/python*/site-packages)/base.pth
 	build/wheel-papers/bin/python -m pip install $(QUIETLY) --no-deps build/papers/*.whl
 	cd build && wheel-papers/bin/lagwise recipes --all && wheel-papers/bin/lagwise recipes lra-text-small
+
+hashes:  ## write requirements-tested.txt: the tested set, each file by its hash, but for torch
+	rm -rf build/hashes && $(PYTHON) -m venv build/hashes && build/hashes/bin/python -m pip install $(QUIETLY) $(UV)
+	grep '^mega-pytorch==' constraints.txt > build/bench.in
+	build/hashes/bin/uv pip compile pyproject.toml --extra dev build/bench.in --constraint constraints.txt --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file build/hashes.txt
+	(grep '^#' requirements-tested.txt; sed -E '/^(torch=|triton|nvidia-|cuda-)/,/[^\\]$$/d' build/hashes.txt) > build/tested.txt
+	mv build/tested.txt requirements-tested.txt
+
+audit:  ## install the tested set by its hashes, list its parts as CycloneDX, and ask whether faults of them are known
+	rm -rf build/audit build/audited && $(PYTHON) -m venv build/audit && $(PYTHON) -m venv build/audited
+	grep '^torch==' constraints.txt > build/torch.txt
+	build/audited/bin/python -m pip install $(QUIETLY) --requirement build/torch.txt
+	build/audited/bin/python -m pip install $(QUIETLY) --no-deps --require-hashes --requirement requirements-tested.txt
+	build/audited/bin/python -m pip check
+	build/audit/bin/python -m pip install $(QUIETLY) $(AUDIT)
+	build/audit/bin/cyclonedx-py requirements requirements-tested.txt --pyproject pyproject.toml \
+	  --output-file build/lagwise.cdx.json
+	build/audit/bin/pip-audit --no-deps --disable-pip $(addprefix --requirement ,requirements-tested.txt build/torch.txt)
 
 release-check: lint names test test-device test-slow wheel-check  ## all that a release must pass
 	$(BIN)/python scripts/release.py tested

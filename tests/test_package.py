@@ -52,6 +52,20 @@ def test_workflows_run_pinned_actions_and_targets_that_exist(path: Path) -> None
     assert all("timeout-minutes" in job for job in jobs.values())
 
 
+def test_the_tested_set_has_hashes_and_the_versions_of_the_constraints() -> None:
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    tested = (ROOT / "requirements-tested.txt").read_text()
+    packages = re.findall(
+        r"^([\w.-]+)==(\S+)(?: ;[^\\]*)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", tested, re.MULTILINE
+    )
+    assert len(packages) == tested.count("==") - tested.count(" == ") > 100
+    found = {name.lower().replace("_", "-"): version for name, version, _ in packages}
+    usual = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    assert "torch" not in found
+    assert {name: found[name] for name in found.keys() & usual.keys()} == {n: v for n, v in usual.items() if n in found}
+    assert len(found.keys() & usual.keys()) > 40
+
+
 @pytest.mark.parametrize(("tag", "passes"), [(f"v{lagwise.__version__}", True), ("v0.0.1", False)])
 def test_a_tag_that_is_not_the_version_stops_the_release(tag: str, passes: bool) -> None:
     build = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]["build"]
