@@ -23,6 +23,9 @@ NEWEST_TESTS := tests/models tests/runs tests/serving
 # The version of Triton that the GPU build of this torch comes with.
 TRITON := triton==3.7.1
 
+# What tests/fuzz/guided reads with, each for 75 seconds.
+READERS := tables times lines archives recordings recipes weights bodies
+
 # What makes requirements-tested.txt, and looks into it.
 UV := uv==0.13.9
 AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
@@ -90,10 +93,18 @@ coverage: $(INSTALLED)  ## the test suite, and which lines it runs, in build/cov
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --cov --cov-report=term:skip-covered \
 	  --cov-report=html:build/coverage --cov-report=xml:build/coverage.xml
 
-fuzz: $(INSTALLED)  ## random mixers and models against dense references for 20 minutes, conversions, malformed input
+fuzz: $(INSTALLED)  ## random models against dense references, 20 minutes; readers of files and requests, ten minutes
 	LAGWISE_FUZZ_SECONDS=$${LAGWISE_FUZZ_SECONDS:-1200} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -s -k at_length
 	LAGWISE_FUZZ_CASES=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or not slow' \
 	  tests/fuzz/test_state_space_fuzz.py tests/fuzz/test_malformed.py
+	$(BIN)/python -m pip install $(QUIETLY) --editable '.[fuzz]' --constraint constraints.txt
+	for name in $(READERS); do OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/guided/harnesses.py $$name \
+	  -max_total_time=$${LAGWISE_GUIDED_SECONDS:-75} || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/serving/test_openapi.py
+
+mutate: $(INSTALLED)  ## how many small changes of PACKAGE=forecasting, drawn by a seed, its tests notice in SECONDS=1800
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py $(PACKAGE) --seconds $(or $(SECONDS),1800) \
+	  --out benchmarks/results/mutation-$(subst /,-,$(PACKAGE)).json
 
 lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .
