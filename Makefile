@@ -103,7 +103,7 @@ fuzz: $(INSTALLED)  ## random models against dense references, 20 minutes; reade
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/serving/test_openapi.py
 
 mutate: $(INSTALLED)  ## how many small changes of PACKAGE=forecasting, drawn by a seed, its tests notice in SECONDS=1800
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py $(PACKAGE) --seconds $(or $(SECONDS),1800) \
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutate.py $(PACKAGE) --seconds $(or $(SECONDS),1800) \
 	  --out benchmarks/results/mutation-$(subst /,-,$(PACKAGE)).json
 
 lint: $(INSTALLED)  ## style and types

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lagwise.files import PARTIAL, is_full_disk, lock, one_line
+from lagwise.files import PARTIAL, is_full_disk, lock, of_library, one_line
 
 _META = "meta.json"
 
@@ -72,7 +72,7 @@ def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]], *, resum
             that folder again, unless another of the same kind has been made since.
 
     Raises:
-        OSError: When the disk is full, with advice.
+        OSError: When the disk is full or fails, with advice.
     """
     meta = _read_meta(folder)
     if meta is None:
@@ -125,7 +125,7 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]], resumable: bool)
             partial.rename(folder)
         except Exception as error:
             resumable = False  # the error would come again
-            if not is_full_disk(error):
+            if not (is_full_disk(error) or of_library(error)):
                 raise
             raise OSError(
                 f"cannot write to the cache in {folder.parent} ({one_line(error)}); free space, or set LAGWISE_CACHE "

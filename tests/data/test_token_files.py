@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import random
 import time
 import warnings
@@ -92,17 +90,6 @@ class TestTokenFiles:
             one, other = (task.result() for task in tasks)
         assert one.folder == other.folder
         assert len(calls) == 1
-
-    def test_a_full_disk_leaves_no_files_and_gives_advice(
-        self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*args: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(tokens_module, "_encode", full)
-        with pytest.raises(OSError, match="LAGWISE_CACHE"):
-            prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
-        assert not [path for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"]
 
     @pytest.mark.parametrize(("stop", "lost"), [(1, 0), (7, 0), (30, 0), (30, 1000)])
     def test_a_killed_preparation_goes_on(

@@ -18,7 +18,9 @@ TINY = (
 )
 SHORT = ("data.length=32", "training.batch_size=4", "training.warmup_steps=2", "training.precision=float32", *TINY)
 SHORT += ("training.evaluate_tokens=512", "training.log_every=1", "training.evaluate_every=2")
-TRAIN = ("train", "--recipe", "tnn-lm", "--data", "words.txt", *SHORT, "training.steps=4", "training.save_every=2")
+SHORT += ("training.steps=4", "training.save_every=2")
+TRAIN = ("train", "--recipe", "tnn-lm", "--data", "words.txt", *SHORT)
+STREAM = ("train", "--recipe", "tnn-lm", "--data", "parts", "data.streaming=true", "data.tokenizer=bytes", *SHORT)
 ROWS = ("train", "--recipe", "classify", "--data", "reviews.csv", "model=linear", "--out", "rows")
 FORECAST = ("forecast", "--data", "my.csv", "--model", "ridge", "--look-back", "8", "--out", "next.csv")
 MEGA = Path(__file__).parents[2] / "papers" / "tests" / "imports" / "mega" / "causal"
@@ -44,12 +46,8 @@ OPERATIONS = {
     "resume": Operation(
         ("train", "--resume", "run"), (RUN,), ("run/model.safetensors", "run/config.json", "run/checkpoint-4")
     ),
-    "stream": Operation(
-        (*TRAIN, "data.streaming=true", "data.tokenizer=bytes", "--out", "run", "--resume", "auto"),
-    ),
-    "carry": Operation((*TRAIN, "training.carry=true", "--out", "run", "--resume", "auto")),
-    "split": Operation((*RUN, "--split", "parts", "--resume", "auto"), (RUN,), ("run",)),
-    "rows": Operation((*ROWS, "--resume", "auto"), lost=("cache/labelledrows",)),
+    "stream": Operation((*STREAM, "--out", "run", "--resume", "auto")),
+    "rows": Operation((*ROWS, "--resume", "auto")),
     "convert": Operation(
         ("convert", "run", "--tolerance", "0.1"), (RUN, ("convert", "run", "--tolerance", "0.5")), slow=False
     ),
@@ -62,18 +60,18 @@ OPERATIONS = {
 }
 
 
-def work(folder: Path, command: tuple[str, ...], number: int, error: int, large: int) -> None:
-    """Run a command in a folder. Its output goes to FOLDER.said, and the calls that count to FOLDER.calls.
+def work(folder: Path, command: tuple[str, ...], number: int, error: int, large: int, name: str = "") -> None:
+    """Run a command in a folder. Its output goes to FOLDERNAME.said, and the calls that count to FOLDERNAME.calls.
 
     number, error and large: as in faults.c; error 0 is death.
     """
     torch.set_num_threads(1)
     os.chdir(folder)
     os.environ |= {"LAGWISE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp"), "COLUMNS": "500"}
-    with open(f"{folder}.said", "wb") as said:
+    with open(f"{folder}{name}.said", "wb") as said:
         for stream in (1, 2):
             os.dup2(said.fileno(), stream)
-    calls = os.open(f"{folder}.calls", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    calls = os.open(f"{folder}{name}.calls", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     sys.argv = ["lagwise", *command]
 
     import uvicorn
