@@ -28,16 +28,11 @@ MEGA = Path(__file__).parents[2] / "papers" / "tests" / "imports" / "mega" / "ca
 
 @dataclass(frozen=True)
 class Operation:
-    """A command, those that ran before it, and the files that were lost since.
-
-    Attributes:
-        slow: whether it takes seconds, so that not even some of its faults are part of the usual tests.
-    """
+    """A command, those that ran before it, and the files that were lost since."""
 
     command: tuple[str, ...]
     before: tuple[tuple[str, ...], ...] = ()
     lost: tuple[str, ...] = ()
-    slow: bool = True
 
 
 RUN = (*TRAIN, "--out", "run")
@@ -48,15 +43,13 @@ OPERATIONS = {
     ),
     "stream": Operation((*STREAM, "--out", "run", "--resume", "auto")),
     "rows": Operation((*ROWS, "--resume", "auto")),
-    "convert": Operation(
-        ("convert", "run", "--tolerance", "0.1"), (RUN, ("convert", "run", "--tolerance", "0.5")), slow=False
-    ),
+    "convert": Operation(("convert", "run", "--tolerance", "0.1"), (RUN, ("convert", "run", "--tolerance", "0.5"))),
     "export": Operation(("export", "run", "--format", "pt2"), (RUN,)),
-    "import": Operation(("import", str(MEGA), "--out", "mega"), slow=False),
-    "forecast": Operation((*FORECAST, "--horizon", "4"), ((*FORECAST, "--horizon", "2"),), slow=False),
-    "predict": Operation(("predict", "rows", "--data", "reviews.csv", "--out", "new.csv"), (ROWS,), slow=False),
-    "evaluate": Operation(("evaluate", "run", "--tokens", "200"), (RUN,), slow=False),
-    "serve": Operation(("serve", "run"), (RUN,), slow=False),
+    "import": Operation(("import", str(MEGA), "--out", "mega")),
+    "forecast": Operation((*FORECAST, "--horizon", "4"), ((*FORECAST, "--horizon", "2"),)),
+    "predict": Operation(("predict", "rows", "--data", "reviews.csv", "--out", "new.csv"), (ROWS,)),
+    "evaluate": Operation(("evaluate", "run", "--tokens", "200"), (RUN,)),
+    "serve": Operation(("serve", "run"), (RUN,)),
 }
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from operations import OPERATIONS, Operation, work
 
@@ -175,7 +174,7 @@ def faults(request: pytest.FixtureRequest, server: Any, files: Path, tmp_path: P
     return Faults(server, request.param, files, tmp_path)
 
 
-USUAL = [pytest.param(name, marks=[pytest.mark.slow] * each.slow) for name, each in OPERATIONS.items()]
+USUAL = ("train", "import")
 
 
 @pytest.mark.parametrize("faults", USUAL, indirect=True)
@@ -187,29 +186,15 @@ def test_a_fault_at_some_calls(faults: Faults) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("large", [0, READING, LARGE], ids=["changes", "reads", "memory"])
 @pytest.mark.parametrize("faults", OPERATIONS, indirect=True)
-def test_a_fault_at_every_call(faults: Faults) -> None:
-    problems = []
-    for number in range(1, faults.calls() + 1):
-        problems += [faults.check(number, error) for error in (DIES, ERRORS[number % 3])]
-    assert not any(problems), "\n".join(filter(None, problems))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("faults", OPERATIONS, indirect=True)
-def test_a_file_that_cannot_be_read(faults: Faults) -> None:
-    problems = [faults.check(number, errno.EIO, READING) for number in range(1, faults.calls(READING) + 1)]
-    assert not any(problems), "\n".join(filter(None, problems))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("faults", OPERATIONS, indirect=True)
-def test_memory_that_ends_at_every_large_allocation(faults: Faults) -> None:
-    total = faults.calls(LARGE)
-    numbers = range(1, total + 1) if total < MOST_ALLOCATIONS else np.linspace(1, total, MOST_ALLOCATIONS).astype(int)
-    problems = [faults.check(int(number), errno.ENOMEM, LARGE) for number in numbers]
+def test_a_fault_at_every_call(faults: Faults, large: int) -> None:
+    """Of allocations, of which there may be thousands, only some."""
+    total, problems = faults.calls(large), []
+    step = max(1, total // MOST_ALLOCATIONS) if large == LARGE else 1
+    for number in range(1, total + 1, step):
+        errors = {0: (DIES, ERRORS[number % 3]), READING: (errno.EIO,), LARGE: (errno.ENOMEM,)}[large]
+        problems += [faults.check(number, error, large) for error in errors]
     assert not any(problems), "\n".join(filter(None, problems))
 
 
