@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 import random
 import time
 import warnings
@@ -110,17 +108,6 @@ class TestTokenFiles:
             one, other = (task.result() for task in tasks)
         assert one.folder == other.folder
         assert len(calls) == 1
-
-    def test_a_full_disk_leaves_no_files_and_gives_advice(
-        self, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*args: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(tokens_module, "_encode", full)
-        with pytest.raises(OSError, match="LAGWISE_CACHE"):
-            prepare(str(text_file), "bytes", cache=tmp_path, progress=False)
-        assert not [path for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"]
 
     def test_too_little_text_for_three_splits(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("ab")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_results import losses, weights
+from run_results import weights
 
 from lagwise.training import Recipe, read_metrics, resume, train
 from lagwise.training.checkpoints import checkpoints, newest_whole_checkpoint
@@ -26,39 +26,6 @@ def test_a_damaged_checkpoint_is_skipped(tiny_run: Path) -> None:
         ValueError, match=r"no checkpoint to resume.*truncated.*; checkpoint-3: optimizer\.pt is missing or damaged"
     ):
         newest_whole_checkpoint(tiny_run)
-
-
-@pytest.mark.parametrize(
-    ("raised", "seen", "message"),
-    [
-        (KeyboardInterrupt, KeyboardInterrupt, ""),
-        (RuntimeError("file write failed"), OSError, r"cannot save checkpoint-6 .*resume the run"),
-    ],
-)
-def test_a_kill_or_a_full_disk_while_saving(
-    tiny_recipe: Recipe,
-    tiny_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    raised: Any,
-    seen: Any,
-    message: str,
-) -> None:
-    """The earlier checkpoint remains, there is no partial one, and the run resumes."""
-    original = LagwiseTrainer._save_rng_state
-
-    def fails_the_second_time(self: LagwiseTrainer, output_dir: str) -> None:
-        if self.state.global_step == 6:
-            raise raised
-        original(self, output_dir)
-
-    monkeypatch.setattr(LagwiseTrainer, "_save_rng_state", fails_the_second_time)
-    with pytest.raises(seen, match=message):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    assert [c.name for c in checkpoints(tmp_path / "run")] == ["checkpoint-3"]
-    assert seen is KeyboardInterrupt or not (tmp_path / "run" / ".saving").exists()
-    monkeypatch.undo()
-    assert losses(resume(tmp_path / "run", progress=False)) == losses(tiny_run)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -149,54 +148,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(
     for out in (tmp_path / "file", tmp_path / "file" / "a" / "run"):
         with pytest.raises(ValueError, match=r"`out` cannot be '.*': '.*file' is not a folder that can be written to"):
             train(tiny_recipe, out, progress=False)
-
-
-@pytest.mark.parametrize("moved", [0, 1])
-def test_a_crash_while_a_run_begins(
-    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
-) -> None:
-    """A folder without recipe.yaml is not yet a run, so it can be trained in."""
-    original, calls = os.replace, []
-
-    def dies(source: Path, target: Path) -> None:
-        if len(calls) == moved:
-            raise KeyboardInterrupt
-        calls.append(original(source, target))
-
-    monkeypatch.setattr(os, "replace", dies)
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    monkeypatch.undo()
-    (tmp_path / "run" / ".saving-dead").mkdir()
-    with pytest.raises(FileNotFoundError, match="not a run to resume"):
-        resume(tmp_path / "run", progress=False)
-    train(tiny_recipe, tmp_path / "run", progress=False)
-    assert not list((tmp_path / "run").glob(".saving*"))
-
-
-@pytest.mark.parametrize("where", ["checkpoint", "end"])
-def test_a_full_disk_while_the_tokenizer_is_saved(
-    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    """The Rust library of tokenizers raises a bare Exception."""
-    from transformers import PreTrainedTokenizerFast
-
-    save = PreTrainedTokenizerFast.save_pretrained
-
-    def full(self: Any, folder: str | Path, **options: Any) -> Any:
-        own = Path(folder).is_relative_to(tmp_path)  # not the cache of tokens
-        if own and (where == "end") == (Path(folder).name.startswith(".saving-")):
-            raise Exception("No space left on device (os error 28)\nand more")
-        return save(self, folder, **options)
-
-    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
-    with pytest.raises(OSError, match=r"cannot save .*No space left on device") as caught:
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run" / "config.json").exists()
-    monkeypatch.undo()
-    resume(tmp_path / "run", progress=False)
-    assert (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_finished_run_without_checkpoints_is_left_unchanged(tiny_run: Path) -> None:
