@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +56,9 @@ class CarriedStates:
     Args:
         model: The language model.
         process: Rank of this process.
+        what: What needs the states, for messages.
+        training: Whether the states are those of the training mode, in which attention windows may differ.
+        changes: Whether the weights change between chunks; states then get taps of the new weights.
 
     Raises:
         ValueError: For a model whose state grows with the text, that takes texts up to a length only, or that skips
@@ -65,21 +68,29 @@ class CarriedStates:
     Transformer-XL (Dai et al. 2019).
     """
 
-    def __init__(self, model: Any, process: int):
-        self.model, self.process = model, process
+    def __init__(
+        self,
+        model: Any,
+        process: int = 0,
+        *,
+        what: str = "`carry_states`",
+        training: bool = True,
+        changes: bool = True,
+    ):
+        self.model, self.process, self.training, self.changes = model, process, training, changes
         self.held: dict[int, Carried] = {}  # by the number of the first row of a micro-batch
         for part in model.modules():
             if isinstance(part, Mixer) and (part.grows or not part.streams):
                 raise ValueError(
-                    f"`carry_states` needs states of constant size, and {type(part).__name__} has none: its "
-                    "state grows with the text, or there is none"
+                    f"{what} needs states of constant size, and {type(part).__name__} has none: its state grows with "
+                    "the text, or there is none"
                 )
         if model.model.length_limit is not None:
             raise ValueError(
-                f"`carry_states` carries texts of any length on, and this model takes at most "
-                f"{model.model.length_limit} tokens"
+                f"{what} needs a model of texts of any length, and this one takes at most {model.model.length_limit} "
+                "tokens"
             )
-        if model.config.stochastic_depth:
+        if training and model.config.stochastic_depth:
             raise ValueError("`carry_states` does not go with `stochastic_depth`, which skips blocks")
 
     def before(self, row: int, begins: Tensor) -> StreamingCache:
@@ -95,6 +106,9 @@ class CarriedStates:
         rows, some = len(begins), bool(begins.any())
         order = torch.arange(rows, device=begins.device) + rows * begins
         for layer, state, part in zip(cache.layers, held.states, self.model.model.streamed, strict=True):
+            if not some and not self.changes:
+                layer.state = state
+                continue
             start = part.init_state(rows)
             if some:
                 state = select_rows(join_states([state, start]), order)
@@ -111,12 +125,24 @@ class CarriedStates:
         states = tuple(detached(layer.state) for layer in cache.layers)
         self.held[row] = Carried(states, *(getattr(cache, name) for name in _TOKEN_ATTRIBUTES))
 
-    @torch.no_grad()
     def save(self, folder: Path) -> None:
-        """Write the states to a checkpoint, and continue from the written form, whose rounding may differ: a resumed
-        training then has the same states."""
+        """Write the states to a checkpoint."""
+        tensors = self.tensors()
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / _FILE.format(self.process))
+        follow_umask(folder)
+
+    def load(self, folder: Path) -> None:
+        """Read the states of a checkpoint. ValueError if they are not those of this model."""
+        path = folder / _FILE.format(self.process)
+        self.restore(read_tensors(path, str(self.model.device)), path)
+
+    @torch.no_grad()
+    def tensors(self) -> dict[str, Tensor]:
+        """The states with fixed shapes, by name. Continues from this form, whose rounding may differ: what is resumed
+        then has the same states."""
         tensors = {}
-        with self._training():
+        with self._mode():
             for row, held in self.held.items():
                 like = self._start(next(t.shape[0] for _, t in named_tensors(held.states[0]) if isinstance(t, Tensor)))
                 fixed = tuple(fixed_state(*pair)[0] for pair in zip(held.states, like, strict=True))
@@ -124,21 +150,17 @@ class CarriedStates:
                 tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(held, name)) is not None}
                 found = {**dict(named_tensors(fixed)), **tokens}
                 tensors |= {f"{row}:{name}": tensor.contiguous() for name, tensor in found.items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / _FILE.format(self.process))
-        follow_umask(folder)
+        return tensors
 
     @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Read the states of a checkpoint. ValueError if they are not those of this model."""
-        path = folder / _FILE.format(self.process)
-        found = read_tensors(path, str(self.model.device))
+    def restore(self, found: Mapping[str, Tensor], path: Path) -> None:
+        """Continue from `tensors`, which a file holds. ValueError if they are not those of this model."""
         by_row: dict[int, dict[str, Tensor]] = {}
         for name, tensor in found.items():
             row, _, rest = name.partition(":")
             by_row.setdefault(int(row), {})[rest] = tensor
         self.held = {}
-        with self._training():
+        with self._mode():
             for row, tensors in by_row.items():
                 like = self._start(len(next(iter(tensors.values()))))
                 wanted = dict(named_tensors(like))
@@ -157,10 +179,10 @@ class CarriedStates:
         return tuple(eager_state(state, part.init_state(1), iter(())) for state, part in zip(fixed, parts, strict=True))
 
     @contextmanager
-    def _training(self) -> Iterator[None]:
-        """Put the model into training mode, in which attention windows may differ from evaluation."""
+    def _mode(self) -> Iterator[None]:
+        """Put the model into the mode of the states."""
         mode = self.model.training
-        self.model.train()
+        self.model.train(self.training)
         try:
             yield
         finally:
