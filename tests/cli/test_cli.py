@@ -81,6 +81,7 @@ def test_train_evaluate_generate_and_report(tiny_recipe: Recipe, tmp_path: Path)
     run_all(
         (["train", "--recipe", recipe, "--out", run, "training.steps=4"], "Trained: "),
         (["evaluate", run, "--lengths", "32,64"], "bits/byte"),
+        (["evaluate", run, "--lengths", "32", "--tokens", "300", "--learn", "0.01"], "after each score, length 32"),
         (["generate", run, "--prompt", "the ", "--tokens", "8", "--seed", "1"], "the "),
         (["plot", run], "report.html"),
     )
@@ -95,6 +96,8 @@ def test_a_task_needs_no_text(tmp_path: Path) -> None:
         (["generate", run, "--prompt", "a 2 c 4 a", "--tokens", "1", "--temperature", "0"], "a 2 c 4 a"),
         (["plot", run], "accuracy.png"),
     )
+    learning = runner.invoke(app, ["evaluate", str(run), "--learn", "0.01"])
+    assert "`learn` is for language models" in str(learning.exception)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import typer
 
 from lagwise.cli.parsing import existing_file, number_option, path_option, run_argument, text_option, within
 from lagwise.cli.terminal import plain, write
-from lagwise.process import quick_imports
+from lagwise.process import Stopped, quick_imports
 
 
 def watch(
@@ -55,4 +55,7 @@ def watch(
 
     watched = Watch(run, alarms=alarms, calibrate=calibrate, by=by, learn=learn, state=state, progress=True)
     source = sys.stdin.fileno() if file is None else file
-    watch_run(watched, source, show, state=state, report=lambda line: typer.echo(plain(line), err=True))
+    try:
+        watch_run(watched, source, show, state=state, report=lambda line: typer.echo(plain(line), err=True))
+    except Stopped as stop:
+        raise typer.Exit(128 + stop.number) from None  # as a shell reports it
