@@ -14,7 +14,7 @@ from lagwise.data import (
     open_source,
     prepare,
 )
-from lagwise.data.options import DataOptions
+from lagwise.data.options import AUTO, DataOptions
 from lagwise.data.reading import inner_suffix
 from lagwise.files import expanded
 from lagwise.tasks.base import Sizes, Task, TaskData
@@ -40,6 +40,7 @@ class RunningText(Task):
         super().__init__(data)
         self.by_default = data.source is None
         data.source = "stdlib" if data.source is None else data.source
+        data.tokenizer = "bytes" if data.tokenizer == AUTO else data.tokenizer  # unless a training has chosen another
 
     @staticmethod
     def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -38,15 +38,11 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
         ValueError: If the recipe, the data and this machine do not fit together, or the minutes are too few.
     """
     options = recipe.training
-    task = check_recipe(recipe)
-    chooses = recipe.data.tokenizer == AUTO and isinstance(task, LanguageModelling)
-    if chooses:
-        recipe = replace(recipe, data=replace(recipe.data, tokenizer="bytes"))
-        task = check_recipe(recipe)
-    recipe, data = completed(recipe, open_data(task, progress))
+    is_open = recipe.data.tokenizer == AUTO
+    recipe, data = completed(recipe, open_data(check_recipe(recipe), progress))
     if options.minutes is not None and options.first_answer != "only":
         recipe = planned_for_minutes(recipe, data, progress)
-    if not chooses or not _suits_byte_pairs(recipe, data):
+    if not (is_open and isinstance(data.task, LanguageModelling) and _suits_byte_pairs(recipe, data)):
         return recipe, data
     if progress:
         print(f"a training of this length reads a BPE of {_BYTE_PAIRS['vocab_size']:,} tokens", file=sys.stderr)
