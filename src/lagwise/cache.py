@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lagwise.files import PARTIAL, is_full_disk, lock, one_line
+from lagwise.files import PARTIAL, is_full_disk, lock, of_library, one_line
 
 _META = "meta.json"
 
@@ -70,7 +70,7 @@ def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[
         make: Writes into the folder it is given, and returns further information (JSON).
 
     Raises:
-        OSError: When the disk is full, with advice.
+        OSError: When the disk is full or fails, with advice.
     """
     meta = _read_meta(folder)
     if meta is None:
@@ -120,7 +120,7 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
         except Exception as error:
-            if not is_full_disk(error):
+            if not (is_full_disk(error) or of_library(error)):
                 raise
             raise OSError(
                 f"cannot write to the cache in {folder.parent} ({one_line(error)}); free space, or set LAGWISE_CACHE "

@@ -12,7 +12,6 @@ from browser import needs_chromium, opened
 
 from lagwise.analysis.report import plot_run
 from lagwise.runs import evaluate_run
-from lagwise.training import Recipe, train
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -54,10 +53,9 @@ onload = () => {{
 
 
 @pytest.fixture
-def report(tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    evaluate_run(run, [32, 64], progress=False)
-    return plot_run(run)[-1]
+def report(tiny_run: Path) -> Path:
+    evaluate_run(tiny_run, [32, 64], progress=False)
+    return plot_run(tiny_run)[-1]
 
 
 def test_a_plot_zooms(report: Path, tmp_path: Path) -> None:

@@ -154,10 +154,6 @@ class TestTemplates:
         again = load_tokenizer(str(tmp_path / "given"))
         assert again("A line")["input_ids"] == given("A line")["input_ids"]  # the given one stays as it was
 
-    def test_a_tokenizer_that_adds_nothing_is_not_copied(self) -> None:
-        tokenizer = load_tokenizer("bytes")
-        assert without_template(tokenizer) is tokenizer
-
 
 @pytest.mark.parametrize("name", ["bytes", "bpe", "bpe-uncased"])
 def test_words_of_a_row_have_the_tokens_of_running_text(name: str, tmp_path: Path) -> None:

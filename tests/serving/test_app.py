@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -88,7 +89,7 @@ def test_stop_seed_and_defaults(client: TestClient) -> None:
     texts = {client.post("/v1/completions", json=sampled).json()["choices"][0]["text"] for _ in range(3)}
     assert len(texts) == 1
     assert len(texts.pop().split()) <= 16
-    neutral = {"n": 1, "echo": False, "logprobs": False, "presence_penalty": 0.0, "user": "me", "seed": None}
+    neutral = {"n": 1, "echo": False, "logprobs": None, "presence_penalty": 0.0, "user": "me", "seed": None}
     neutral |= {"top_logprobs": 0, "parallel_tool_calls": True}
     assert client.post("/v1/completions", json={**ASK, **neutral}).json()["choices"][0]["text"] == text
 
@@ -146,7 +147,8 @@ def test_a_template_that_raises_an_error(
         ({"prompt": ["w1"] * 5, "n": 2}, 400, "the request asks for 10 texts; this server takes at most 8"),
         ({"n": 0}, 400, "n: Input should be greater than or equal to 1"),
         ({"n": 2, "best_of": 3}, 400, "best_of must be n, 2"),
-        ({"logprobs": 2}, 400, "logprobs is not supported by this server; leave it out"),
+        ({"logprobs": 2, "echo": True}, 400, "logprobs is not supported with echo"),
+        ({"logprobs": 21}, 400, "logprobs"),
         ({"max_tokens": 501}, 400, "adds at most 500 tokens"),
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
         ({"temperature": 2.1}, 400, "temperature: Input should be less than or equal to 2"),
@@ -200,6 +202,42 @@ def test_bodies_that_are_not_requests(
     assert message in error(response)
 
 
+def malformed(source: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
+    """A malformed or unusual request."""
+    junk: list[Any] = [None, -1, 1e400, "", "\ud800", [], [[]], {}, True, 2**70, [None], {"a": 1}, "w1" * 99, 0.5]
+    fields = ["model", "prompt", "messages", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "x"]
+    body: Any = {"model": "small", "prompt": PROMPT, "messages": [{"role": "user", "content": "w1"}], "max_tokens": 2}
+    path = source.choice(["/v1/completions", "/v1/chat/completions"])
+    body.pop("prompt" if "chat" in path else "messages")
+    for _ in range(source.randint(1, 3)):
+        body[source.choice(fields)] = source.choice(junk)
+    content = json.dumps(source.choice([body, body, body, source.choice(junk)])).encode()
+    kind = source.randint(0, 9)
+    if kind == 0:
+        content = content[: source.randint(0, len(content))]
+    elif kind == 1:
+        content = source.randbytes(source.randint(0, 300))
+    elif kind == 2:
+        content = b'{"a":' * source.randint(1, 5000)
+    headers = {"Content-Type": source.choice(["application/json"] * 8 + ["text/plain", "multipart/form-data", ""])}
+    method = source.choice(["POST"] * 12 + ["GET", "PUT", "DELETE"])
+    return method, source.choice([path] * 12 + ["/", "/v1/" + "x" * 2000, "/v1/models/../health"]), content, headers
+
+
+def test_malformed_requests_do_not_affect_others(client: TestClient, scheduler: Scheduler) -> None:
+    source, statuses = random.Random(1), set()
+    expected = client.post("/v1/completions", json=ASK).json()["choices"]
+    for _ in range(300):
+        method, path, content, headers = malformed(source)
+        response = client.request(method, path, content=content, headers=headers)
+        statuses.add(response.status_code)
+        assert response.status_code < 500, content
+        assert response.status_code < 400 or error(response)
+    assert {200, 400, 404, 405} <= statuses
+    assert client.post("/v1/completions", json=ASK).json()["choices"] == expected
+    assert scheduler.counts == {"open": 0, "waiting": 0, "running": 0}
+
+
 def test_a_body_without_a_length_is_counted(client: TestClient) -> None:
     response = client.post("/v1/completions", content=(b" " * 1000 for _ in range(11)), headers=JSON)
     assert response.status_code == 413
@@ -244,21 +282,66 @@ def test_several_texts(client: TestClient, scheduler: Scheduler) -> None:
     assert scheduler.counts["open"] == 0
 
 
-def test_texts_that_no_longer_fit_leave_nothing_open(client: TestClient, scheduler: Scheduler) -> None:
-    held = [scheduler.submit([1], Sampling(1)) for _ in range(6)]
-    assert client.post("/v1/completions", json={**ASK, "n": 3}).status_code == 429
-    assert client.post("/v1/completions", json={**ASK, "prompt": [PROMPT, [999]]}).status_code == 400
-    assert scheduler.counts["open"] == 6
-    for answer in held:
-        answer.close()
-
-
 def test_a_prompt_before_its_text(client: TestClient) -> None:
     plain = client.post("/v1/completions", json=ASK).json()["choices"][0]["text"]
     echoed = client.post("/v1/completions", json={**ASK, "echo": True}).json()["choices"][0]["text"]
     assert echoed == PROMPT + plain
     pieces = events(client.post("/v1/completions", json={**ASK, "echo": True, "stream": True}))
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == echoed
+
+
+def test_probabilities_of_tokens(
+    client: TestClient, model: LagwiseForCausalLM, talkative: PreTrainedTokenizerBase
+) -> None:
+    choice = client.post("/v1/completions", json={**ASK, "logprobs": 3}).json()["choices"][0]
+    said = choice["logprobs"]
+    ids = [WORDS.index(word) for word in (PROMPT + " " + choice["text"]).split()]
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].log_softmax(1)
+    assert said["tokens"] == [WORDS[token] for token in ids[3:]]
+    assert said["token_logprobs"] == pytest.approx([float(expected[i - 1, ids[i]]) for i in range(3, 9)], abs=1e-9)
+    for place, likely in enumerate(said["top_logprobs"]):
+        best = expected[place + 2].topk(3)
+        assert list(likely.values()) == pytest.approx(best.values.tolist(), abs=1e-9)
+    pieces = events(client.post("/v1/completions", json={**ASK, "stream": True, "logprobs": 3}))
+    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
+    assert {name: [each for part in told for each in part[name]] for name in said} == said
+    messages = [{"role": "user", "content": PROMPT}]
+    ask = {"model": "small", "messages": messages, "max_tokens": 6, "temperature": 0}
+    chat = client.post("/v1/chat/completions", json={**ask, "logprobs": True, "top_logprobs": 2}).json()
+    content = chat["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in content] == said["tokens"]
+    assert [each["logprob"] for each in content] == pytest.approx(said["token_logprobs"], abs=1e-9)
+    assert [len(each["top_logprobs"]) for each in content] == [2] * 6
+    ask |= {"logprobs": True, "top_logprobs": 2}
+    pieces = events(client.post("/v1/chat/completions", json={**ask, "stream": True}))
+    told = [piece["choices"][0]["logprobs"] for piece in pieces if piece["choices"][0]["logprobs"]]
+    assert [each for part in told for each in part["content"]] == content
+    assert [bytes(each["bytes"]).decode() for each in content] == said["tokens"]
+    refused = client.post("/v1/chat/completions", json={**ask, "logprobs": False})
+    assert error(refused) == "top_logprobs needs logprobs: true"
+
+
+def test_parts_of_characters_keep_their_probabilities() -> None:
+    """They have no text, but different names, and their bytes."""
+    from lagwise.data import load_tokenizer
+
+    torch.manual_seed(0)
+    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:128] = 0
+    with TestClient(make_app(Scheduler(model, load_tokenizer("bytes")), "small")) as client:
+        ask = {"model": "small", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "logprobs": True}
+        ask |= {"top_logprobs": 20, "temperature": 0}
+        content = client.post("/v1/chat/completions", json=ask).json()["choices"][0]["logprobs"]["content"]
+        likely = client.post("/v1/completions", json={**ASK, "logprobs": 20}).json()["choices"][0]["logprobs"]
+    for each in content:
+        names = [best["token"] for best in each["top_logprobs"]]
+        assert len(set(names)) == 20
+        known = [bytes(best["bytes"] or ()) for best in each["top_logprobs"]]
+        assert any(not text.isascii() for text in known)
+        assert all(len(text) == (not name.startswith("<|")) for text, name in zip(known, names, strict=True))
+    assert [len(each) for each in likely["top_logprobs"]] == [20] * 6
 
 
 def test_names_of_special_tokens_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +387,11 @@ def test_the_first_page_and_pages_of_other_origins(
 
 
 def test_a_full_server(client: TestClient, scheduler: Scheduler) -> None:
-    held = [scheduler.submit([1], Sampling(1)) for _ in range(8)]
+    held = [scheduler.submit([1], Sampling(1)) for _ in range(6)]
+    assert client.post("/v1/completions", json={**ASK, "n": 3}).status_code == 429
+    assert client.post("/v1/completions", json={**ASK, "prompt": [PROMPT, [999]]}).status_code == 400
+    assert scheduler.counts["open"] == 6
+    held += [scheduler.submit([1], Sampling(1)) for _ in range(2)]
     response = client.post("/v1/completions", json=ASK)
     assert response.status_code == 429
     assert response.headers["retry-after"] == "1"

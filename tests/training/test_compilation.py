@@ -22,7 +22,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
-from lagwise.training import Recipe, check_recipe, load_recipe, resume, train
+from lagwise.training import Recipe, check_recipe, resume, train
 from lagwise.training import compilation as compilation_module
 
 TOLERANCE = 1e-4  # of a loss in float32, relative, after a few steps
@@ -136,20 +136,6 @@ def test_layers_share_a_graph(lengths: list[int] | None, tiny_recipe: Recipe, gr
     assert list(graphs) == [True]
 
 
-@pytest.mark.slow
-def test_micro_batches_and_recomputed_blocks(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
-    check(changed(tiny_recipe, accumulate=2, gradient_checkpointing=True), tmp_path)
-    assert graphs
-
-
-@pytest.mark.slow
-def test_bfloat16(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
-    for name, compiled in (("plain", False), ("compiled", True)):
-        train(changed(tiny_recipe, precision="bfloat16", compile=compiled), tmp_path / name, progress=False)
-    assert logged(tmp_path / "compiled", "loss") == pytest.approx(logged(tmp_path / "plain", "loss"), rel=1e-2)
-    assert graphs
-
-
 def test_resuming_is_exact(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) -> None:
     run, part = tmp_path / "run", tmp_path / "part"
     train(changed(tiny_recipe, compile=True), run, progress=False)
@@ -160,17 +146,6 @@ def test_resuming_is_exact(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) 
     resume(part, progress=False)
     whole, found = (load_file(folder / "model.safetensors") for folder in (run, part))
     assert all(torch.equal(found[name], weight) for name, weight in whole.items())
-
-
-@pytest.mark.slow
-def test_padded_rows_of_several_lengths(tmp_path: Path, graphs: Graphs) -> None:
-    lines = [f"{'good' if n % 2 else 'bad'} {'word ' * (n % 7)}{n}\t{n % 2}" for n in range(60)]
-    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *lines]))
-    options = ["data.length=64", "training.epochs=2", "training.batch_size=8", "training.precision=float32"]
-    options += ["training.first_answer=none", "training.log_every=1", f"data.source={tmp_path / 'rows.tsv'}"]
-    recipe = load_recipe("classify", [*options, "model.hidden_size=16", "model.block.dropout=0"])
-    check(recipe, tmp_path)
-    assert 1 <= len(graphs) <= 3  # rows without padding have a graph of their own
 
 
 @pytest.mark.sampled(2)

@@ -49,16 +49,6 @@ def test_models_do_not_use_the_test_part() -> None:
     assert cells[0]["mse"] != cells[1]["mse"]
 
 
-def test_small_models_have_few_parameters() -> None:
-    """Also for the largest horizon, counted on a fitted model."""
-    x = series(2200)
-    for horizon in (96, 720):
-        for name, options in bench.models(bench.BENCHMARKS["ETTh1"], horizon).items():
-            if "shared" in options:
-                fitted = LagForecaster(horizon, validation=0, penalty=1.0, **options).fit(x)
-                assert fitted.n_parameters_ <= 10_000, name
-
-
 def test_files_are_found_and_missing_files_are_named(tmp_path: Path) -> None:
     made = pd.DataFrame({"date": range(3), "a": [1.0, 2.0, 3.0]})
     made.to_csv(tmp_path / "exchange_rate.csv.xz", index=False)

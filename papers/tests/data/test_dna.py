@@ -70,17 +70,6 @@ def test_files_or_folders_are_classes(folders: bool, tmp_path: Path) -> None:
     assert hosts.label_names == ("h0", "h1")
 
 
-def test_other_letters_than_those_of_dna_are_noted(tmp_path: Path) -> None:
-    def notes(texts: list[str]) -> str:
-        lines = "".join(f"{text}{i},{'ab'[i % 2]}\n" for i, text in enumerate(texts))
-        (tmp_path / "rows.csv").write_text(f"text,label\n{lines}")
-        options = {"tokenizer": "dna", "cache": tmp_path / "cache", "progress": False}
-        return " ".join(prepare_labelled(str(tmp_path / "rows.csv"), **options).notes)
-
-    assert "of the characters in train are none of A, C, G, T, U and N" in notes(["a quiet film"] * 20)
-    assert "none of" not in notes(["ACGUnacgtNNNNNNNNNNNN" * 9 + "R"] * 20)
-
-
 def test_one_file_of_sequences_needs_another_column_of_labels(tmp_path: Path) -> None:
     (tmp_path / "genes.fa").write_text(records("ACGT"))
     with pytest.raises(ValueError, match=r"the 12 rows .* of the class 'genes'.*`label=COLUMN`.*host"):

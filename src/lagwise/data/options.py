@@ -9,6 +9,7 @@ from pydantic import Field
 
 from lagwise.tables import LARGEST_VOCABULARY, Count, Whole, options
 
+AUTO = "auto"  # the tokenizer that suits the length of a training and of its text
 #: Options that are gone and what they were by default, by section: recipes of earlier runs have them.
 _GONE: dict[str, dict[str, Any]] = {
     "data": {"streaming": False, "shuffle_tokens": 2**22},
@@ -30,7 +31,8 @@ class DataOptions:
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
     `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, or a tokenizer
-    folder."""
+    folder. `auto`, for language models: `bpe` with 4,096 tokens for long trainings on long texts, and `bytes` for
+    others."""
     vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
     """Tokens of a `bpe` tokenizer, at most of `bpe-uncased`, `words` and `characters`; of associative recall, half
     keys and half values."""

@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformers import PreTrainedTokenizerBase
 
-from lagwise.models.generation import encode_prompt
+from lagwise.models.generation import INCOMPLETE, encode_prompt
 from lagwise.serving.embedding import Embedder
 from lagwise.serving.protocol import (
     Bodies,
@@ -29,7 +29,7 @@ from lagwise.serving.protocol import (
     error_body,
     usage,
 )
-from lagwise.serving.scheduler import Busy, Sampling, Scheduler, Stopped
+from lagwise.serving.scheduler import Answer, Busy, Sampling, Scheduler, Stopped
 
 _GENERATION = ("/v1/completions", "/v1/chat/completions")
 _PATHS = ("/v1/models", "/v1/embeddings", "/health")
@@ -224,6 +224,15 @@ class _Reply(Response):
     def _decoded(self, ids: list[int]) -> str:
         return str(self.scheduler.tokenizer.decode(ids, skip_special_tokens=True))
 
+    def _token_text(self, token: int) -> tuple[str, list[int] | None]:
+        """The text of a token and its bytes; for one without a text its name in the vocabulary, and its bytes if it is
+        a part of a character, or None."""
+        text = self._decoded([token])
+        if not text or INCOMPLETE in text:
+            known = self.scheduler.spellings[token : token + 1]
+            return str(self.scheduler.tokenizer.convert_ids_to_tokens(token)), list(*known) or None
+        return text, list(text.encode())
+
     def _failure(self) -> tuple[int, str] | None:
         """The status and message of the first text that failed."""
         errors = [answer.error for answer in self.answers if answer.error is not None]
@@ -239,19 +248,25 @@ class _Reply(Response):
         if failure := self._failure():
             await _error(*failure)(scope, receive, send)
             return
-        ended = enumerate(zip(texts, self.answers, strict=True))
-        choices = [self.bodies.choice(number, text, str(answer.finish)) for number, (text, answer) in ended]
+        choices = []
+        for number, (text, answer) in enumerate(zip(texts, self.answers, strict=True)):
+            asked = answer.sampling.logprobs is not None
+            logprobs = self.bodies.logprobs(answer.logprobs, self._token_text) if asked else None
+            choices.append(self.bodies.choice(number, text, str(answer.finish), logprobs))
         await _json(self.bodies.whole(choices, self._usage()))(scope, receive, send)
 
     async def _send_stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         begun: set[int] = set()
+        new = [self._new_logprobs(answer) for answer in self.answers]
         async for number, text, finish in self._pieces():
             # the text, then how it finished
             for part, end in ((text, None), ("", finish)):
                 if part or end is not None:
-                    await _event(send, self.bodies.piece(number, part, first=number not in begun, finish=end))
+                    first, logprobs = number not in begun, next(new[number])
+                    piece = self.bodies.piece(number, part, first=first, finish=end, logprobs=logprobs)
+                    await _event(send, piece)
                     begun.add(number)
         if failure := self._failure():
             status, message = failure
@@ -261,6 +276,16 @@ class _Reply(Response):
                 await _event(send, self.bodies.usage(self._usage()))
             await _event(send, "[DONE]")
         await send({"type": "http.response.body", "body": b""})
+
+    def _new_logprobs(self, answer: Answer) -> Iterator[dict[str, Any] | None]:
+        """The probabilities of the tokens since the last time, None without any. They may be ahead of the text, which
+        waits for characters to be complete and for what may begin a stop text."""
+        told = start = 0
+        while True:
+            tokens = answer.logprobs[told:]
+            yield self.bodies.logprobs(tokens, self._token_text, start) if tokens else None
+            told += len(tokens)
+            start += sum(len(self._token_text(each.token)[0]) for each in tokens)
 
     def _usage(self) -> dict[str, int]:
         return usage(self.prompt_tokens, sum(answer.tokens for answer in self.answers))

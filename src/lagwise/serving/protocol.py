@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -14,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.models.generation import PLAIN_STOP, encode_chat
-from lagwise.serving.scheduler import Sampling
+from lagwise.serving.scheduler import Sampling, TokenLogprobs
 from lagwise.tables import shown
 
+_MAX_LIKELY = 20  # most likely tokens with probabilities, as in OpenAI's API
 _MAX_TEXTS = 2048  # texts to embed in one request, as in OpenAI's API
 _DEFAULT_TOKENS = 16  # default length of a completion, as in OpenAI's API
 # Unsupported parameters, with their values that have no effect and are accepted.
@@ -26,7 +28,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("logit_bias", "suffix", "tools", "functions", "modalities"), ({}, [], "", ["text"])),
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "parallel_tool_calls": (True, False),
     **dict.fromkeys(("reasoning_effort", "verbosity", "prediction", "audio", "web_search_options"), ()),
@@ -86,6 +87,10 @@ class Request(BaseModel):
         """The number of texts for each prompt."""
         return self.n or 1
 
+    def likely(self) -> int | None:
+        """How many of the most likely tokens to return with their probabilities; None for no probabilities."""
+        raise NotImplementedError
+
     def rules(self, sampling: Sampling) -> list[Sampling]:
         """The options of each of a prompt's texts, which have different seeds."""
         if sampling.seed is None:
@@ -100,6 +105,7 @@ class Request(BaseModel):
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=self.seed,
             stop=own + stop,
+            logprobs=self.likely(),
         )
 
 
@@ -108,6 +114,16 @@ class CompletionRequest(Request):
 
     prompt: Texts
     echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MAX_LIKELY)] | Literal[False] | None = None
+
+    @model_validator(mode="after")
+    def _without_the_prompts_probabilities(self) -> Self:
+        if self.echo and self.likely() is not None:
+            raise ValueError("logprobs is not supported with echo: the probabilities of a prompt are not computed")
+        return self
+
+    def likely(self) -> int | None:
+        return None if self.logprobs is False else self.logprobs
 
     def rule(self) -> Sampling:
         return self.sampling(_DEFAULT_TOKENS)
@@ -169,6 +185,17 @@ class Message(BaseModel):
 class ChatRequest(Request):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LIKELY)] | None = None
+
+    @model_validator(mode="after")
+    def _with_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    def likely(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def rule(self, tokenizer: PreTrainedTokenizerBase) -> Sampling:
         return self.sampling(self.max_completion_tokens, () if tokenizer.chat_template else PLAIN_STOP)
@@ -188,18 +215,44 @@ class Bodies:
         id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.head = {"id": id, "created": int(time.time()), "model": model}
 
-    def choice(self, index: int, text: str, finish: str) -> dict[str, Any]:
+    def choice(self, index: int, text: str, finish: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         """One text of a whole answer."""
         said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return {"index": index, **said, "logprobs": None, "finish_reason": finish}
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": finish}
+
+    def logprobs(
+        self, tokens: Sequence[TokenLogprobs], named: Callable[[int], tuple[str, list[int] | None]], start: int = 0
+    ) -> dict[str, Any]:
+        """The probabilities of tokens. named: the text of a token, and its bytes if they are known. start: the
+        characters of the tokens before these."""
+        if not self.chat:
+            texts = [named(each.token)[0] for each in tokens]
+            return {
+                "tokens": texts,
+                "token_logprobs": [each.logprob for each in tokens],
+                "top_logprobs": [{named(t)[0]: p for t, p in each.likely.items()} for each in tokens],
+                "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=start))[: len(texts)],
+            }
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            text, as_bytes = named(token)
+            return {"token": text, "logprob": logprob, "bytes": as_bytes}
+
+        likely = [[entry(t, p) for t, p in each.likely.items()] for each in tokens]
+        content = [
+            {**entry(each.token, each.logprob), "top_logprobs": best} for each, best in zip(tokens, likely, strict=True)
+        ]
+        return {"content": content, "refusal": None}
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {**self.head, "object": self.kind, "choices": choices, "usage": usage}
 
-    def piece(self, index: int, text: str, *, first: bool, finish: str | None) -> dict[str, Any]:
+    def piece(
+        self, index: int, text: str, *, first: bool, finish: str | None, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
         delta = {**({"role": "assistant"} if first else {}), **({"content": text} if text or first else {})}
         said = {"delta": delta} if self.chat else {"text": text}
-        choices = [{"index": index, **said, "logprobs": None, "finish_reason": finish}]
+        choices = [{"index": index, **said, "logprobs": logprobs, "finish_reason": finish}]
         return {**self.head, "object": self.chunk, "choices": choices}
 
     def usage(self, usage: dict[str, int]) -> dict[str, Any]:

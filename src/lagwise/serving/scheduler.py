@@ -10,12 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lagwise.data import spellings
+from lagwise.data.tokenizers import is_byte_level
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.generation import TextWriter, end_tokens
 from lagwise.models.inputs import check_prompt_length
@@ -45,6 +48,8 @@ class Sampling:
         top_p: Sample from the most likely tokens whose probabilities sum to at least this.
         seed: Seed for reproducible texts.
         stop: Texts before which the output ends.
+        logprobs: Number of most likely tokens whose logarithmic probabilities, beside those of the chosen tokens, the
+            answer has; by default it has none.
     """
 
     max_tokens: int | None = None
@@ -52,6 +57,7 @@ class Sampling:
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
 
 def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> list[int]:
@@ -82,6 +88,14 @@ def draw(logits: Tensor, rules: Sequence[tuple[Sampling, random.Random]]) -> lis
     return chosen.masked_fill(~(logits.amax(dim=1) > -math.inf), -1).tolist()
 
 
+class TokenLogprobs(NamedTuple):
+    """A token of an answer, with its logarithmic probability, and those of the most likely tokens instead of it."""
+
+    token: int
+    logprob: float
+    likely: dict[int, float]
+
+
 class Answer:
     """The text of one request, written by the scheduler and read by one reader, which must always close it.
 
@@ -102,6 +116,7 @@ class Answer:
         self.prompt, self.sampling, self.max_tokens, self.deadline = prompt, sampling, max_tokens, deadline
         self.numbers = random.Random(sampling.seed)
         self.tokens = 0
+        self.logprobs: list[TokenLogprobs] = []
         self.finish: Literal["stop", "length", "error"] | None = None
         self.error: Exception | None = None
         self.closed = False
@@ -118,6 +133,15 @@ class Answer:
     def write(self, text: str) -> None:
         self._pieces.append(text)
         self._wake()
+
+    def note(self, token: int, logits: Tensor) -> None:
+        """Keep the probabilities of a token, if they were asked for: the model's own, whatever the sampling."""
+        if self.sampling.logprobs is None:
+            return
+        logprobs = logits.cpu().double().log_softmax(0)
+        best, tokens = logprobs.topk(min(self.sampling.logprobs, len(logprobs)))
+        likely = dict(zip(tokens.tolist(), best.tolist(), strict=True))
+        self.logprobs.append(TokenLogprobs(token, float(logprobs[token]), likely))
 
     def end(self, finish: Literal["stop", "length", "error"], error: Exception | None = None) -> None:
         self.error, self.finish = error, finish
@@ -165,6 +189,11 @@ class Scheduler:
         self._changed = threading.Condition()  # guards _open, _waiting and _stopped
         self._stopped = False
         self._thread: threading.Thread | None = None
+
+    @cached_property
+    def spellings(self) -> list[bytes]:
+        """The bytes of each token id, if the tokenizer is one of bytes."""
+        return spellings(self.tokenizer) if is_byte_level(self.tokenizer) else []
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, wake: Callable[[], None] = lambda: None) -> Answer:
         """Queue a request.
@@ -303,6 +332,9 @@ class Scheduler:
             chosen = dict(zip(handles, tokens, strict=True))
             for answer in (answer for answer, token in zip(answers, tokens, strict=True) if token < 0):
                 answer.end("error", FloatingPointError("the model's logits are NaN, or all -inf"))
+            for answer, token, logits in zip(answers, tokens, self.session.logits, strict=True):
+                if token >= 0 and token not in self._ends:
+                    answer.note(token, logits)
             self._drop([h for h in handles if chosen[h] < 0 or self._take(h, chosen[h])])
             self.session.step({handle: chosen[handle] for handle in self.session.handles})
         except Exception as error:  # for example out of memory; the session is unchanged

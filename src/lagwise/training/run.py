@@ -29,11 +29,11 @@ from lagwise.training.folder import (
 from lagwise.training.hardware import describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import keep_first_answer, needs_no_training
-from lagwise.training.minutes import planned_for_minutes
 from lagwise.training.model import own_fields, with_start
+from lagwise.training.planning import planned
 from lagwise.training.processes import of_first_process, processes
 from lagwise.training.recipe import Recipe, rooted
-from lagwise.training.setup import check_recipe, completed, make_trainer, open_data, training_arguments
+from lagwise.training.setup import make_trainer, open_data, training_arguments
 from lagwise.training.trainer import LagwiseTrainer
 
 
@@ -57,10 +57,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     """
     out, asked = Path(out), as_json(recipe)
     check_unused(out)
-    recipe = with_start(rooted(recipe))
-    recipe, data = completed(recipe, open_data(check_recipe(recipe), progress))
-    if recipe.training.minutes is not None and recipe.training.first_answer != "only":
-        recipe = planned_for_minutes(recipe, data, progress)
+    recipe, data = planned(with_start(rooted(recipe)), progress)
     arguments, state = training_arguments(recipe, out), PartialState()
     # The key is taken before the Trainer makes the run's folder, which may lie in that of the data.
     about = {"data": data.task.key() if state.is_main_process else "", "processes": arguments.world_size}
