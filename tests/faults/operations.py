@@ -20,7 +20,6 @@ SHORT = ("data.length=32", "training.batch_size=4", "training.warmup_steps=2", "
 SHORT += ("training.evaluate_tokens=512", "training.log_every=1", "training.evaluate_every=2")
 SHORT += ("training.steps=4", "training.save_every=2")
 TRAIN = ("train", "--recipe", "tnn-lm", "--data", "words.txt", *SHORT)
-STREAM = ("train", "--recipe", "tnn-lm", "--data", "parts", "data.streaming=true", "data.tokenizer=bytes", *SHORT)
 ROWS = ("train", "--recipe", "classify", "--data", "reviews.csv", "model=linear", "--out", "rows")
 FORECAST = ("forecast", "--data", "my.csv", "--model", "ridge", "--look-back", "8", "--out", "next.csv")
 MEGA = Path(__file__).parents[2] / "papers" / "tests" / "imports" / "mega" / "causal"
@@ -41,7 +40,6 @@ OPERATIONS = {
     "resume": Operation(
         ("train", "--resume", "run"), (RUN,), ("run/model.safetensors", "run/config.json", "run/checkpoint-4")
     ),
-    "stream": Operation((*STREAM, "--out", "run", "--resume", "auto")),
     "rows": Operation((*ROWS, "--resume", "auto")),
     "convert": Operation(("convert", "run", "--tolerance", "0.1"), (RUN, ("convert", "run", "--tolerance", "0.5"))),
     "export": Operation(("export", "run", "--format", "pt2"), (RUN,)),

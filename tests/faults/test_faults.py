@@ -58,11 +58,8 @@ def files(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files") / "start"
     (folder / "tmp").mkdir(parents=True)
     chance = random.Random(0)
-    words = ["\n".join(" ".join(chance.choices("abcdef", k=10)) for _ in range(600)) for _ in range(3)]
-    (folder / "words.txt").write_text(words[0])
-    (folder / "parts").mkdir()
-    for name, text in zip(("train", "valid", "test"), words, strict=True):
-        (folder / "parts" / f"{name}.txt").write_text(text)
+    words = "\n".join(" ".join(chance.choices("abcdef", k=10)) for _ in range(600))
+    (folder / "words.txt").write_text(words)
     rows = "".join(f"{chance.choice(['good', 'fine'])} film {i},1\nbad film {i},0\n" for i in range(40))
     (folder / "reviews.csv").write_text("text,label\n" + rows)
     hours = "".join(f"2024-01-{1 + i // 24:02d} {i % 24:02d}:00,{i % 24 + chance.random():.3f}\n" for i in range(240))
