@@ -90,7 +90,11 @@ def test_each_series_is_forecast_from_its_own_end(tmp_path: Path) -> None:
         (lambda x: x, {"ids": ["store"], "target": "sale"}, "did you mean 'sales'"),
         (lambda x: x.assign(price=1.5, stock=2), {}, "name the column .* with `target`; .*'sales', 'price', 'stock'"),
         (lambda x: x.assign(sales="x"), {"ids": ["store"], "target": "sales"}, "column 'sales' has 'x' in row 1"),
-        (lambda x: x.groupby("store").head(2), {"ids": ["store"]}, "no series has 3 values; '.' has 2"),
+        (
+            lambda x: pd.DataFrame({"store": list("aabbcc"), "date": DAYS[:6], "sales": 1.0}),
+            {"ids": ["store"]},
+            "no series has 3 values; '.' has 2",
+        ),
         (lambda x: x.assign(store=1), {}, "name the columns that tell series apart with `id`"),
     ],
 )

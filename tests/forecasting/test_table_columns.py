@@ -78,8 +78,16 @@ def test_columns_of_a_table_with_a_column_for_each_series(tmp_path: Path) -> Non
         (lambda x: x, {"future": ["promo"], "past": ["promo"]}, "column 'promo' has two uses"),
         (lambda x: x, {"future": ["sales"]}, "column 'sales' has two uses"),
         (lambda x: x, {"static": ["promo"]}, "column 'promo' is not static: series 'a' has several values"),
-        (lambda x: x.assign(promo=np.nan), {"past": ["promo"]}, "column 'promo' has no value for"),
-        (lambda x: x.assign(note="0x"), {"past": ["note"]}, "column 'note' has '0x' in row 1"),
+        (
+            lambda x: x.assign(promo=np.where(x["shop"] == "a", np.nan, 1)),
+            {"past": ["promo"]},
+            "column 'promo' has no value for",
+        ),
+        (
+            lambda x: x.assign(note=[f"{row}x" for row in range(len(x))]),
+            {"past": ["note"]},
+            "column 'note' has '0x' in row 1",
+        ),
     ],
 )
 def test_errors_name_column_and_series(tmp_path: Path, change: Any, beside: dict[str, Any], message: str) -> None:
