@@ -184,28 +184,27 @@ def test_changed_data_are_an_error(tiny_recipe: Recipe, tmp_path: Path, text_fil
 
 def test_scores_at_other_lengths_are_kept(tiny_run: Path, tiny_recipe: Recipe, tmp_path: Path) -> None:
     """An evaluation at one length adds to the run's results; only other data or other changes replace them."""
-    run = tiny_run
 
     def saved() -> dict[str, Any]:
-        return json.loads((run / "evaluation.json").read_text())
+        return json.loads((tiny_run / "evaluation.json").read_text())
 
-    first = evaluate_run(run, [16, 32], progress=False)
-    second = evaluate_run(run, [8], progress=False)
+    first = evaluate_run(tiny_run, [16, 32], progress=False)
+    second = evaluate_run(tiny_run, [8], progress=False)
     assert [s["length"] for s in second["test"]] == [8]
     assert saved()["test"] == [*second["test"], *first["test"]]
     [table] = LanguageModelling(tiny_recipe.data).tables(saved())
     shown = [row[0] for row in table.rows if "length" in row[0] and "valid" not in row[0]]
     assert shown == [f"this model, length {n}" for n in (8, 16, 32)]
-    few = evaluate_run(run, [8, 64], max_tokens=100, progress=False)  # on fewer tokens
+    few = evaluate_run(tiny_run, [8, 64], max_tokens=100, progress=False)  # on fewer tokens
     assert saved()["test"] == [*second["test"], *first["test"], few["test"][1]]
     assert saved()["compressors"] == first["compressors"] != few["compressors"]
     [table] = LanguageModelling(tiny_recipe.data).tables(saved())
     assert "(length 64, only 99 tokens)" in [row[0] for row in table.rows]
-    (run / "evaluation.json").write_text('{"test": 3, "data"')
-    assert evaluate_run(run, [8], progress=False) == saved() == second
+    (tiny_run / "evaluation.json").write_text('{"test": 3, "data"')
+    assert evaluate_run(tiny_run, [8], progress=False) == saved() == second
     other = tmp_path / "other.txt"
     other.write_text("other text\n" * 900)
-    evaluate_run(run, [16], source=str(other), progress=False)
+    evaluate_run(tiny_run, [16], source=str(other), progress=False)
     assert [s["length"] for s in saved()["test"]] == [16]
 
 
