@@ -272,7 +272,7 @@ def class_folders_of_recordings(folder: Path) -> str:
     for i in range(ROWS):
         path = folder / ["low", "high"][i % 2] / f"{i}.csv"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(table({"x": wave(i, 24).round(4), "y": wave(i + 1, 24).round(4)}))
+        path.write_text(table({"x": wave(i, 24).tolist(), "y": wave(i + 1, 24).tolist()}))
     return "."
 
 

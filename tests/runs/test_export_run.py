@@ -51,6 +51,9 @@ def test_a_step_is_exported(saved_model: Path, format: str) -> None:
     assert figures["states"]["0.ring"][0] == "float32"
     assert (out / "tokenizer.json").is_file()
     assert meta["eos_token_id"] == 256
+    (out / "export.json").write_text(json.dumps({**meta, "weights": "others", "forward.pt2": {}}))
+    with pytest.raises(FileExistsError, match=r"has forward\.pt2 of another model"):
+        export_run(saved_model, out, format=format)
 
 
 def test_a_wrong_file_is_not_kept(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

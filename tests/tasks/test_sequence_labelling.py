@@ -86,9 +86,9 @@ def test_other_recordings_are_scored_with_the_labels_of_the_run(runs: dict[str, 
     result = evaluate_run(run, source=str(path), progress=False)
     assert result["test"]["rows"] == 40
     (row,) = predict_run(run, source=str(path), progress=False)
-    runs = json.loads(row["predicted"])
-    assert [start for start, _, _ in runs] == [0, *(end for _, end, _ in runs[:-1])]
-    assert runs[-1][1] == 40
+    parts = json.loads(row["predicted"])
+    assert [start for start, _, _ in parts] == [0, *(end for _, end, _ in parts[:-1])]
+    assert parts[-1][1] == 40
     path.write_text("x,y,label\n1,2,on\n1,2,half\n")
     with pytest.raises(ValueError, match=r"row 1 of .*other.csv' is 'half', which the model does not know"):
         evaluate_run(run, source=str(path), progress=False)

@@ -180,3 +180,10 @@ def test_sparse_gradients_are_clipped_with_the_others() -> None:
     torch.testing.assert_close(*norms)
     torch.testing.assert_close(parameters[1].grad.to_dense(), parameters[3].grad)
     torch.testing.assert_close(parameters[0].grad, parameters[2].grad)
+
+
+def test_a_closure_computes_the_loss() -> None:
+    matrix = nn.Parameter(torch.eye(3))
+    muon = Muon([{"params": [matrix], "momentum": 0.95}], lr=0.1)
+    assert muon.step(lambda: (loss := matrix.square().sum()).backward() or loss).item() == 3
+    assert not torch.equal(matrix, torch.eye(3))

@@ -86,7 +86,6 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
         ("steps=7", r"did you mean training\.steps=\.\.\.\?"),
         ("nonsense", "written section.key=value"),
         ("training.steps=many", "training.steps must be an integer, got 'many'"),
-        ("training.steps=1.5", "an integer"),
         ("training.steps=true", "an integer"),
         ("training.learning_rate=fast", "a finite number"),
         ("training.steps=0", "training.steps must be at least 1, got 0"),
@@ -113,7 +112,6 @@ def test_another_part_keeps_the_options_that_it_has() -> None:
         ("training.workers=100000", "training.workers must be at most 128"),
         ("data.tokenizer=", "has no value; write data.tokenizer=null for none"),
         ("data.tokenizer=# words", "has no value"),
-        ("training=5", "written section.key=value"),
         ("training.steps", "written section.key=value"),
         ("trainning.steps=5", "did you mean 'training'"),
     ],
@@ -128,24 +126,14 @@ def test_the_polynomial_schedule_ends_at_a_rate() -> None:
         load_recipe("tnn-lm", ["training.schedule=polynomial", "training.learning_rate=1e-8"])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("training: {steps: 5, steps: 6}", "'steps' occurs twice, again in line 1"),
-        ("training:\n  steps: 5\ndata: {}\ntraining:\n  seed: 1", "'training' occurs twice, again in line 4"),
-        ("training: {1: 2}", "keys of a recipe must be text, got 1"),
-        ("1: 2", "keys of a recipe must be text, got 1"),
-    ],
-)
-def test_wrong_keys_are_named(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "own.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        load_recipe(str(tmp_path / "own.yaml"))
-
-
 def test_a_section_without_content_can_be_filled(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("training:\n")
     assert load_recipe(str(tmp_path / "own.yaml"), ["training.steps=7"]).training.steps == 7
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no recipe file"):
+        load_recipe(str(tmp_path / "none.yaml"))
 
 
 def test_options_that_are_gone_do_not_keep_earlier_runs_from_loading(tmp_path: Path) -> None:
@@ -157,32 +145,30 @@ def test_options_that_are_gone_do_not_keep_earlier_runs_from_loading(tmp_path: P
         load_recipe(str(tmp_path / "old.yaml"))
 
 
-def test_wrong_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="did you mean 'tnn-lm'"):
-        load_recipe("tnn-lmm")
-    with pytest.raises(FileNotFoundError, match="no recipe file"):
-        load_recipe(str(tmp_path / "none.yaml"))
-    bad = tmp_path / "bad.yaml"
-    bad.write_text("model: [unclosed")
-    with pytest.raises(ValueError, match="not valid YAML"):
-        load_recipe(str(bad))
-    bad.write_text("modell: {}")
-    with pytest.raises(ValueError, match="did you mean 'model'"):
-        load_recipe(str(bad))
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training: {steps: 5, steps: 6}", "'steps' occurs twice, again in line 1"),
+        ("training:\n  steps: 5\ndata: {}\ntraining:\n  seed: 1", "'training' occurs twice, again in line 4"),
+        ("training: {1: 2}", "keys of a recipe must be text, got 1"),
+        ("1: 2", "keys of a recipe must be text, got 1"),
+        ("model: [unclosed", "not valid YAML"),
+        ("modell: {}", "did you mean 'model'"),
+        *((f"words: {words}", "must be a mapping, got 3") for words in ("3", "{mega: 3}", "{mega: {block: 3}}")),
+        ("words: {megaa: {hidden_size: 3}}", "unknown word of a recipe: 'megaa'; did you mean 'mega'"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    for overrides in ([], ["model=mega"]):
+        with pytest.raises(ValueError, match=message):
+            load_recipe(str(tmp_path / "own.yaml"), overrides)
 
 
-def test_a_word_brings_the_sizes_that_a_recipe_has_for_it(tmp_path: Path) -> None:
+def test_a_word_brings_the_sizes_that_a_recipe_has_for_it() -> None:
     made = load_recipe("lra-listops", ["model=mega", "model.block.chunk=64"]).model
     assert (made["num_hidden_layers"], made["hidden_size"], made["norm"]) == (6, 80, "layer")
     assert (made["block"]["value_size"], made["block"]["memory"]["name"], made["block"]["chunk"]) == (160, "ema", 64)
     assert load_recipe("lra-listops", ["model=tcnca"]).model["block"]["memory"]["name"] == "tcn"
     assert load_recipe("lra-listops", ["model=tnn"]).model["hidden_size"] == 128
     assert "\nwords:" not in load_recipe("tnn-lm").to_yaml()
-    for wrong in ("words: 3", "words: {mega: 3}", "words: {mega: {block: 3}}"):
-        (tmp_path / "r.yaml").write_text(wrong)
-        for overrides in ([], ["model=mega"]):
-            with pytest.raises(ValueError, match="in a recipe must be a mapping, got 3"):
-                load_recipe(str(tmp_path / "r.yaml"), overrides)
-    (tmp_path / "r.yaml").write_text("words: {megaa: {hidden_size: 3}}")
-    with pytest.raises(ValueError, match="unknown word of a recipe: 'megaa'; did you mean 'mega'"):
-        load_recipe(str(tmp_path / "r.yaml"))

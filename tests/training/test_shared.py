@@ -86,6 +86,15 @@ def test_two_processes_share_weights_and_resume(tiny_recipe: Recipe, tmp_path: P
         resume(tmp_path / "cut", progress=False)
 
 
+@pytest.mark.slow
+def test_weights_and_sequences_are_shared_at_once(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    one = train(sharded(tiny_recipe), tmp_path / "one", progress=False)
+    tiny_recipe.training.sequence_parallel = 2
+    assert run_together(train_until, tiny_recipe, tmp_path / "two", 4) == [0, 0]
+    assert run_together(resume_quietly, tmp_path / "two") == [0, 0]
+    assert_equal_runs(tmp_path / "two", one)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
