@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check
-EXTRAS := train plot forecast sktime vision signals export serve clients
+EXTRAS := train plot forecast vision signals export serve clients
 
 # The lowest versions that pyproject.toml promises, and the part of the tests that uses every package. pip has no CPU
 # build of old versions of torch for Linux: LOWEST_TORCH names another.
 LOWEST_TORCH ?= $(shell sed -n 's/^  "torch>=\(.*\)",/\1/p' pyproject.toml)
-LOWEST_EXTRAS := train plot forecast sktime signals export serve
+LOWEST_EXTRAS := train plot forecast signals export serve
 LOWEST_TESTS := tests/ops tests/kernels tests/models tests/data tests/tasks tests/training tests/runs tests/forecasting \
   tests/serving tests/cli
 
@@ -44,7 +44,10 @@ $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes on two idle cores
-	$(BIN)/lagwise demo
+	$(BIN)/lagwise train --recipe demo --resume auto
+	$(BIN)/lagwise evaluate runs/demo
+	$(BIN)/lagwise generate runs/demo --prompt "class " --tokens 400 --seed 0
+	$(BIN)/lagwise plot runs/demo
 
 test: $(INSTALLED)  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8

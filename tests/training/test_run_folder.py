@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_task import recipe
 from safetensors.torch import load_file, save_file
 
-from lagwise.files import locked
+from lagwise.files import LOCK, locked, read_json
+from lagwise.models.loading import load_model
 from lagwise.training import Recipe, read_metrics, resume, train
 from lagwise.training import run as run_module
 from lagwise.training.checkpoints import checkpoints
@@ -97,14 +99,6 @@ def test_damaged_checkpoints_are_refused_before_anything_runs(half: Path, kind: 
     assert (half / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_renamed_checkpoint_is_ignored(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
-    shutil.copytree(half / "checkpoint-3", half / "checkpoint-5")
-    resume(half, progress=False)
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-    for name, weight in load_file(whole / "model.safetensors").items():
-        assert torch.equal(weight, load_file(half / "model.safetensors")[name]), name
-
-
 def test_only_one_process_can_use_a_run(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
     metrics = (half / "metrics.jsonl").read_bytes()
     with locked(half, "training"), pytest.raises(BlockingIOError, match="another process is training in"):
@@ -156,18 +150,44 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(
             train(tiny_recipe, out, progress=False)
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="there is no folder that looks writable and is not")
-def test_a_file_system_that_takes_no_files_is_refused_before_the_data_are_read(tiny_recipe: Recipe) -> None:
-    tiny_recipe.data.source = "nowhere"
-    with pytest.raises(ValueError, match="'/proc' is not a folder that can be written to"):
-        train(tiny_recipe, Path("/proc/run"), progress=False)
-
-
-def test_a_finished_run_without_checkpoints_is_left_unchanged(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    for checkpoint in checkpoints(run):  # as a user does who needs the space
+def test_a_finished_run_without_checkpoints_is_left_unchanged(tiny_run: Path) -> None:
+    for checkpoint in checkpoints(tiny_run):  # as a user does who needs the space
         shutil.rmtree(checkpoint)
-    before = {f.name: f.read_bytes() for f in run.iterdir() if f.is_file()}
-    resume(run, progress=False)
-    assert {f.name: f.read_bytes() for f in run.iterdir() if f.is_file()} == before
-    assert not checkpoints(run)
+    before = {f.name: f.read_bytes() for f in tiny_run.iterdir() if f.is_file()}
+    resume(tiny_run, progress=False)
+    assert {f.name: f.read_bytes() for f in tiny_run.iterdir() if f.is_file()} == before
+    assert not checkpoints(tiny_run)
+
+
+def test_a_run_that_was_killed_early_can_be_resumed_or_says_that_it_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "fit_first_answer", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe("classes of text", tmp_path, "training.first_answer=only"), tmp_path / "first", progress=False)
+    monkeypatch.undo()
+    run = resume(tmp_path / "first", progress=False)
+    assert load_model(run)[0].num_parameters() == read_json(run / "run.json")["parameters"]
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / LOCK).touch()
+    with pytest.raises(FileNotFoundError, match="stopped before it saved anything, so start it anew"):
+        resume(tmp_path / "killed", progress=False)
+
+
+def test_weights_are_read_by_whom_the_umask_lets_read_them(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.training.average = 0.9
+    before = os.umask(0o022)
+    try:
+        run = train(tiny_recipe, tmp_path / "run", progress=False)
+    finally:
+        os.umask(before)
+    weights = [*run.rglob("*.safetensors")]
+    assert {file.name for file in weights} == {"model.safetensors", "averages.safetensors"}
+    assert {file.stat().st_mode & 0o777 for file in weights} == {0o644}
+    if os.name == "posix" and os.geteuid() != 0:  # permissions bind this user
+        (run / "model.safetensors").chmod(0)
+        with pytest.raises(PermissionError):  # they are not called missing
+            load_model(run)
