@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         first.start()
         first.join()
     yield context
-    multiprocessing.forkserver._forkserver._stop()
+    forkserver._forkserver._stop()  # other tests' processes have no faults
 
 
 @pytest.fixture(scope="module")
