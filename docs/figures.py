@@ -4,7 +4,7 @@ Run it (`make docs`) after one of their benchmarks. results.png, at the top of t
 bench ops`), streaming (`lagwise bench generate`) and encoders (`benchmarks/encoder_speed.py`). encoders.png: losses of
 pretraining (`benchmarks/encoders.py`). pictures.png: accuracies of image classifiers (`benchmarks/pictures.py`).
 language.png: language models of one size (`papers/benchmarks/language.py`). arena.png: accuracies on Long Range Arena
-(`papers/benchmarks/arena.py`).
+(`papers/benchmarks/arena.py`). watch.png: surprise of the lines of a log (`benchmarks/watch.py`).
 """
 
 from __future__ import annotations
@@ -185,6 +185,27 @@ def draw_arena() -> None:
     _save(figure, "arena.png", ROOT / "papers" / "docs" / "figures")
 
 
+def draw_watch() -> None:
+    """Bits per byte of the lines of a log, and the average precision of methods."""
+    found = results("watch-cpu.json")["results"]
+    ours, odd = found["lagwise watch"], np.array(found["odd"])
+    scores = np.array(ours["scores"])
+    usual = np.setdiff1d(np.arange(len(scores)), odd)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), width_ratios=(2, 1), layout="constrained")
+    left.scatter(usual, scores[usual], s=7, color=_PEER, label=f"{len(usual)} lines labelled normal")
+    left.scatter(odd, scores[odd], s=14, color="#c2410c", label=f"{len(odd)} with another label")
+    left.axhline(ours["threshold"], color=_OURS, linestyle="--", linewidth=1, label="threshold for 1 % alarms")
+    left.set_ylim(0, 1.3 * ours["threshold"])
+    left.set(xlabel="line", ylabel="bits per byte", title="lagwise watch on BGL, in order of time")
+    left.legend(frameon=False, fontsize=7, ncols=3, loc="upper left")
+    names = ["lagwise watch", "lagwise watch --learn", "isolation forest", "templates"]
+    values = [found[name]["average_precision"] for name in names]
+    right.barh(names[::-1], values[::-1], color=[_PEER, _PEER, _OURS, _OURS])
+    right.axvline(len(odd) / len(scores), color="0.3", linestyle=":", linewidth=1)
+    right.set_title("average precision (dotted: chance)")
+    _save(figure, "watch.png")
+
+
 def _thousands(n: float, _: int) -> str:
     return f"{n / 1024:.0f}k" if n >= 1024 else f"{n:.0f}"
 
@@ -205,3 +226,5 @@ if __name__ == "__main__":
         draw_language()
     if has_results("arena-cpu.json"):
         draw_arena()
+    if has_results("watch-cpu.json"):
+        draw_watch()

@@ -146,7 +146,7 @@ def test_an_interruption_is_not_a_failure(capsys: pytest.CaptureFixture[str]) ->
 RUN = "."
 PATHS = [
     *(("train", option, "") for option in ("--data", "--recipe", "--out", "--resume")),
-    *(("plot", ""), ("generate", ""), ("convert", "")),
+    *(("plot", ""), ("generate", ""), ("convert", ""), ("watch", RUN, "--state", "")),
     *(("convert", RUN, "--out", ""), ("bench", "ops", "--out", "")),
 ]
 
@@ -172,6 +172,8 @@ PATHS = [
         (("evaluate", RUN, "--tokens", "1"), "'--tokens': must be at least 2, got 1"),
         (("evaluate", RUN, "--lengths", "1,0"), "--lengths are integers of at least 1"),
         (("evaluate", RUN, "--data", " "), "'--data': must not be empty"),
+        (("watch", RUN, "--alarms", "1"), "'--alarms': must be in (0, 1), got 1.0"),
+        (("watch", RUN, "no.log"), "there is no file 'no.log'"),
         (("bench", "tcn", "8192", "--tokens", "0"), "'--tokens': must be at least 1, got 0"),
         (("bench", "tcn", "1"), "must be at least 2, got 1"),
         (("bench", "toeplitz", "--channels", "-1"), "'--channels': must be at least 1"),

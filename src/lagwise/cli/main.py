@@ -28,6 +28,7 @@ from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
 from lagwise.cli.terminal import plain, use_utf8
+from lagwise.cli.watch import watch
 from lagwise.extras import require
 from lagwise.files import check_unused
 from lagwise.outside import Parts
@@ -241,6 +242,13 @@ def evaluate(
         bool,
         typer.Option("--baseline", help="Score simple answers beside it: the most common class, and the first answer."),
     ] = False,
+    learn: Annotated[
+        float | None,
+        number_option(
+            "Score a language model once more as it learns from what it has scored, at this rate, such as 1e-4.",
+            within(0, 1, brackets="(]"),
+        ),
+    ] = None,
 ) -> None:
     """Score a run on held-out data.
 
@@ -249,6 +257,10 @@ def evaluate(
     accuracy at the trained length or others.
 
     lagwise evaluate runs/best-lm --lengths 512,14336
+
+    Also as it learns from each part of the text after scoring it (dynamic evaluation):
+
+    lagwise evaluate runs/best-lm --lengths 512 --learn 1e-4
 
     With another engine, or a finer grid of a frequency kernel, than in training:
 
@@ -262,7 +274,7 @@ def evaluate(
 
     wanted = None if lengths is None else integers(lengths, "--lengths")
     result = evaluate_run(
-        run, wanted, source=source, max_tokens=max_tokens, overrides=overrides or (), baseline=baseline
+        run, wanted, source=source, max_tokens=max_tokens, overrides=overrides or (), baseline=baseline, learn=learn
     )
     print_evaluation(run, result)
 
@@ -327,7 +339,7 @@ def _options(
 # In the order in which `lagwise --help` lists them.
 for _panel, _commands in {
     "Train": (train, evaluate, plot, forecast, recipes),
-    "Use a run": (generate, predict, convert),
+    "Use a run": (generate, predict, watch, convert),
     "Take a run elsewhere": (serve, export),
 }.items():
     for _command in _commands:

@@ -76,6 +76,13 @@ def existing_folder(text: str | Path) -> Path:
     return Path(text)
 
 
+def existing_file(text: str | Path) -> Path:
+    """A parser that refuses a file that does not exist."""
+    if not expanded(path(text)).is_file():
+        raise typer.BadParameter(f"there is no file {str(text)!r}")
+    return expanded(text)
+
+
 def folder_or(word: str) -> Callable[[str | Path], Path]:
     """`existing_folder`, or a word."""
     return lambda text: Path(word) if str(text) == word else existing_folder(text)

@@ -1,4 +1,4 @@
-"""Work on the folder of a run: evaluate, predict, convert, export.
+"""Work on the folder of a run: evaluate, predict, watch, convert, export.
 
 Lazy: a prediction needs no conversion and no evaluation.
 """
@@ -12,5 +12,6 @@ if TYPE_CHECKING:
     from lagwise.runs.evaluate import EVALUATION_FILE, evaluate_run
     from lagwise.runs.export import EXPORT_FILE, export_run
     from lagwise.runs.predict import predict_run
+    from lagwise.runs.watch import Watch, conformal_threshold, watch_run
 
 __all__, __getattr__, __dir__ = lazy_package(__name__)

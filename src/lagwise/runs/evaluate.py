@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from lagwise.models.configuration import field_types
 from lagwise.models.loading import default_device, load_model
 from lagwise.tables import known
 from lagwise.tasks import Task
+from lagwise.tasks.language_modelling import LanguageModelling
 from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fields, simple_answers
+from lagwise.training.dynamic import dynamic_score
 
 EVALUATION_FILE = "evaluation.json"
 _MAX_NAME_BYTES = 200  # of changes in a file's name
@@ -30,6 +33,7 @@ def evaluate_run(
     max_tokens: int | None = None,
     overrides: Sequence[str] = (),
     baseline: bool = False,
+    learn: float | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Score a run on held-out data, as its task does (`TaskData.evaluate`).
@@ -40,6 +44,8 @@ def evaluate_run(
         overrides: ``model.key=value`` changes that the weights allow, such as ``model.block.token_mixer.engine=ski``.
         baseline: whether to score simple answers on the same rows too (`lagwise.training.simple_answers`), which needs
             the run's own data.
+        learn: learning rate at which a language model is also scored by dynamic evaluation
+            (`lagwise.training.dynamic.dynamic_score`); the run is not changed.
 
     The result is also written to ``RUN/evaluation.json``, or with overrides to ``RUN/evaluation-CHANGES.json`` (a hash,
     if there are many). ``left_out`` of the result: lengths that are over the model's limit. Errors as `load_model` and
@@ -56,6 +62,8 @@ def evaluate_run(
         known(name, field_types(), "key in model that an evaluation can change")
     run = Path(run)
     recipe, task = open_run(run, overrides, plain=not overrides)
+    if learn is not None and not isinstance(task, LanguageModelling):
+        raise ValueError("`learn` is for language models, which learn from the text that they have scored")
     is_run = (run / RECIPE_FILE).is_file()
     trained_at = recipe.data.length if is_run else None
     if source is None and not is_run:
@@ -68,7 +76,8 @@ def evaluate_run(
         require_unchanged(run, recipe)
     simple = list(simple_answers(run, task.open(run=run, progress=progress), recipe.training.seed)) if baseline else []
     data = task.open(run=run, source=source, progress=progress)
-    result |= data.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress)
+    options: dict[str, Any] = {} if learn is None else {"learning": partial(dynamic_score, rate=learn)}
+    result |= data.evaluate(model, lengths=lengths, max_tokens=max_tokens, progress=progress, **options)
     limit = model.length_limit if task.inputs == "tokens" else None
     if left_out := [length for length in lengths or () if limit is not None and length > limit]:
         result["left_out"] = left_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lagwise.data import ScheduledExamples, token_bytes
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
+from lagwise.evaluation.perplexity import Score
 from lagwise.models import LagwiseForCausalLM
 from lagwise.tasks.base import Metric, Table, usable_lengths
 from lagwise.tasks.figures import Figures, Log, length_curve, loss_curve
@@ -34,7 +35,13 @@ class PlainText(TextData):
         return {"bits_per_byte": loss / math.log(2) / self.text.bytes_per_token("valid")}
 
     def evaluate(
-        self, model: Any, *, lengths: Sequence[int] | None = None, max_tokens: int | None = None, progress: bool = True
+        self,
+        model: Any,
+        *,
+        lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
+        progress: bool = True,
+        learning: Callable[..., Score] | None = None,
     ) -> dict[str, Any]:
         """Score validation text at the length of validation, test text at every length, and compressors on the same
         bytes.
@@ -42,6 +49,8 @@ class PlainText(TextData):
         Args:
             lengths: by default DEFAULT_LENGTHS; those over the model's limit are left out.
             max_tokens: tokens of each split, from its start, by default DEFAULT_TOKENS.
+            learning: another function like `lagwise.evaluation.evaluate`, of the model while it learns, whose scores of
+                the test text are ``learned``.
         """
         count, limit = max_tokens or DEFAULT_TOKENS, model.length_limit
         lengths = usable_lengths(lengths, DEFAULT_LENGTHS, limit)
@@ -51,11 +60,15 @@ class PlainText(TextData):
         text = str(tokenizer.decode(test[1:], skip_special_tokens=True)).encode()
         window = max(1, round(self.task.data.length * data.bytes_per_token("test")))
         valid_at = self.task.data.evaluate_length or self.task.data.length
-        return {
+        result = {
             "valid": evaluate(model, valid, min(valid_at, limit or valid_at), valid_sizes).to_dict(),
             "test": [s.to_dict() for s in extrapolation(model, test, lengths, test_sizes, progress=progress)],
             "compressors": compressor_bits_per_byte(text, window=window),
         }
+        if learning is not None:
+            scores = [learning(model, test, length, test_sizes, progress=progress) for length in lengths]
+            result["learned"] = [score.to_dict() for score in scores]
+        return result
 
 
 class LanguageModelling(RunningText):
@@ -78,6 +91,8 @@ class LanguageModelling(RunningText):
         if max(score["length"] for score in test) > scored:
             title += f" (only {scored:,} tokens are scored: longer lengths read them at once)"
         rows = [(f"this model, length {s['length']}", *_columns(s)) for s in test]
+        learned = [score for score in evaluation.get("learned", ()) if score["tokens"] == scored]
+        rows += [(f"learning after each score, length {s['length']}", *_columns(s)) for s in learned]
         rows += [(name, f"{value:.4f}", "") for name, value in evaluation["compressors"].items()]
         rows.append((f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", *_columns(valid)))
         return [Table(title, ("", "bits/byte", "perplexity/token"), rows)]

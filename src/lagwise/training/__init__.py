@@ -6,6 +6,7 @@ from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.training.classifier import LagClassifier
+    from lagwise.training.dynamic import OnlineLearner, dynamic_score
     from lagwise.training.finishing import outcome
     from lagwise.training.first_answer import joined_answer, kept_first_answer, simple_answers
     from lagwise.training.folder import (

@@ -1,0 +1,364 @@
+"""Streams of lines, such as logs, beside a language model: how surprising each line is, with a calibrated threshold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from lagwise.data import open_source
+from lagwise.data.tokenizers import encode_texts, spellings
+from lagwise.files import RECIPE_FILE, lock, one_line, saved_whole
+from lagwise.models.loading import load_language_model
+from lagwise.process import Stopped
+from lagwise.progress import progress_bar
+from lagwise.runs.evaluate import require_unchanged
+from lagwise.training import load_run, make_task
+from lagwise.training.carrying import CarriedStates
+from lagwise.training.dynamic import SEGMENT, OnlineLearner, token_nats
+from lagwise.training.optimizer import sparse_tables
+from lagwise.training.recipe import TrainingOptions
+
+LONGEST = 65_536  # bytes of a line that are scored; the others are counted
+MOST_STREAMS = 256  # the stream that has been silent for longest is forgotten
+_TOKENS_AT_ONCE = 4096
+_READ = 16_384  # bytes of input at once: the work that a signal waits for
+_POLL_SECONDS, _SAVE_SECONDS = 0.25, 60.0
+_CALIBRATION = 10  # times the lines without which no threshold keeps the asked rate
+
+
+class Line(NamedTuple):
+    """The first `LONGEST` bytes of a line, without its end, and the size of the whole line in bytes."""
+
+    text: bytes
+    size: int
+
+
+def cut(chunks: Iterable[bytes]) -> Iterator[list[Line]]:
+    """Yield the lines that each chunk of a text completes, and at its end what is left, in constant memory."""
+    text, size = b"", 0
+    for chunk in chunks:
+        found = []
+        for i, part in enumerate(chunk.split(b"\n")):
+            if i:
+                found.append(Line(text, size))
+                text, size = b"", 0
+            text, size = text + part[: LONGEST - len(text)], size + len(part)
+        yield found
+    yield [Line(text, size)] if size else []
+
+
+def conformal_threshold(scores: np.ndarray, alarms: float) -> float:
+    """The threshold that a new score exceeds with a probability of at most ``alarms``, if it and the n given scores
+    are exchangeable: the k-th smallest of them, where ``k = ceil((1 - alarms)(n + 1))``.
+
+    ValueError for fewer than ``1 / alarms - 1`` scores, with which no threshold keeps the rate.
+
+    Source: split conformal prediction, Vovk et al. 2005; Lei et al. 2018, §2.2.
+    """
+    rank = math.ceil((1 - alarms) * (len(scores) + 1) - 1e-9)
+    if rank > len(scores):
+        raise ValueError(
+            f"{alarms:g} alarms a line need at least {_needed(alarms):,} held-out lines for calibration, got "
+            f"{len(scores):,}: give `alarms` of {1 / (len(scores) + 1):.2g} or more, or more lines as `calibrate`"
+        )
+    return float(np.partition(scores, rank - 1)[rank - 1])
+
+
+def _needed(alarms: float) -> int:
+    return math.ceil(1 / alarms - 1 - 1e-9)
+
+
+class Watch:
+    """Scores the lines of streams, each with all of its stream before it as context, in constant memory.
+
+    A line's score is its bits per byte, its end included. An alarm is a score over the threshold of held-out lines
+    (`conformal_threshold`), which are scored first and in the same way.
+
+    Args:
+        run: Folder of a language model, which must stream in constant memory.
+        alarms: Alarms per line, at most, among lines like those of the calibration.
+        calibrate: A file of held-out lines; by default the test split of the run's own data.
+        by: A field of JSON lines: those with different values are separate streams, and those without it are one.
+        learn: Learning rate at which the model learns from the lines that it has scored (`OnlineLearner`).
+        state: A file to continue from, if it exists, instead of a calibration.
+
+    Raises:
+        ValueError: For another model, too few held-out lines, or a file that is not a state of this run.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        alarms: float = 1e-3,
+        calibrate: Path | None = None,
+        by: str | None = None,
+        learn: float | None = None,
+        state: Path | None = None,
+        progress: bool = False,
+    ):
+        self.model, self.tokenizer = load_language_model(run)
+        try:
+            self.carried = CarriedStates(self.model, what="a stream", changes=learn is not None)
+        except ValueError as error:
+            raise ValueError(f"{error}; if its kernels have no end, convert it to a state space first") from error
+        self._as_bytes = spellings(self.tokenizer)[:256] == [bytes([i]) for i in range(256)]
+        self._tables = ExitStack()
+        if learn is not None:
+            self._tables.enter_context(sparse_tables(self.model, TrainingOptions()))
+        self.learner = None if learn is None else OnlineLearner(self.model, learn)
+        self._streams: OrderedDict[str | None, tuple[int, int]] = OrderedDict()  # row and last token; the latest last
+        self.lines, self._rows = 0, 0  # so far
+        self.place: dict[str, int] = {}  # of the next line in a file: `device`, `inode` and `offset`
+        weights = hashlib.sha256((Path(run) / "model.safetensors").read_bytes()).hexdigest()
+        self._own = {"model": weights, "field": by, "learning rate": learn}
+        self.by, self.scores = by, np.empty(0)
+        if state is not None and state.exists():
+            self._load(state)
+        else:
+            lines = [*islice(_held_out(run, calibrate), _CALIBRATION * (_needed(alarms) + 1))]
+            conformal_threshold(np.zeros(len(lines)), alarms)  # whether they are enough
+            with progress_bar(desc="calibrating", total=len(lines), unit="line", show=progress) as bar:
+                for i in range(0, len(lines), 100):
+                    self.scores = np.append(self.scores, self.bits_per_byte(lines[i : i + 100]))
+                    bar.update(len(lines[i : i + 100]))
+            self.scores.sort()
+        self.threshold = conformal_threshold(self.scores, alarms)
+
+    def bits_per_byte(self, lines: Sequence[bytes]) -> list[float]:
+        """Score lines, which follow those before. Infinite where the model gives NaN."""
+        streams: dict[str | None, list[int]] = {}
+        for i, line in enumerate(lines):
+            streams.setdefault(self._stream_of(line), []).append(i)
+        scores = [0.0] * len(lines)
+        for name, indices in streams.items():
+            ids = [self._encoded(lines[i]) for i in indices]
+            nats = self._nats(name, np.concatenate(ids))
+            for i, part in zip(indices, np.split(nats, np.cumsum([len(each) for each in ids[:-1]])), strict=True):
+                bits = float(part.sum()) / math.log(2) / (len(lines[i]) + 1)
+                scores[i] = bits if math.isfinite(bits) else math.inf
+        return scores
+
+    def surprises(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Score lines. Returns for each its number ``line``, ``bits_per_byte``, ``threshold``, ``alarm``, ``p``, the
+        share of held-out lines, and itself, with at least this score, and ``text``."""
+        rows = []
+        for line, score in zip(lines, self.bits_per_byte(lines), strict=True):
+            self.lines += 1
+            above = len(self.scores) + 1 - int(np.searchsorted(self.scores, score))
+            row = {"line": self.lines, "bits_per_byte": score, "threshold": self.threshold}
+            row |= {"alarm": score > self.threshold, "p": above / (len(self.scores) + 1)}
+            rows.append({**row, "text": line.decode(errors="backslashreplace")})
+        return rows
+
+    def _stream_of(self, line: bytes) -> str | None:
+        if self.by is None:
+            return None
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return json.dumps(record[self.by]) if isinstance(record, dict) and self.by in record else None
+
+    def _encoded(self, line: bytes) -> np.ndarray:
+        if self._as_bytes:
+            return np.frombuffer(line + b"\n", dtype=np.uint8).astype(np.int64)
+        return encode_texts([line.decode(errors="replace") + "\n"], self.tokenizer, False)[0]
+
+    def _nats(self, name: str | None, ids: np.ndarray) -> np.ndarray:
+        """Nats of the next tokens of a stream."""
+        begins = name not in self._streams
+        if begins and len(self._streams) == MOST_STREAMS:
+            del self.carried.held[self._streams.popitem(last=False)[1][0]]
+        end: Any = self.tokenizer.eos_token_id
+        row, last = self._streams.pop(name, (self._rows, end))
+        self._rows += begins
+        tokens, found = torch.from_numpy(np.append(last, ids)), []
+        size = _TOKENS_AT_ONCE if self.learner is None else SEGMENT
+        nats = partial(token_nats, self.model) if self.learner is None else self.learner.nats
+        with torch.inference_mode() if self.learner is None else nullcontext():
+            for start in range(0, len(ids), size):
+                cache = self.carried.before(row, torch.tensor([begins and start == 0]))
+                found.append(nats(tokens[:-1][start : start + size], tokens[1:][start : start + size], cache))
+                self.carried.after(row, cache)
+        self._streams[name] = row, int(ids[-1])
+        return torch.cat(found).double().numpy()
+
+    def score(self, lines: Sequence[bytes], write: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Score lines and write their `surprises`. If writing fails, they have not been read: all but what was learned
+        is as it was before."""
+        before = dict(self.carried.held), self._streams.copy(), self.lines
+        try:
+            write(self.surprises(lines))
+        except BaseException:
+            self.carried.held, self._streams, self.lines = before
+            raise
+
+    def save(self, path: Path) -> None:
+        """Write all that continuing needs to a file, which only a complete one replaces. OSError if it cannot be."""
+        tensors = {**self.carried.tensors(), "scores": torch.from_numpy(self.scores)}
+        tensors |= {} if self.learner is None else self.learner.tensors()
+        about = {"own": self._own, "place": self.place, "lines": self.lines, "rows": self._rows}
+        about["streams"] = [*self._streams.items()]
+        with saved_whole(path.parent, path.name) as partial:
+            save_file(tensors, partial / path.name, metadata={"watch": json.dumps(about)})
+
+    def _load(self, path: Path) -> None:
+        try:
+            with safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {})["watch"])
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{str(path)!r} is not a state that can be continued ({one_line(error)})") from error
+        if wrong := [name for name, value in self._own.items() if about["own"].get(name) != value]:
+            raise ValueError(f"{str(path)!r} is of another {' and '.join(wrong)}; give another `state`, or remove it")
+        tensors = load_file(path)
+        self.scores = tensors.pop("scores").numpy()
+        if self.learner is not None:
+            self.learner.restore(tensors)
+        self.carried.restore({n: t for n, t in tensors.items() if n.partition(":")[0].isdecimal()}, path)
+        self._streams = OrderedDict((name, tuple(stream)) for name, stream in about["streams"])
+        self.lines, self._rows, self.place = about["lines"], about["rows"], about["place"]
+
+
+def _held_out(run: Path, calibrate: Path | None) -> Iterator[bytes]:
+    """Held-out lines of a file, or of the test split of a run's own text."""
+    if calibrate is not None:
+        with open(calibrate, "rb") as file:
+            for lines in cut(iter(lambda: file.read(_READ), b"")):
+                yield from (line.text for line in lines)
+        return
+    if not (run / RECIPE_FILE).is_file():
+        raise ValueError(f"{str(run)!r} is a model without text of its own; give held-out lines as `calibrate`")
+    recipe = load_run(run)
+    require_unchanged(run, recipe)
+    for document in open_source(make_task(recipe).source).documents("test"):
+        yield from (line.encode() for line in document.removesuffix("\n").split("\n"))
+
+
+class _Stop:
+    """Raises `Stopped` on Ctrl-C or SIGTERM while ``waiting``, or at a second signal; else keeps its number."""
+
+    number, waiting = 0, False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        again, self.number = self.number, number
+        if self.waiting or again:
+            raise Stopped(number)
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait(self, call: Callable[[], Any]) -> Any:
+        """Call what waits. A signal that has come before it ends it too."""
+        self.waiting = True
+        if self.number:
+            raise Stopped(self.number)
+        result, self.waiting = call(), False
+        return result
+
+
+def watch_run(
+    watch: Watch,
+    source: Path | int,
+    write: Callable[[list[dict[str, Any]]], None],
+    *,
+    state: Path | None = None,
+    report: Callable[[str], None],
+) -> None:
+    """Watch lines as they come, until their end or a signal. To be called in the main thread.
+
+    Args:
+        source: A file descriptor to read to its end; or a file that grows, which is followed without end from the place
+            of the state on, from its start if it is another file.
+        write: Receives the `Watch.surprises` of some lines.
+        state: The file of the state, written at the end however it comes, and every minute. Lines that were not
+            written then are scored again, where the source is a file.
+        report: Receives warnings.
+
+    Raises:
+        OSError: If the state cannot be written at the end. Earlier this is a warning, and the state before stays.
+    """
+    stop = _Stop()
+    with ExitStack() as stack:
+        if state is not None:
+            state.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock(Path(f"{state}.lock")))
+            stack.callback(watch.save, state)
+        stack.enter_context(stop.handling())
+        saved = time.monotonic()
+        if isinstance(source, int):
+            watch.place = {}
+        for lines in cut(_read(source, stop) if isinstance(source, int) else _follow(source, watch.place, stop)):
+            for number, line in enumerate(lines, watch.lines + 1):
+                if line.size > LONGEST:
+                    report(f"line {number} has {line.size:,} bytes, of which the first {LONGEST:,} are scored")
+            if lines:
+                watch.score([line.text for line in lines], write)
+            if watch.place:
+                watch.place["offset"] += sum(line.size + 1 for line in lines)
+            if state is not None and time.monotonic() - saved > _SAVE_SECONDS:
+                saved = time.monotonic()
+                try:
+                    watch.save(state)
+                except OSError as error:
+                    report(f"{one_line(error)}; the state before stays")
+
+
+def _read(descriptor: int, stop: _Stop) -> Iterator[bytes]:
+    """What comes from a pipe or terminal, at once."""
+    while data := stop.wait(lambda: os.read(descriptor, _READ)):
+        yield data
+
+
+def _follow(path: Path, place: dict[str, int], stop: _Stop) -> Iterator[bytes]:
+    """The content of a file from a place on, what is added to it, and then that of a file which replaces it; nothing
+    after each wait. place: is set for a new file."""
+    last = b"\n"
+    while True:
+        with open(path, "rb") as file:
+            here = os.fstat(file.fileno())
+            known = (place.get("device"), place.get("inode")) == (here.st_dev, here.st_ino)
+            if not known or here.st_size < place["offset"]:
+                yield b"" if last.endswith(b"\n") else b"\n"
+                place.update(device=here.st_dev, inode=here.st_ino, offset=0)
+            file.seek(place["offset"])
+            while file.tell() <= os.fstat(file.fileno()).st_size:
+                while data := file.read(_READ):
+                    stop.wait(bool)
+                    last = data
+                    yield data
+                if path.exists() and not os.path.samestat(os.stat(path), here):  # another file has taken its place
+                    break
+                stop.wait(lambda: time.sleep(_POLL_SECONDS))
+                yield b""
+            else:  # it has been cut
+                place["inode"] = 0
+
+
+def written(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Lines for people: bits per byte, threshold, ALARM where it is exceeded, and the text."""
+    figures = "{bits_per_byte:9.3f} {threshold:9.3f} {mark:5} {text}\n"
+    return "".join(figures.format(**row, mark="ALARM" if row["alarm"] else "") for row in rows)
