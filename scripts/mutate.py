@@ -1,9 +1,9 @@
 """How many small changes of a package's code its tests notice: `make mutate PACKAGE=forecasting`.
 
-Every mutant changes one comparison, operator, condition or number. Tests that reach its line run, the quickest first,
-until one fails; a mutant that none of them notices survives. Mutants are drawn by a seed, and run in processes forked
-from one that has imported PyTorch, with the changed code in memory only. (mutmut leaves out decorated functions and
-wraps others, whose signatures lagwise.tables reads; cosmic-ray starts a process for each, which imports PyTorch again.)
+Tests that reach the changed line run, the quickest first, until one fails; a mutant that none notices survives. Mutants
+are drawn by a seed, changed in memory only, and run in processes forked from one that has imported PyTorch. (mutmut
+leaves out decorated functions and wraps others, whose signatures lagwise.tables reads; cosmic-ray starts a process for
+each.)
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib.machinery
 import multiprocessing
 import os
 import random
-import sys
 import tempfile
 import time
 from bisect import bisect
@@ -96,17 +95,16 @@ def covering(context: Any, package: str) -> tuple[dict[str, float], dict[str, di
 
 
 def main(package: str, seconds: float = 1800, seed: int = 0, out: Path | None = None) -> None:
-    sys.dont_write_bytecode = True
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     times, lines = covering(context, package)
     files = sorted(Path("src/lagwise", package).rglob("*.py"))
     mutants = [(file, i) for file in files for i in range(len(list(places(ast.parse(file.read_text())))))]
     random.Random(seed).shuffle(mutants)
-    survivors, tried, end = [], 0, time.monotonic() + seconds
-    for path, number in mutants:
-        if time.monotonic() > end:
-            break
+    outcomes: dict[str, bool] = {}
+    end = time.monotonic() + seconds
+    while mutants and time.monotonic() < end:
+        path, number = mutants.pop()
         said, by_line = mutated(path, number)[1], lines.get(str(path.resolve()), {})
         reaching = by_line.get(int(said.split(":")[1]), set()) or set().union(*by_line.values())
         ordered = sorted(reaching, key=times.__getitem__)
@@ -114,17 +112,16 @@ def main(package: str, seconds: float = 1800, seed: int = 0, out: Path | None = 
         process = context.Process(target=run, args=(chosen, ["-x"], path, number))
         process.start()
         process.join(3 * LONGEST + 30)  # a change that never ends is noticed
-        noticed = process.exitcode != 0 and bool(chosen)
+        outcomes[said] = process.exitcode != 0 and bool(chosen)
         process.kill()
-        tried += 1
-        survivors += [] if noticed else [said]
-        print(f"{'noticed' if noticed else 'SURVIVED'}: {said} ({len(chosen)} tests)", flush=True)
-    score = 1 - len(survivors) / max(1, tried)
-    print(f"{score:.1%} of {tried} mutants are noticed, of {len(mutants)} there are")
+        print(f"{'noticed' if outcomes[said] else 'SURVIVED'}: {said} ({len(chosen)} tests)", flush=True)
+    score = sum(outcomes.values()) / max(1, len(outcomes))
+    print(f"{score:.1%} of {len(outcomes)} mutants are noticed, of {len(outcomes) + len(mutants)} that there are")
     if out:
         from lagwise_papers.bench.timing import save_results
 
-        figures = {"seed": seed, "mutants": len(mutants), "tried": tried, "score": score, "survivors": survivors}
+        survivors = [said for said, noticed in outcomes.items() if not noticed]
+        figures = {"seed": seed, "tried": len(outcomes), "score": score, "survivors": survivors}
         save_results(out, f"make mutate PACKAGE={package} SECONDS={seconds:g}", figures)
 
 

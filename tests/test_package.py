@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import check_names
 import check_wheel
+import mutate
 import pytest
 import release
 import yaml
@@ -256,3 +258,13 @@ def test_what_breaks_code_that_used_the_last_version_is_in_the_changelog(
     assert "double(twice): Parameter was removed" in capsys.readouterr().err
     commit("def double(x): ...\n", "moved", "- `double` doubles once.")
     assert check_names.main(clone) == 0
+
+
+def test_every_mutant_differs_from_the_code_at_one_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("def f(a, b=1.5):\n    if a < 2 and b:\n        return a + b\n    raise ValueError(f'{a + 1}')\n")
+    count = len(list(mutate.places(ast.parse(path.read_text()))))
+    made = {ast.unparse(mutate.mutated(path, number)[0]) for number in range(count)}
+    assert len(made) == count == 6
+    assert "def f(a, b=2.5):\n    if a < 2 and b:\n        return a + b" in " ".join(made)
+    assert "if not (a < 2 and b):" in " ".join(made)
