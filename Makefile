@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check
-EXTRAS := train plot forecast sktime vision signals export serve clients
+EXTRAS := train plot forecast vision signals export serve clients
 
 # The lowest versions that pyproject.toml promises, and the part of the tests that uses every package. pip has no CPU
 # build of old versions of torch for Linux: LOWEST_TORCH names another.
 LOWEST_TORCH ?= $(shell sed -n 's/^  "torch>=\(.*\)",/\1/p' pyproject.toml)
-LOWEST_EXTRAS := train plot forecast sktime signals export serve
+LOWEST_EXTRAS := train plot forecast signals export serve
 LOWEST_TESTS := tests/ops tests/kernels tests/models tests/data tests/tasks tests/training tests/runs tests/forecasting \
   tests/serving tests/cli
 
@@ -23,8 +23,15 @@ NEWEST_TESTS := tests/models tests/runs tests/serving
 # The version of Triton that the GPU build of this torch comes with.
 TRITON := triton==3.7.1
 
-.PHONY: demo test test-slow test-gpu test-device test-triton test-lowest test-newest coverage fuzz lint bench docs docs-serve \
-  wheel-check release-check release clean
+# What tests/fuzz/guided reads with, each for 75 seconds.
+READERS := tables times lines archives recordings recipes weights bodies
+
+# What makes requirements-tested.txt, and looks into it.
+UV := uv==0.13.9
+AUDIT := cyclonedx-bom==7.5.0 pip-audit==2.10.1
+
+.PHONY: demo test test-slow test-gpu test-device test-triton test-lowest test-newest coverage fuzz mutate lint names bench docs docs-serve \
+  wheel-check hashes audit release-check release clean
 
 $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -37,7 +44,10 @@ $(INSTALLED): pyproject.toml papers/pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED)  ## train, evaluate, sample and plot, in five to ten minutes on two idle cores
-	$(BIN)/lagwise demo
+	$(BIN)/lagwise train --recipe demo --resume auto
+	$(BIN)/lagwise evaluate runs/demo
+	$(BIN)/lagwise generate runs/demo --prompt "class " --tokens 400 --seed 0
+	$(BIN)/lagwise plot runs/demo
 
 test: $(INSTALLED)  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
@@ -86,15 +96,26 @@ coverage: $(INSTALLED)  ## the test suite, and which lines it runs, in build/cov
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --cov --cov-report=term:skip-covered \
 	  --cov-report=html:build/coverage --cov-report=xml:build/coverage.xml
 
-fuzz: $(INSTALLED)  ## random mixers and models against dense references for 20 minutes, conversions, malformed input
+fuzz: $(INSTALLED)  ## random models against dense references, 20 minutes; readers of files and requests, ten minutes
 	LAGWISE_FUZZ_SECONDS=$${LAGWISE_FUZZ_SECONDS:-1200} OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz -s -k at_length
 	LAGWISE_FUZZ_CASES=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow or not slow' \
 	  tests/fuzz/test_state_space_fuzz.py tests/fuzz/test_malformed.py
+	$(BIN)/python -m pip install $(QUIETLY) --editable '.[fuzz]' --constraint constraints.txt
+	for name in $(READERS); do OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/guided/harnesses.py $$name \
+	  -max_total_time=$${LAGWISE_GUIDED_SECONDS:-75} || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/serving/test_openapi.py
+
+mutate: $(INSTALLED)  ## how many small changes of PACKAGE=forecasting, drawn by a seed, its tests notice in SECONDS=1800
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutate.py $(PACKAGE) --seconds $(or $(SECONDS),1800) \
+	  --out benchmarks/results/mutation-$(subst /,-,$(PACKAGE)).json
 
 lint: $(INSTALLED)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
+
+names: $(INSTALLED)  ## the public names against the last tag: what breaks code must be in the changelog
+	$(BIN)/python scripts/check_names.py
 
 bench: $(INSTALLED)  ## speed and memory of the Toeplitz layer
 	$(BIN)/lagwise bench toeplitz --out benchmarks/results/toeplitz-cpu.json
@@ -134,7 +155,26 @@ wheel-check:  ## build sdist and wheel, install each alone and the wheel with ea
 	build/wheel-papers/bin/python -m pip install $(QUIETLY) --no-deps build/papers/*.whl
 	cd build && wheel-papers/bin/lagwise recipes --all && wheel-papers/bin/lagwise recipes lra-text-small
 
-release-check: lint test test-device test-slow wheel-check  ## all that a release must pass
+hashes:  ## write requirements-tested.txt: the tested set, each file by its hash, but for torch
+	rm -rf build/hashes && $(PYTHON) -m venv build/hashes && build/hashes/bin/python -m pip install $(QUIETLY) $(UV)
+	grep '^mega-pytorch==' constraints.txt > build/bench.in
+	build/hashes/bin/uv pip compile pyproject.toml --extra dev build/bench.in --constraint constraints.txt --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file build/hashes.txt
+	(grep '^#' requirements-tested.txt; sed -E '/^(torch=|triton|nvidia-|cuda-)/,/[^\\]$$/d' build/hashes.txt) > build/tested.txt
+	mv build/tested.txt requirements-tested.txt
+
+audit:  ## install the tested set by its hashes, list its parts as CycloneDX, and ask whether faults of them are known
+	rm -rf build/audit build/audited && $(PYTHON) -m venv build/audit && $(PYTHON) -m venv build/audited
+	grep '^torch==' constraints.txt > build/torch.txt
+	build/audited/bin/python -m pip install $(QUIETLY) --requirement build/torch.txt
+	build/audited/bin/python -m pip install $(QUIETLY) --no-deps --require-hashes --requirement requirements-tested.txt
+	build/audited/bin/python -m pip check
+	build/audit/bin/python -m pip install $(QUIETLY) $(AUDIT)
+	build/audit/bin/cyclonedx-py requirements requirements-tested.txt --pyproject pyproject.toml \
+	  --output-file build/lagwise.cdx.json
+	build/audit/bin/pip-audit --no-deps --disable-pip $(addprefix --requirement ,requirements-tested.txt build/torch.txt)
+
+release-check: lint names test test-device test-slow wheel-check  ## all that a release must pass
 	$(BIN)/python scripts/release.py tested
 
 # The first release names the repository, too: REPOSITORY=https://github.com/OWNER/NAME

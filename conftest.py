@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import random
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -154,9 +155,8 @@ def text_data(text_file: Path) -> TokenData:
     return prepare(str(text_file), "bytes", progress=False)
 
 
-@pytest.fixture
-def tiny_recipe(text_file: Path) -> Recipe:
-    """A recipe that trains in about a second."""
+@pytest.fixture(scope="session")
+def _tiny_recipe(text_file: Path) -> Recipe:
     recipe = load_recipe(
         "tnn-lm",
         [
@@ -166,8 +166,27 @@ def tiny_recipe(text_file: Path) -> Recipe:
             *("training.evaluate_tokens=512", "training.precision=float32"),
         ],
     )
-    recipe.model = copy.deepcopy(TINY_MODEL)
+    recipe.model = TINY_MODEL
     return recipe
+
+
+@pytest.fixture
+def tiny_recipe(_tiny_recipe: Recipe) -> Recipe:
+    """A recipe that trains in about a second."""
+    return copy.deepcopy(_tiny_recipe)
+
+
+@pytest.fixture(scope="session")
+def _tiny_run(_tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lagwise.training import train
+
+    return train(_tiny_recipe, tmp_path_factory.mktemp("tiny") / "run", progress=False)
+
+
+@pytest.fixture
+def tiny_run(_tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of what `train(tiny_recipe)` writes, which trains once for all tests."""
+    return shutil.copytree(_tiny_run, tmp_path / "whole")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from lagwise.models.conversion import effective_taps
 from lagwise.ops import Modes
 from lagwise.ops.recurrence import DiagonalSSM
 from lagwise.process import keep_freed_memory
-from lagwise.runs import convert_run
+from lagwise.runs import convert_run, evaluate_run
 from lagwise.runs.convert import tokens_per_second
 from lagwise_papers.bench.n_state import n_state_modes
 from lagwise_papers.bench.stream_peers import NStates, replace_toeplitz
@@ -54,11 +54,12 @@ def main(out: Path, runs: list[Path]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 converted = Path(folder) / "converted"
                 try:
-                    result = convert_run(run, tolerance, converted, max_tokens=65537)
+                    result = convert_run(run, tolerance, converted)
                 except ValueError as refusal:
                     rows.append({**base, "tolerance": tolerance, "refused": str(refusal)})
                     print(rows[-1])
                     continue
+                result["bits_per_byte"] = [compared(run, converted, length) for length in (CONTEXT, 4 * CONTEXT)]
                 after, _ = load_model(converted)
             with torch.inference_mode():
                 mixer = next(m for m in after.modules() if isinstance(m, ToeplitzMixer))
@@ -77,6 +78,12 @@ def main(out: Path, runs: list[Path]) -> None:
     save_results(
         out, "python benchmarks/conversion.py " + " ".join([str(out), *(r.name for r in runs)]), {"rows": rows}
     )
+
+
+def compared(run: Path, converted: Path, length: int) -> dict[str, float]:
+    """Bits per byte of test text before and after."""
+    before, after = (evaluate_run(each, [length], max_tokens=65537)["test"][0] for each in (run, converted))
+    return {"length": length, "before": before["bits_per_byte"], "after": after["bits_per_byte"]}
 
 
 def held(model: Any) -> int:

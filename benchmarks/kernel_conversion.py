@@ -27,7 +27,7 @@ from lagwise.models import StreamingCache, load_model
 from lagwise.models.conversion import effective_taps
 from lagwise.ops import reduce_taps
 from lagwise.process import keep_freed_memory
-from lagwise.runs import convert_run
+from lagwise.runs import convert_run, evaluate_run
 from lagwise.runs.convert import layer_figures, tokens_per_second
 from lagwise.tables import known
 from lagwise_papers.bench.run_queue import keep, lagwise
@@ -95,7 +95,7 @@ def found(run: Path, tolerance: float) -> dict[str, Any]:
         return row
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = convert_run(run, tolerance, Path(folder) / "converted", max_tokens=32769, progress=False)
+            result = convert_run(run, tolerance, Path(folder) / "converted", progress=False)
         except ValueError as refusal:
             row |= {"refused": str(refusal), "tokens_per_second": tokens_per_second({"before": model}, LENGTH)}
             for coarser in (1e-2, 1e-1):
@@ -105,6 +105,14 @@ def found(run: Path, tolerance: float) -> dict[str, Any]:
                     continue
                 return {**row, "coarser": coarser, "layers": [layer_figures(str(i), r) for i, r in enumerate(each)]}
             return row
+        scored = [
+            evaluate_run(each, [LENGTH, 4 * LENGTH], max_tokens=32769, progress=False)["test"]
+            for each in (run, Path(folder) / "converted")
+        ]
+    result["bits_per_byte"] = [
+        {"length": before["length"], "before": before["bits_per_byte"], "after": after["bits_per_byte"]}
+        for before, after in zip(*scored, strict=True)
+    ]
     return {**row, **{key: value for key, value in result.items() if key not in ("run", "out")}}
 
 

@@ -70,7 +70,6 @@ OTHERS: tuple[Callable[[], str], ...] = (
     layers.vocabulary_loss,
     layers.compiled_training,
     language.search,
-    language.carried,
     encoders.pretraining,
     encoders.images,
     encoders.image_classifiers,

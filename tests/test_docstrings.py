@@ -43,8 +43,6 @@ def test_public_names_have_examples(package: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_run(name: str) -> None:
-    if name == "lagwise.forecasting.sktime":
-        pytest.importorskip("sktime")
     result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
     assert result.attempted
     assert not result.failed

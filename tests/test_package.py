@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import check_names
 import check_wheel
 import pytest
 import release
@@ -49,6 +50,20 @@ def test_workflows_run_pinned_actions_and_targets_that_exist(path: Path) -> None
     made = " ".join(re.findall(r"make ([a-z -]+)", runs)).split()
     assert set(made) <= targets
     assert all("timeout-minutes" in job for job in jobs.values())
+
+
+def test_the_tested_set_has_hashes_and_the_versions_of_the_constraints() -> None:
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    tested = (ROOT / "requirements-tested.txt").read_text()
+    packages = re.findall(
+        r"^([\w.-]+)==(\S+)(?: ;[^\\]*)?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", tested, re.MULTILINE
+    )
+    assert len(packages) == tested.count("==") - tested.count(" == ") > 100
+    found = {name.lower().replace("_", "-"): version for name, version, _ in packages}
+    usual = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    assert "torch" not in found
+    assert {name: found[name] for name in found.keys() & usual.keys()} == {n: v for n, v in usual.items() if n in found}
+    assert len(found.keys() & usual.keys()) > 40
 
 
 @pytest.mark.parametrize(("tag", "passes"), [(f"v{lagwise.__version__}", True), ("v0.0.1", False)])
@@ -214,3 +229,30 @@ def test_what_is_not_ready_is_refused_and_nothing_is_written(
     assert message in capsys.readouterr().err
     assert subprocess.run(["git", "log", "--oneline"], cwd=clone, capture_output=True, check=True).stdout == before
     assert release.git(clone, "status", "--porcelain") == release.git(clone, "tag") == ""
+
+
+def test_what_breaks_code_that_used_the_last_version_is_in_the_changelog(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def commit(module: str, home: str, changes: str) -> None:
+        (clone / "src" / "lagwise" / "__init__.py").write_text(
+            f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lagwise.{home} import double\n"
+        )
+        (clone / "src" / "lagwise" / f"{home}.py").write_text(module)
+        (clone / "CHANGELOG.md").write_text(f"# Changelog\n\n## 9.1.0 (unreleased)\n\n{changes}\n\n## 9\n\n`double`")
+        release.git(clone, "add", "--all")
+        release.git(clone, "commit", "--quiet", "--message", "Change")
+
+    (clone / "docs" / "reference").mkdir(parents=True)
+    (clone / "docs" / "reference" / "index.md").write_text("# Names\n")
+    commit("def double(x, twice=False): ...\ndef internal(x): ...\n", "first", "- New.")
+    assert check_names.main(clone) == 0
+    assert "no version is tagged yet" in capsys.readouterr().out
+    release.git(clone, "tag", "--annotate", "v9.0.0", "--message", "lagwise 9.0.0")
+    commit("def double(x, twice=False, *, thrice=False): ...\n", "moved", "- More.")
+    assert check_names.main(clone) == 0
+    commit("def double(x): ...\n", "moved", "- More.")
+    assert check_names.main(clone) == 1
+    assert "double(twice): Parameter was removed" in capsys.readouterr().err
+    commit("def double(x): ...\n", "moved", "- `double` doubles once.")
+    assert check_names.main(clone) == 0

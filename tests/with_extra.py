@@ -52,7 +52,6 @@ ENOUGH = {
     "train": ("train", "train classify", "train signal", "train forecast", "evaluate classes", "predict", "sounds"),
     "plot": ("plot",),
     "forecast": ("plot", "forecast", "LagForecaster"),
-    "sktime": ("forecast", "LagForecaster", "SktimeLagForecaster"),
     "export": ("export",),
     "serve": ("serve",),
 }
@@ -153,7 +152,6 @@ def outcomes(folder: Path) -> dict[str, str]:
     }
     checks["sounds"] = read_flac
     checks["LagForecaster"] = lambda: imported("from lagwise import LagForecaster")
-    checks["SktimeLagForecaster"] = lambda: imported("import lagwise.forecasting.sktime")
     print(f"lagwise {lagwise.__version__} in {Path(lagwise.__file__).parent}")
     shutil.rmtree(folder / "new", ignore_errors=True)
     (folder / "new").mkdir()

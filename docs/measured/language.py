@@ -132,27 +132,6 @@ Guessing a value reaches 20 with 10 tokens and 10 with 20.
 {measured_table(name, columns, rows)}"""
 
 
-def carried() -> str:
-    name = "carried-states-cpu.json"
-    found = results(name)["results"]
-    lengths = [score["length"] for score in next(iter(found.values()))["scores"]["test"]]
-    kinds = {"base": "first training", "ordinary": "then without states", "carried": "then with states"}
-    rows = []
-    for key, run in found.items():
-        _, model, kind = key.split("/")
-        rows.append([model, kinds[kind], f"{run['steps']}", *_scores(run["scores"]["test"], lengths)])
-    return f"""## Carried states
-
-Bits per byte of the same 131,072 bytes of novels at five lengths of context, after a first training on pieces of 512
-bytes and after as many steps more without and with states that are carried from piece to piece
-(`training.carry_states=64`), at 64 channels and for equal CPU time (half a minute, then a quarter). No model is worse
-at longer contexts than at 512, so there is nothing to repair; the steps with states are behind those without at each
-length here, perhaps because their rows read few different texts. Only best-lm gains more from context with states
-than without.
-
-{measured_table(name, ["model", "training", "steps", *(f"{n:,}" for n in lengths)], rows)}"""
-
-
 def queries() -> str:
     name = "query-recall-cpu.json"
     if not has_results(name):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +19,7 @@ from typing import Any
 
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, read_metrics, train
-from lagwise_papers.bench.timing import save_results
+from lagwise_papers.bench.run_queue import keep
 
 SIZES = {64: {"hidden": 32, "chunk": 32, "tcn": (5, 4, 3)}, 1024: {"hidden": 128, "chunk": 128, "tcn": (7, 6, 4)}}
 
@@ -31,18 +30,11 @@ def blocks(length: int) -> dict[str, dict[str, Any]]:
     tcn = {"name": "tcn", **dict(zip(("kernel_size", "dilation", "depth"), size["tcn"], strict=True))}
     mega = {"name": "mega", "chunk": size["chunk"], "query_size": 32}
     mlp = {"name": "mlp", "expansion": 2}
+    convolution = {"name": "prenorm", "token_mixer": tcn, "channel_mixer": {"name": "none"}}
+    chunks = {"name": "chunked_attention", "chunk": size["chunk"]}
+    attention = {"name": "prenorm", "token_mixer": chunks, "channel_mixer": mlp}
     return {
-        "TCNCA-simple": {
-            "name": "chain",
-            "blocks": [
-                {"name": "prenorm", "token_mixer": tcn, "channel_mixer": {"name": "none"}},
-                {
-                    "name": "prenorm",
-                    "token_mixer": {"name": "chunked_attention", "chunk": size["chunk"]},
-                    "channel_mixer": mlp,
-                },
-            ],
-        },
+        "TCNCA-simple": {"name": "chain", "blocks": [convolution, attention]},
         "TCNCA": {**mega, "memory": tcn},
         "MEGA": mega,
         "TNN": {"name": "prenorm", "token_mixer": {"name": "gtu"}},
@@ -86,20 +78,13 @@ def main() -> None:
     parser.add_argument("--rates", default="0.004,0.002", help="learning rate for each length")
     parser.add_argument("--out", type=Path, required=True, help="results file")
     options = parser.parse_args()
-    per_length = zip(
-        map(int, options.lengths.split(",")),
-        map(int, options.steps.split(",")),
-        map(int, options.batch_sizes.split(",")),
-        map(float, options.rates.split(",")),
-        strict=True,
-    )
-    results: dict[str, Any] = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
-    for length, steps, batch_size, rate in per_length:
+    columns = (options.lengths, options.steps, options.batch_sizes, options.rates)
+    done = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
+    for length, steps, batch_size, rate in zip(*(map(float, each.split(",")) for each in columns), strict=True):
         for vocab_size in map(int, options.vocab_sizes.split(",")):
-            if f"{length}/{vocab_size}" in results:
-                continue
-            results[f"{length}/{vocab_size}"] = measure(length, vocab_size, steps, batch_size, rate)
-            save_results(options.out, "python " + " ".join(sys.argv), results)
+            name = f"{length:.0f}/{vocab_size}"
+            if name not in done:
+                keep(options.out, name, measure(int(length), vocab_size, int(steps), int(batch_size), rate))
 
 
 if __name__ == "__main__":

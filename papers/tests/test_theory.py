@@ -89,8 +89,3 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
     written = plot_theory(tmp_path / "theory")
     assert [path.name for path in written] == ["theorem-1.png", "theorems-2-to-4.png", "proposition-1.png"]
     assert all(path.stat().st_size > 10_000 for path in written)
-
-
-def test_a_rank_above_the_length_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at most the length"):
-        ski_error_bound(length=8, rank=9)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lagwise.files import PARTIAL, is_full_disk, lock, one_line
+from lagwise.files import PARTIAL, is_full_disk, lock, of_library, one_line
 
 _META = "meta.json"
 
@@ -59,7 +59,7 @@ def require_private(path: Path, root: Path) -> None:
             return
 
 
-def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]], *, resumable: bool = False) -> dict[str, Any]:
+def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Fill a folder of the cache with ``make`` unless that was done before, and return what ``make`` returned.
 
     The result is complete or absent. Files that have changed since are created again, with a warning. One process
@@ -68,15 +68,13 @@ def cached_folder(folder: Path, make: Callable[[Path], dict[str, Any]], *, resum
     Args:
         folder: In the cache.
         make: Writes into the folder it is given, and returns further information (JSON).
-        resumable: Whether ``make`` goes on from what it has written when it was killed or interrupted: it then gets
-            that folder again, unless another of the same kind has been made since.
 
     Raises:
-        OSError: When the disk is full, with advice.
+        OSError: When the disk is full or fails, with advice.
     """
     meta = _read_meta(folder)
     if meta is None:
-        _fill(folder, make, resumable)
+        _fill(folder, make)
         meta = _read_meta(folder)
     assert meta is not None
     return meta
@@ -101,13 +99,11 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _fill(folder: Path, make: Callable[[Path], dict[str, Any]], resumable: bool) -> None:
+def _fill(folder: Path, make: Callable[[Path], dict[str, Any]]) -> None:
     """Fill a folder, unless another process does so first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f"{PARTIAL}-{folder.name}")
     for left in folder.parent.glob(f"{PARTIAL}-*"):  # left by a killed process, unless its lock is held
-        if resumable and left == partial:
-            continue
         with suppress(BlockingIOError), lock(_lock_of(folder.with_name(left.name.removeprefix(f"{PARTIAL}-")))):
             shutil.rmtree(left, ignore_errors=True)
     with lock(_lock_of(folder), wait=True):
@@ -116,7 +112,7 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]], resumable: bool)
         if folder.exists():
             warnings.warn(f"{folder} is damaged or of an earlier version; making it again", stacklevel=4)
         try:
-            partial.mkdir(exist_ok=resumable)
+            partial.mkdir()
             meta = make(partial)
             (partial / _META).write_text(
                 json.dumps({**meta, "digest": _digest(partial, meta)}, indent=1), encoding="utf-8"
@@ -124,16 +120,14 @@ def _fill(folder: Path, make: Callable[[Path], dict[str, Any]], resumable: bool)
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
         except Exception as error:
-            resumable = False  # the error would come again
-            if not is_full_disk(error):
+            if not (is_full_disk(error) or of_library(error)):
                 raise
             raise OSError(
                 f"cannot write to the cache in {folder.parent} ({one_line(error)}); free space, or set LAGWISE_CACHE "
                 "to a folder on another disk"
             ) from error
         finally:
-            if not resumable:
-                shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:

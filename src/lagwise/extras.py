@@ -10,13 +10,12 @@ EXTRAS = {
     "train": ("accelerate", "datasets", "pyarrow", "sklearn", "scipy", "soundfile", "tensorboardX"),
     "plot": ("matplotlib", "jinja2"),
     "forecast": ("matplotlib", "jinja2", "sklearn", "scipy", "pandas", "pyarrow", "dateparser"),
-    "sktime": ("sktime", "sklearn", "scipy", "pandas"),
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "serve": ("fastapi", "uvicorn", "jinja2", "openai", "prometheus_client"),
+    "serve": ("fastapi", "uvicorn", "jinja2", "openai"),
 }
-PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "prometheus_client": "prometheus-client"}
+PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 _OPTIONAL = ("tensorboardX",)  # used if it is there
 
 

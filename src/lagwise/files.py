@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def check_writable(path: Path, argument: str) -> None:
     because permissions say nothing about file systems that take no files."""
     above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
-        with tempfile.TemporaryDirectory(dir=above, prefix=f"{PARTIAL}-"):
+        with _partial(above):
             pass
     except OSError as error:
         raise ValueError(
@@ -134,33 +134,53 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 @contextmanager
 def saved_whole(folder: Path, what: str, *, last: str = "") -> Iterator[Path]:
-    """Yield a hidden folder to write to; at the end, move its files into ``folder``, the file named ``last`` last.
+    """Yield a hidden folder to write to. At the end it becomes ``folder`` at once, or, if that exists, its files are
+    moved there, the file named ``last`` last.
 
-    If writing fails, ``folder`` keeps the files it had, or is removed again if it was created here. An OSError says
-    what could not be saved.
+    If writing fails, ``folder`` keeps the files it had, or remains absent. An OSError says what could not be saved.
     """
     created = not folder.exists()
+    above = folder.parent if created else folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as partial:
-            yield Path(partial)
-            follow_umask(Path(partial))
+        above.mkdir(parents=True, exist_ok=True)
+        with _partial(above) as partial:
+            yield partial
+            follow_umask(partial)
+            if created:
+                os.replace(partial, folder)
+                return
             if last:
                 (folder / last).unlink(missing_ok=True)  # the folder is incomplete without it, and meanwhile
-            for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == last):
+            for file in sorted(partial.iterdir(), key=lambda file: file.name == last):
                 if file.is_dir() and (folder / file.name).is_dir():  # only an empty folder can be replaced
                     shutil.rmtree(folder / file.name)
                 os.replace(file, folder / file.name)
     except Exception as error:  # safetensors, tokenizers, torch and the system raise different types
-        if created and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
         raise OSError(f"cannot save {what} in {str(folder)!r}: {one_line(error)}") from error
+
+
+@contextmanager
+def _partial(folder: Path) -> Iterator[Path]:
+    """Make a hidden folder in another, and remove those that killed processes have left there: a living process holds
+    the lock of its own."""
+    for left in folder.glob(f"{PARTIAL}-*"):
+        with suppress(OSError), lock(left / LOCK):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{PARTIAL}-") as made, lock(Path(made, LOCK)):
+        partial = Path(made, "whole")
+        partial.mkdir()  # with the mode of any new folder
+        yield partial
 
 
 def is_full_disk(error: BaseException) -> bool:
     """Whether an error means that the disk, or the user's quota, is full; libraries in Rust do not raise OSError."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
+
+
+def of_library(error: Exception) -> bool:
+    """Whether a library in Rust reports an error of the system, with a type of its own."""
+    return not isinstance(error, OSError | ValueError) and "(os error " in str(error)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from lagwise.analysis import LayerKernel, learned_kernels
 from lagwise.analysis.kernels import kernel_curves, kernel_matrices
 from lagwise.mixers import ToeplitzMixer
-from lagwise.tasks.figures import accuracy_curve, length_curve, loss_curve
+from lagwise.tasks.figures import length_curve, loss_curve
 
 
 def test_learned_kernels_equal_the_mixers_taps() -> None:
@@ -40,10 +40,6 @@ def test_plotted_curves_have_the_kernels_values() -> None:
     train_line, valid_line = loss_curve(metrics, bytes_per_token=2.0).axes[0].lines
     assert train_line.get_xydata().tolist() == [[1, 0.5]]
     assert valid_line.get_xydata().tolist() == [[1, 1.5]]
-    metrics = [{"step": 5, "eval_loss": 1.0, "eval_accuracy": 0.3}, {"step": 5, "loss": 2.0}]
-    right, chance = accuracy_curve(metrics, chance=0.2).axes[0].lines
-    assert right.get_xydata().tolist() == [[5, 0.3]]
-    assert chance.get_ydata() == [0.2, 0.2]
     kernel = LayerKernel("0", np.array([[3.0, 0.0, -4.0, 0.0]]))
     assert kernel_curves([kernel]).axes[0].lines[-2].get_ydata().tolist() == [3, 0, 4, 0]
     assert (

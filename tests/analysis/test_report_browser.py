@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from browser import needs_chromium, opened
 
-from lagwise.analysis.report import compare_runs, plot_run
+from lagwise.analysis.report import plot_run
 from lagwise.runs import evaluate_run
-from lagwise.training import Recipe, train
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -53,12 +52,10 @@ onload = () => {{
 </script>"""
 
 
-@pytest.fixture(params=["report", "comparison"])
-def report(request: pytest.FixtureRequest, tiny_recipe: Recipe, tmp_path: Path) -> Path:
-    runs = [train(tiny_recipe, tmp_path / name, progress=False) for name in ("one", "two")]
-    for run in runs:
-        evaluate_run(run, [32, 64], progress=False)
-    return plot_run(runs[0])[-1] if request.param == "report" else compare_runs(runs)[-1]
+@pytest.fixture
+def report(tiny_run: Path) -> Path:
+    evaluate_run(tiny_run, [32, 64], progress=False)
+    return plot_run(tiny_run)[-1]
 
 
 def test_a_plot_zooms(report: Path, tmp_path: Path) -> None:

@@ -43,33 +43,3 @@ def test_the_features_of_a_beat_know_the_two_beats_after_it_and_a_second(beats: 
     moved = at.copy()
     moved[i + beats.LATER] += 90
     assert abs(beats.features(x, moved)[i] - whole[i]).max() > 0.1
-
-
-def test_positions_move_to_the_middle_of_their_complex(beats: ModuleType) -> None:
-    x, at, classes = record(2)
-    off = at + np.random.default_rng(0).integers(-20, 21, len(at))
-    narrow = classes != "V"
-    assert abs(beats.refined(x, off, beats.REACH) - at)[narrow].max() <= 4
-
-
-@pytest.mark.slow
-def test_rhythm_and_shape_of_other_records_are_learned(beats: ModuleType) -> None:
-    made = {str(seed): record(seed) for seed in range(6)}
-    x = {name: beats.features(samples, at) for name, (samples, at, _) in made.items()}
-    train, test = list(made)[:4], list(made)[4:]
-    classes = np.concatenate([made[name][2] for name in train])
-    model = beats.fit(np.concatenate([x[name] for name in train]), classes, np.repeat(train, 200))
-    predicted = np.concatenate([model.classified(x[name]) for name in test])
-    true = beats.ids(np.concatenate([made[name][2] for name in test]))
-    found = beats.scores(predicted, true)
-    assert min(found["classes"][name][how] for name in "NV" for how in ("recall", "precision")) > 0.9
-    premature = found["classes"]["S"]
-    assert premature["precision"] > 0.9
-    assert premature["recall"] > 0.75  # only what is S with a probability of `LEAST` is called so
-    counts = beats.premature(predicted, true, np.repeat(test, 200))
-    assert [row[0] for row in counts.values()] == [int((made[name][2] == "S").sum()) for name in test]
-    called = np.array(found["confusion"])[:, 2]
-    assert [sum(row[1] for row in counts.values()), sum(row[2] for row in counts.values())] == [
-        called[2],
-        called.sum() - called[2],
-    ]

@@ -28,10 +28,10 @@ def test_every_kernel_is_converted(script: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("mixer", "key"),
     [
-        ({"name": "toeplitz", "kernel": {"name": "rpe", "layers": 1, "hidden": 8, "decay": 0.9}}, "bound"),
-        ({"name": "toeplitz", "kernel": {"name": "free", "max_length": 700, "decay": 1.0}}, "refused"),
         ({"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3}}, "state_space"),
+        ({"name": "toeplitz", "kernel": {"name": "rpe", "layers": 1, "hidden": 8, "decay": 0.9}}, "bound"),
         ({"name": "lru"}, "state_space"),
+        ({"name": "toeplitz", "kernel": {"name": "free", "max_length": 700, "decay": 1.0}}, "refused"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -28,7 +28,7 @@ def data(tmp_path: Path) -> Path:
 def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
     out = data.with_name("next.csv")
     arguments = ["--data", data, "--time", "date", "--horizon", "24", "--columns", "load,price", "--out", out]
-    result = runner.invoke(app, ["forecast", *map(str, arguments)])
+    result = runner.invoke(app, ["forecast", *map(str, arguments), "--look-back", "48"])
     assert result.exit_code == 0, result.output
     for words in (
         "300 rows of 2 series, 2024-01-01 to 2024-01-13 11:00:00",
@@ -89,43 +89,21 @@ def test_long_tables(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         [table.assign(site="north"), table.iloc[100:].assign(site="south", price=lambda x: x["price"] / 9)]
     )
     both.to_csv("long.csv", index=False)
-    options = ["--horizon", "24", "--quantiles", ".9,.1", "--non-negative", "--model", "ridge", "--look-back", "48"]
+    options = ["--horizon", "24", "--coverage", ".8", "--non-negative", "--model", "ridge", "--look-back", "48"]
     result = runner.invoke(app, ["forecast", "--data", "long.csv", *options])
     assert result.exit_code == 0, result.output
     assert "note: series are told apart by 'site'; the column to forecast is 'price'" in result.output
     assert "48 rows of 2 series" in result.output
     made = pd.read_csv("long-forecast.csv")
-    assert list(made) == ["site", "date", "price", "price_lower", "price_upper", "price_0.1", "price_0.9"]
+    assert list(made) == ["site", "date", "price", "price_lower", "price_upper"]
     true = 3 * np.sin(np.arange(300, 324) * 2 * np.pi / 24) + 7
     assert np.abs(made["price"] - np.concatenate([true, true / 9])).max() < 1
-    assert (made["price_0.1"] < made["price"]).all()
+    assert (made["price_lower"] < made["price"]).all()
     assert Path("long-forecast.png").is_file()
-    for more, message in (
-        (["--quantiles", "10"], "--quantiles are numbers between 0 and 1"),
-        (["--id", "site", "--columns", "price"], "with --id give --target"),
-    ):
-        result = runner.invoke(app, ["forecast", "--data", "long.csv", "--horizon", "24", *more])
-        assert result.exit_code == 2
-        assert message in result.output
-
-
-def test_known_future_columns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(data.parent)
-    rng = np.random.default_rng(0)
-    days = pd.date_range("2024-01-01", periods=207)
-    promo = (rng.random(207) < 0.3).astype(int)
-    sales = np.where(np.arange(207) < 200, 50 + 40 * promo + rng.normal(size=207), np.nan)
-    pd.DataFrame({"date": days, "sales": sales, "promo": promo}).to_csv("promo.csv", index=False)
-    options = ["--data", "promo.csv", "--horizon", "7", "--look-back", "14"]
-    result = runner.invoke(app, ["forecast", *options, "--future", "promo"])
-    assert result.exit_code == 0, result.output
-    assert "200 rows of 1 series" in result.output
-    assert "ridge with columns, look-back 14" in result.output
-    made = pd.read_csv("promo-forecast.csv")
-    assert list(made["date"]) == [str(day.date()) for day in days[200:]]
-    assert np.abs(made["sales"] - 50 - 40 * promo[200:]).max() < 5
-    result = runner.invoke(app, ["forecast", *options[:2], "--horizon", "9", "--future", "promo"])
-    assert "column 'promo' of the future has no value at 2024-07-26" in str(result.exception)
+    more = ["--id", "site", "--columns", "price"]
+    result = runner.invoke(app, ["forecast", "--data", "long.csv", "--horizon", "24", *more])
+    assert result.exit_code == 2
+    assert "with --id give --target" in result.output
 
 
 def test_series_named_as_ends_of_intervals_are_refused(data: Path) -> None:
@@ -136,40 +114,18 @@ def test_series_named_as_ends_of_intervals_are_refused(data: Path) -> None:
     assert "'load_lower' has the name that intervals of 'load' get" in str(result.exception)
 
 
-def test_the_names_of_forecasts_keep_points(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_of_forecasts_keep_points_and_need_no_matplotlib(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
+    monkeypatch.setattr("lagwise.forecasting.writing.find_spec", lambda name: None)
     data.rename(data.with_name("my.2024.csv"))
     data.with_name("my.2024.tsv").write_text(data.with_name("my.2024.csv").read_text().replace(",", "\t"))
     for suffix in ("csv", "tsv"):
-        options = ["--horizon", "1", "--columns", "load", "--model", "ridge", "--look-back", "20"]
+        options = ["--horizon", "1", "--columns", "load", "--model", "ridge", "--look-back", "20", "--period", "1"]
         result = runner.invoke(app, ["forecast", "--data", f"my.2024.{suffix}", *options])
         assert result.exit_code == 0, result.output
+        assert "season" not in result.output
+        assert "for a plot, pip install" in result.output
         assert "Written: my.2024-forecast.csv (1 row of 1 series)" in result.output
-
-
-def test_without_matplotlib_the_table_is_written(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(data.parent)
-    monkeypatch.setattr("lagwise.forecasting.writing.find_spec", lambda name: None)
-    arguments = ["--data", "my.csv", "--columns", "load", "--horizon", "3", "--model", "ridge", "--look-back", "20"]
-    result = runner.invoke(app, ["forecast", *arguments])
-    assert result.exit_code == 0, result.output
-    assert "for a plot, pip install" in result.output
-    assert len(pd.read_csv("my-forecast.csv")) == 3
-    assert not Path("my-forecast.png").exists()
-
-
-def test_months_by_name_are_continued(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(data.parent)
-    months = pd.date_range("2015-01-01", periods=60, freq="MS").strftime("%b-%y")
-    pd.DataFrame({"month": months, "x": np.arange(60) % 12}).to_csv("months.csv", index=False)
-    result = runner.invoke(app, ["forecast", "--data", "months.csv", "--horizon", "2", "--look-back", "12"])
-    assert result.exit_code == 0, result.output
-    assert "60 rows of 1 series, 2015-01-01 to 2019-12-01" in result.output
-    assert "season: 12 rows" in result.output
-    assert "in the unit of the series" in result.output
-    result = runner.invoke(app, ["forecast", "--data", "months.csv", "--horizon", "2", "--period", "1"])
-    assert "season" not in result.output
-    assert pd.read_csv("months-forecast.csv")["month"].tolist() == ["2020-01-01", "2020-02-01"]
 
 
 def test_forecasts_that_overflow_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,11 +159,12 @@ def test_a_plot_that_cannot_be_drawn_loses_no_table(data: Path, monkeypatch: pyt
     frame = pd.DataFrame({"t": np.arange(60), "x": 1e308 * (1 + 0.5 * np.sin(np.arange(60) / 2))})
     frame["early"] = np.where(np.arange(60) < 30, 1.0, np.nan)
     frame.to_csv("large.csv", index=False)
-    result = runner.invoke(app, ["forecast", "--data", "large.csv", "--horizon", "2", "--columns", "x"])
+    options = ["--data", "large.csv", "--horizon", "2", "--model", "ridge", "--look-back", "9"]
+    result = runner.invoke(app, ["forecast", *options, "--columns", "x"])
     assert result.exit_code == 0, result.output
     assert "no plot (" in result.output
     assert np.isfinite(pd.read_csv("large-forecast.csv")["x"]).all()
-    result = runner.invoke(app, ["forecast", "--data", "large.csv", "--horizon", "2", "--columns", "early"])
+    result = runner.invoke(app, ["forecast", *options, "--columns", "early"])
     assert result.exit_code == 0, result.output
     assert Path("large-forecast.png").is_file()
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import subprocess
 import sys
-import time
-import urllib.request
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,31 +106,6 @@ def test_a_step_is_compiled_on_request_and_otherwise_loaded_from_the_cache(
     result = CliRunner().invoke(app, [*command, "--compile"])
     assert "no compiled step here" in str(result.exception)
     assert asked == [(None, True), (None, False)]
-
-
-@pytest.mark.slow
-def test_a_folder_is_served_locally_until_ctrl_c(run: Path, port: int) -> None:
-    pytest.importorskip("fastapi")
-    pytest.importorskip("uvicorn")
-    command = [sys.executable, "-m", "lagwise", "serve", str(run), "--port", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        answer = None
-        while answer is None:
-            assert server.poll() is None, server.stderr and server.stderr.read()
-            time.sleep(0.1)
-            with suppress(OSError):
-                answer = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models"))
-        assert answer["data"][0]["id"] == "tiny"
-        with pytest.raises(OSError):  # noqa: PT011 (refused, or no such address)
-            socket.create_connection(("127.0.0.2", port), timeout=5)
-        server.send_signal(2)
-        out, errors = server.communicate(timeout=60)
-        assert f"Serving 'tiny' at http://127.0.0.1:{port}/v1" in out
-        assert errors == ""
-        assert server.returncode in (0, 130)
-    finally:
-        server.kill()
 
 
 def test_an_encoder_is_served_for_its_embeddings(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:

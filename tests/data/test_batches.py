@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lagwise.data import BucketedExamples, DocumentPackingCollator, EncodedExamples, PaddingCollator
+from lagwise.data import BucketedExamples, PaddingCollator
 from lagwise.data.batches import length_step
 
 
@@ -49,32 +48,6 @@ class TestBuckets:
         assert labels(same, places) == [everything[i] for i in places]
         assert labels(other, range(240)) != everything
 
-    def test_fewer_rows_than_a_batch(self) -> None:
-        examples = BucketedExamples(rows(3), 8, steps=2)
-        assert set(labels(examples, range(8))) == {0, 1, 2}
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
-            ({"steps": 1, "batch_size": 0}, "batch_size must be an integer"),
-        ],
-    )
-    def test_bad_options(self, options: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            BucketedExamples(rows(5), **{"batch_size": 2, **options})
-
-    def test_examples_are_tensors(self, tmp_path: Path) -> None:
-        pair = {"input_ids": [[5, 6]], "token_type_ids": [[0, 1]], "label": [0.5], "length": [2]}
-        example = EncodedExamples(datasets.Dataset.from_dict(pair))[0]
-        assert {name: value.tolist() for name, value in example.items()} == {
-            "input_ids": [5, 6],
-            "token_type_ids": [0, 1],
-            "label": 0.5,
-        }
-        series = EncodedExamples(datasets.Dataset.from_dict({"input_values": [[[1.0, 2.0]]], "length": [1]}))[0]
-        assert {name: value.tolist() for name, value in series.items()} == {"input_values": [[1.0, 2.0]]}
-
 
 class TestPadding:
     def test_padded_batches(self) -> None:
@@ -89,9 +62,6 @@ class TestPadding:
             "attention_mask": [[1, 1, 1], [1, 0, 0]],
             "labels": [1, 0],
         }
-
-    def test_no_mask_without_padding(self) -> None:
-        assert set(PaddingCollator()([{"input_ids": [1, 2]}, {"input_ids": [3, 4]}])) == {"input_ids"}
 
     def test_multiples(self) -> None:
         batch = PaddingCollator(multiple_of=4)([{"input_ids": [1] * 5}, {"input_ids": [1] * 5}])
@@ -115,32 +85,3 @@ class TestPadding:
         assert batch["input_values"].tolist() == [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [0.0, 0.0]]]
         assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
         assert (batch["labels"].dtype, batch["labels"].tolist()) == (torch.float32, [0.5, 2.0])
-
-
-class TestDocumentPacking:
-    def test_labels_are_in_the_order_of_the_documents(self) -> None:
-        examples = [
-            {"input_ids": [n] * size, "token_type_ids": [n % 2] * size, "label": n}
-            for n, size in enumerate((2, 4, 1, 3), 1)
-        ]
-        batch = DocumentPackingCollator(6)(examples)
-        assert {name: value.tolist() for name, value in batch.items()} == {
-            "input_ids": [[2, 2, 2, 2, 1, 1], [4, 4, 4, 3, 0, 0]],
-            "token_type_ids": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 0, 0]],
-            "seq_idx": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, -1, -1]],
-            "attention_mask": [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]],
-            "labels": [2, 1, 4, 3],
-        }
-
-    def test_series(self) -> None:
-        examples = [{"input_values": [[1.0, 2.0]] * size, "label": size / 2} for size in (1, 2)]
-        batch = DocumentPackingCollator(3)(examples)
-        assert batch["input_values"].shape == (1, 3, 2)
-        assert batch["labels"].tolist() == [1.0, 0.5]
-        assert "labels" not in DocumentPackingCollator(3)([{"input_values": [[1.0]]}])
-
-    def test_documents_that_do_not_fit(self) -> None:
-        with pytest.raises(ValueError, match="document 1 of the batch has 3 tokens, more than a row of 2"):
-            DocumentPackingCollator(2)([{"input_ids": [1]}, {"input_ids": [1] * 3}])
-        with pytest.raises(ValueError, match="document 0 of the batch is empty"):
-            DocumentPackingCollator(2)([{"input_ids": []}])

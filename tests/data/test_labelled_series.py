@@ -120,21 +120,13 @@ def test_faulty_rows_are_named(changes: dict[str, Any], message: str, tmp_path: 
         ([3], ["a", "b"], "it has 1 events and 2 classes"),
         ([3, 5], ["a", None], "event 2 has no class"),
         ([3, 5], ["a", "none"], "event 2 has no class but 'none'"),
-        ([3, 5], ["a", "z"], "label 'z' of .* does not occur in train"),
     ],
 )
 def test_faulty_events_are_named(at: list[int], label: list[Any], message: str, tmp_path: Path) -> None:
     made = [{"input_values": row["input_values"], "at": [1, 9], "label": ["a", "b"]} for row in rows()]
-    named = "z" in label  # what train lacks
     made[1] |= {"at": at, "label": label}
-    path = tmp_path / ("test.jsonl" if named else "rows.jsonl")
-    path.write_text(json.dumps(made[1]) if named else "\n".join(map(json.dumps, made)))
-    if named:
-        (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(made[n]) for n in (0, 2, 3, 4)))
     with pytest.raises(ValueError, match=message):
-        prepare_series(
-            open_rows(str(tmp_path if named else path)), events="at", cache=tmp_path / "cache", progress=False
-        )
+        prepared(tmp_path, made, events="at")
 
 
 def test_numbers_are_not_classes(tmp_path: Path) -> None:
@@ -220,13 +212,6 @@ def test_stretched_windows_keep_their_events() -> None:
         np.testing.assert_array_equal(
             stretched(values, (values[:, 0] > 9).astype(int), length, events=False)[1], moved[:, 0].round() > 9
         )
-
-
-def test_a_row_may_have_null_for_no_events(tmp_path: Path) -> None:
-    made = [{"input_values": [float(n)] * 20, "at": [3, 9], "label": ["x", "y"]} for n in range(5)]
-    made[1] |= {"at": None, "label": None}
-    data = prepared(tmp_path, made, events="at")
-    assert sum(sum(counts.values()) - counts["none"] for counts in data.counts.values()) == 8
 
 
 def test_labels_in_lists_of_a_fixed_size(tmp_path: Path) -> None:

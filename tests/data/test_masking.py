@@ -33,7 +33,7 @@ def random(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize("options", [{}, {"whole_words": False}, {"span": 3.8}, {"rate": 0.4}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"whole_words": False}, {"rate": 0.4}], ids=str)
 def test_shares_of_replacements(bpe, options) -> None:
     masking, ids = Masking(bpe, **options), np.tile(ids_of(bpe), 20)
     hidden, labels = masking(ids, random())
@@ -60,11 +60,8 @@ def words_of(tokenizer, text: str) -> list[str]:
     return [tokenizer.decode(group) for group in groups]
 
 
-def test_words_of_bytes_are_runs_of_letters_digits_and_non_ascii_bytes(by_bytes) -> None:
+def test_words_are_runs_of_letters_and_of_a_bpe_begin_with_their_space(by_bytes, bpe) -> None:
     assert words_of(by_bytes, "A naïve fox,1851!") == ["A", " ", "naïve", " ", "fox", ",", "1851", "!"]
-
-
-def test_words_of_a_bpe_begin_with_their_space(bpe) -> None:
     assert words_of(bpe, "saw it. again") == ["saw", " it", ".", " again"]
 
 
@@ -89,19 +86,10 @@ def test_words_are_masked_as_a_whole(bpe) -> None:
     assert not (single[1:] == single[:-1])[joined].all()
 
 
-def test_text_without_spaces_has_the_same_share_of_masked_tokens(by_bytes) -> None:
+def test_text_without_spaces_has_the_same_share_of_masked_tokens_and_short_text_one(by_bytes) -> None:
+    assert (Masking(by_bytes)(np.asarray([65, 32]), random())[1] != -100).sum() == 1
     ids = ids_of(by_bytes, "鲸鱼在海里游泳，水手们看着它。" * 100)
     assert (Masking(by_bytes)(ids, random())[1] != -100).mean() == pytest.approx(0.15, abs=0.01)
-
-
-def test_spans_mask_neighbouring_words(by_bytes) -> None:
-    ids = ids_of(by_bytes)
-
-    def runs(span: float) -> int:
-        chosen = Masking(by_bytes, span=span, whole_words=False)(ids, random())[1] != -100
-        return int((chosen[1:] & ~chosen[:-1]).sum())
-
-    assert runs(4) < 0.5 * runs(1)
 
 
 def test_special_tokens_are_never_masked(by_bytes) -> None:
@@ -112,19 +100,9 @@ def test_special_tokens_are_never_masked(by_bytes) -> None:
         assert (labels == 65).any()
 
 
-def test_at_least_one_token_is_masked(by_bytes) -> None:
-    assert (Masking(by_bytes)(np.asarray([65, 32]), random())[1] != -100).sum() == 1
-
-
-@pytest.mark.parametrize(("options", "message"), [({"rate": 1.0}, r"rate must be in \(0, 1\)"), ({"span": 11}, "span")])
-def test_wrong_options(by_bytes, options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        Masking(by_bytes, **options)
-
-
-def test_a_tokenizer_needs_a_mask_token() -> None:
-    with pytest.raises(ValueError, match="no mask token"):
-        Masking(load_tokenizer("bytes"))
+def test_a_rate_is_a_share(by_bytes) -> None:
+    with pytest.raises(ValueError, match=r"rate must be in \(0, 1\)"):
+        Masking(by_bytes, rate=1.0)
 
 
 class TestExamples:

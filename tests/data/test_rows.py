@@ -169,11 +169,6 @@ class TestFolders:
         with pytest.raises(ValueError, match=r"different columns: a\.csv has text; c\.csv has txt"):
             read(tmp_path)
 
-    def test_columns_are_those_of_all_splits(self, tmp_path: Path) -> None:
-        write(tmp_path / "train.csv", {"text": ["1"], "label": ["1"]})
-        write(tmp_path / "test.csv", {"label": ["1"], "content": ["1"]})
-        assert open_rows(str(tmp_path)).columns == ("label",)
-
     def test_the_key_is_of_content_and_splits(self, tmp_path: Path) -> None:
         prints = set()
         for folder, names in (("a", ("train", "test")), ("b", ("train", "valid")), ("c", ("train", "test"))):

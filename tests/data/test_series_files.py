@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -115,34 +114,6 @@ def test_different_sampling_rates_are_refused(tmp_path: Path) -> None:
     folder = classes(tmp_path, a=RATE, b=16000)
     with pytest.raises(ValueError, match=r"b/0\.wav has a sampling rate of 16000 Hz, .*a/0\.wav has 8000 Hz"):
         open_rows(str(folder)).read()
-    with pytest.raises(ValueError, match="16000 Hz, the model was trained at 8000 Hz"):
-        open_series(str(folder / "b"), "label", rate=RATE).read()
-
-
-def test_every_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its columns are known without its samples."""
-    classes(tmp_path / "sounds", yes=RATE, no=RATE)
-    for name in ("a", "b"):
-        (tmp_path / "tables" / name).mkdir(parents=True)
-        (tmp_path / "tables" / name / "1.csv").write_text("x,y\n1,2\n3,4\n")
-    (tmp_path / "lines.csv").write_text("x,y,label\n1,2,a\n3,4,b\n")
-    read: list[Path] = []
-    for module in ("row_files", "text_tables"):
-
-        def counted(path: Path, original: Any = importlib.import_module(f"lagwise.data.{module}").read_whole) -> bytes:
-            read.append(path)
-            return original(path)
-
-        monkeypatch.setattr(f"lagwise.data.{module}.read_whole", counted)
-    for name, columns in (
-        ("sounds", ("input_values", "label", "sampling_rate", "file")),
-        ("tables", ("file", "label", "input_values")),
-        ("lines.csv", ("label", "input_values")),
-    ):
-        source = open_series(str(tmp_path / name), "label")
-        assert {*source.columns} == {*columns}
-        assert {*source.read()["train"].column_names} == {*columns}
-    assert len(read) == len({*read}) == 4 + 2 + 1
 
 
 def test_lines_of_a_table_are_series_or_samples(tmp_path: Path) -> None:
@@ -274,24 +245,6 @@ def test_recordings_without_the_labels_of_others_are_named(tmp_path: Path) -> No
     assert source.read()["train"]["state"][:] == [["p", "q"], ["", ""]]
 
 
-def test_lines_without_the_labels_of_other_splits_are_lines(tmp_path: Path) -> None:
-    for split, text in (("train", "x,y,label\n1,2,a\n"), ("test", "x,y\n1,2\n3,4\n")):
-        (tmp_path / f"{split}.csv").write_text(text)
-    assert open_series(str(tmp_path), "label").read()["test"].to_dict() == {"input_values": [[1, 2], [3, 4]]}
-
-
-@pytest.mark.parametrize("features", [["label", "x"], ["x", "x"]])
-def test_the_label_is_no_feature(tmp_path: Path, features: list[str]) -> None:
-    (tmp_path / "a.csv").write_text("x,label\n1,2\n")
-    with pytest.raises(ValueError, match="must be different columns without those of labels or targets, 'label'"):
-        open_series(str(tmp_path), "label", features=features)
-
-
-def test_labels_may_be_in_a_column_called_file(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("x,file\n1,p\n2,q\n")
-    assert open_series(str(tmp_path), "file", per_sample=True).read()["train"]["file"][:] == [["p", "q"]]
-
-
 def wide(path: Path, **options: Any) -> Path:
     """Series on lines, as pandas writes them."""
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 6)).round(3))
@@ -325,13 +278,6 @@ def test_numbers_of_shuffled_rows_are_no_samples(tmp_path: Path) -> None:
     source = open_series(str(tmp_path / "a.csv"), "label")
     assert source.reading_options()["features"] == [*map(str, range(6)), "n"]
     assert source.notes == ("column 'index' is an index of the rows and is left out (`features` can name it)",)
-
-
-def test_a_chosen_row_number_is_read(tmp_path: Path) -> None:
-    path = str(wide(tmp_path / "a.csv"))
-    source = open_series(path, "label", features=["Unnamed: 0", "3"])
-    assert [row[0] for row in source.read()["train"]["input_values"]] == [*range(40)]
-    assert (source.notes, source.key() == open_series(path, "label").key()) == ((), False)
 
 
 def test_an_index_is_no_feature_of_a_recording(tmp_path: Path) -> None:
@@ -371,19 +317,13 @@ def test_series_without_a_header_are_named(tmp_path: Path, text: str) -> None:
         open_series(str(tmp_path / "a.tsv"), "label").read()
 
 
-def test_signs_of_missing_numbers(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("x,y,label\n1,.,a\n-,NA,b\n")
-    values = np.asarray(open_series(str(tmp_path / "a.csv"), "label").read()["train"]["input_values"][:])
-    np.testing.assert_array_equal(values, [[1, np.nan], [np.nan, np.nan]])
-
-
 def test_a_table_of_series_without_the_column_of_labels_is_told_how_to_name_it(tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
     rows = "".join(f"{i / 7:.3f},{i / 3:.3f},{i % 2},{i // 2 % 2}\n" for i in range(12))
     (folder / "a.csv").write_text(f"first,second,loud,long\n{rows}")
     source = open_series(str(folder / "a.csv"), "label")
-    with pytest.raises(ValueError, match=r"`label=COLUMN` .*`label=\[loud,long\]`.*first, second, loud, long"):
+    with pytest.raises(ValueError, match=r"`label=COLUMN` \(columns: first, second, loud, long\)"):
         read_labelled(source, ("input_values",), "label", kind="multi_label", values=True)
     source = open_series(str(folder / "a.csv"), ["load", "long"])
     with pytest.raises(ValueError, match=r"has no column 'load'; name the right one with `label=COLUMN`"):
@@ -408,3 +348,77 @@ def test_labels_in_a_table_beside_the_sounds(table: str, tmp_path: Path) -> None
         (tmp_path / "train" / table).write_text("file_name,label\n9.wav,yes\n")
         with pytest.raises(ValueError, match=r"labels\.csv, row 1: there is no file .*9\.wav"):
             open_rows(str(tmp_path))
+
+
+TS = """# two dimensions
+@problemName waves
+@timeStamps false
+@classLabel true up down
+@data
+1,2,3:4,5,6:up
+-1,-2:0.5,1e-3:down
+"""
+
+
+def rows_of(path: Path, text: str) -> list[dict]:
+    path.write_text(text)
+    rows: Any = open_rows(str(path)).read()["train"]
+    return list(rows)
+
+
+def test_ts_files_have_series_of_several_dimensions_and_lengths(tmp_path: Path) -> None:
+    first, second = rows_of(tmp_path / "waves.ts", TS)
+    assert first == {"input_values": [[1, 4], [2, 5], [3, 6]], "label": "up"}
+    assert second["label"] == "down"
+    np.testing.assert_allclose(second["input_values"], [[-1, 0.5], [-2, 1e-3]])
+    assert rows_of(tmp_path / "tabs.ts", TS.replace(" ", "\t"))[1]["label"] == "down"
+    bare = TS.replace("@classLabel true up down", "@classLabel false").replace(":up", "").replace(":down", "")
+    assert rows_of(tmp_path / "bare.ts", bare)[0] == {"input_values": first["input_values"]}
+
+
+def test_arff_files_have_one_dimension_or_several(tmp_path: Path) -> None:
+    one = "% a comment\n@RELATION w\n@attribute t0 numeric\n@attribute class {a,b}\n@DATA\n1,?,3,a\n4,5,6,b\n"
+    first, second = rows_of(tmp_path / "one.arff", one)
+    assert second == {"input_values": [[4], [5], [6]], "label": "b"}
+    assert np.isnan(first["input_values"][1][0])
+    first_class = one.replace("@attribute t0", "@attribute class {a,b}\n@attribute t0", 1)
+    with pytest.raises(ValueError, match=r"line 4 follows an attribute that is a class, which must be the last"):
+        rows_of(tmp_path / "one.arff", first_class)
+    several = "@relation w\n@attribute r relational\n@data\n'1,2\\n3,4','a b'\n\"5,6\\n7,8\",c\n"
+    first, second = rows_of(tmp_path / "several.arff", several)
+    assert first["input_values"] == [[1, 3], [2, 4]]
+    assert second == {"input_values": [[5, 7], [6, 8]], "label": "c"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("1,2,3:4,5,6", "1,2,3:4,5", r"line 6 has dimensions of 2 to 3 values"),
+        ("-1,-2:0.5,1e-3", "-1,x:0.5,1e-3", r"line 7 has a value that is not a number"),
+        ("-1,-2:0.5,1e-3", "-1,-2", r"line 7 has 1 dimensions, and the first series 2"),
+        ("@timeStamps false", "@timeStamps true", r"line 3 has time stamps"),
+        ("@data", "data", r"line 5 is before @data"),
+    ],
+)
+def test_errors_name_the_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rows_of(tmp_path / "waves.ts", TS.replace(old, new))
+
+
+@pytest.mark.parametrize("suffix", [".flac", ".ogg", ".mp3"])
+def test_compressed_sounds_are_rows(tmp_path: Path, suffix: str) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    if suffix[1:].upper() not in soundfile.available_formats():
+        pytest.skip(f"this libsndfile has no {suffix}")
+    for name in ("low", "high"):
+        (tmp_path / "sounds" / name).mkdir(parents=True)
+        wave = 0.5 * np.sin(np.arange(8000) * (0.05 if name == "low" else 0.5))
+        soundfile.write(tmp_path / "sounds" / name / f"1{suffix}", wave, 8000)
+    rows = open_series(str(tmp_path / "sounds"), "label").read()["train"]
+    assert sorted(rows["label"]) == ["high", "low"]
+    assert set(rows["sampling_rate"]) == {8000}
+    assert all(abs(np.abs(np.asarray(each)).max() - 0.5) < 0.1 for each in rows["input_values"])
+    assert open_series(str(tmp_path / "sounds"), "label").reading_options() == {"rate": 8000}
+    (tmp_path / "sounds" / "low" / f"1{suffix}").write_bytes(b"no sound")
+    with pytest.raises(ValueError, match=f"is not a complete {suffix} file"):
+        open_series(str(tmp_path / "sounds"), "label").read()

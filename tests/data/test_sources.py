@@ -18,11 +18,15 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
 from scipy.io import wavfile
+from typer.testing import CliRunner
 
-from lagwise.data import open_rows, open_source, open_stream, prepare_labelled, reading
+from lagwise.cli.main import app
+from lagwise.data import load_tokenizer, open_rows, open_source, prepare_labelled, reading
 from lagwise.data import sources as sources_module
 from lagwise.data.sources import document_parts
 from lagwise.data.writing import write_row_split
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+from lagwise.models.loading import save_tokenizer
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, train
 
@@ -95,17 +99,6 @@ class TestSources:
         (tmp_path / "other.txt").write_text("other")
         with pytest.raises(ValueError, match=r"say which files are train, valid and test.*'other\.txt' does not"):
             open_source(str(tmp_path))
-
-    def test_other_folders_are_split_by_file(self, tmp_path: Path) -> None:
-        for i in range(60):
-            (tmp_path / f"{i}.txt").write_text(f"<{i}>")
-        source = open_source(str(tmp_path))
-        files = [f for s in source.files.values() for f in s]
-        assert sorted(files) == sorted(tmp_path.iterdir())
-        assert all(source.files.values())
-        (tmp_path / "60.txt").write_text("one more moves no other")
-        again = open_source(str(tmp_path))
-        assert all(set(source.files[s]) <= set(again.files[s]) for s in source.files)
 
     def test_the_standard_library(self) -> None:
         source = open_source("stdlib")
@@ -183,19 +176,6 @@ class TestSources:
         (parts,) = source.document_parts("train")
         assert max(map(len, parts)) <= 10**5
 
-    def test_missing_paths_and_empty_folders(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match="hub:nowhere"):
-            open_source("nowhere")
-        for path in (tmp_path / "new.txt", "new.txt", "~/new", "./new"):
-            with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*new[^(]*$"):
-                open_source(str(path))
-        with pytest.raises(ValueError, match="in folder"):
-            open_source(str(tmp_path))
-
-
-def test_documents_of_a_python_file() -> None:
-    assert "def test_documents_of_a_python_file" in "".join(next(document_parts(Path(__file__))))
-
 
 def test_data_sets_are_sources_themselves_and_saved(tmp_path: Path) -> None:
     rows = Dataset.from_dict({"text": [f"row {i}" for i in range(40)], "label": ["a", "b"] * 20})
@@ -207,8 +187,6 @@ def test_data_sets_are_sources_themselves_and_saved(tmp_path: Path) -> None:
         assert prepare_labelled(source, cache=tmp_path, progress=False).label_names == ("a", "b")
     assert open_rows(str(tmp_path / "two")).split_names == ("train", "valid", "test")
     assert list(open_source(str(tmp_path / "two")).documents("test")) == ["row 2", "row 3"]
-    stream = open_stream(str(tmp_path / "two"), "bytes")
-    assert next(iter(stream.rows))["text"] == "row 0"
     with pytest.raises(ValueError, match="or a table of pandas, polars or pyarrow, got list"):
         open_rows([1])  # type: ignore[arg-type]
 
@@ -303,3 +281,29 @@ def test_a_training_and_an_evaluation_hash_each_file_of_the_data_once(
     sources_module._digest.cache_clear()  # as in another process
     evaluate_run(tmp_path / "run", progress=False)
     assert hashed["data"] == 40
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_byte_order_mark_tells_the_encoding(encoding: str, tmp_path: Path) -> None:
+    assert reading.decoded("größe".encode(encoding), Path("a.txt")) == "größe"
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "größe"}\n{"text": "b"}\n'.encode(encoding))
+    source = open_rows(str(path))
+    assert (source.columns, source.read()["train"]["text"][:]) == (("text",), ["größe", "b"])
+    with pytest.raises(ValueError, match=f"is {encoding.upper()}, not UTF-8; convert it"):
+        [*map("".join, document_parts(path))]
+    with pytest.raises(ValueError, match="is not valid UTF"):
+        reading.decoded("größe".encode(encoding)[:-1], Path("a.txt"))
+
+
+@pytest.mark.parametrize("command", ["generate", "predict"])
+def test_standard_input_that_is_not_utf8(command: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    LagwiseForCausalLM(LagwiseConfig(vocab_size=258, hidden_size=8, num_hidden_layers=1)).save_pretrained(run)
+    save_tokenizer(load_tokenizer("bytes"), run, None)
+    (run / "recipe.yaml").write_text(load_recipe("tnn-lm").to_yaml())
+    options = ["--prompt-file", "-"] if command == "generate" else []
+    result = CliRunner().invoke(app, [command, str(run), *options], input="größe\n".encode("latin1"))
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception).startswith("standard input is not UTF-8 (byte 2 is 0xf6)")
+    assert str(result.exception).endswith("for example with 'iconv -f latin1 -t utf-8'")

@@ -97,6 +97,8 @@ def test_all_classes_that_are_too_small_are_named() -> None:
     rows = table(TEXTS[:30], [f"id {i}" for i in range(30)])
     with pytest.raises(ValueError, match=r"1 of 'id 8', 1 of 'id 9' and of 20 more classes; add rows"):
         split_rows({"train": rows}, "label")
+    with pytest.raises(ValueError, match=r"too few different rows for .*, which need 3: the table has 2"):
+        split_rows({"train": table(["a", "a", "b"], [1, 1, 2])})
 
 
 def test_rows_that_named_splits_share_are_counted() -> None:
@@ -109,14 +111,6 @@ def test_rows_that_named_splits_share_are_counted() -> None:
     assert [note[:44] for note in notes] == [f"5 of 5 rows of {s} are also in train{o}"[:44] for s, o in (
         ("valid", ", which makes"), ("test", " or valid, which"))]  # fmt: skip
     assert shared_rows(split_rows({"train": train}, "label"), ("train",), "label") == []
-
-
-def test_a_class_too_small_is_named() -> None:
-    rows = table([*TEXTS[:9], "twice", "twice", "twice"], ["a"] * 9 + ["odd"] * 3)
-    with pytest.raises(ValueError, match=r"too few different rows for valid, test and train.*: 1 of 'odd'; add rows"):
-        split_rows({"train": rows}, "label")
-    with pytest.raises(ValueError, match=r"too few different rows for .*, which need 3: the table has 2"):
-        split_rows({"train": table(["a", "b"], [1, 2])})
 
 
 def test_sequences_are_cut_at_their_end() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lagwise.data import open_rows, prepare_labelled
+from lagwise.data import open_rows
 
 
 def write(path: Path, text: str) -> None:
@@ -37,14 +37,6 @@ class TestClassFolders:
         assert {split: len(table) for split, table in rows.items()} == {"train": 24, "test": 24}
         assert rows["test"][0] == {"text": "test neg 0: größe", "label": "neg", "file": "test/neg/0_7.txt"}
 
-    def test_it_is_prepared_with_its_folders_as_classes(self, imdb: Path, tmp_path: Path) -> None:
-        data = prepare_labelled(str(imdb), progress=False, cache=tmp_path / "cache")
-        assert data.label_names == ("neg", "pos")
-        assert {split: len(rows) for split, rows in data.splits.items()} == {"train": 22, "valid": 2, "test": 24}
-        first = data.splits["test"][0]
-        assert bytes(first["input_ids"]).decode() == "test neg 0: größe"
-        assert first["label"] == 0
-
     def test_texts_beside_tables_are_no_rows(self, tmp_path: Path) -> None:
         write(tmp_path / "rows.csv", "text,label\nx,a\ny,b\n")
         write(tmp_path / "a" / "about.txt", "not a row")
@@ -54,21 +46,6 @@ class TestClassFolders:
         write(tmp_path / "unsup" / "1.txt", "x")
         write(tmp_path / "unsup" / "2.txt", "y")
         assert open_rows(str(tmp_path / "unsup")).read(["text", "file"])["train"]["text"][:] == ["x", "y"]
-
-
-class TestErrors:
-    def test_a_text_that_is_not_utf8(self, imdb: Path) -> None:
-        (imdb / "test" / "pos" / "3_7.txt").write_bytes(b"gr\xf6sse")
-        with pytest.raises(ValueError, match=r"3_7\.txt is not UTF-8"):
-            open_rows(str(imdb)).read()
-
-    def test_one_text_is_no_table(self, imdb: Path) -> None:
-        with pytest.raises(ValueError, match=r"1_7\.txt' is one text, .*; texts can be in a folder for each class"):
-            open_rows(str(imdb / "train" / "pos" / "1_7.txt"))
-
-    def test_tables_that_hide_texts_are_reported(self, imdb: Path) -> None:
-        write(imdb / "predicted.csv", "text,label\nx,a\ny,b\n")
-        assert open_rows(str(imdb)).notes == ("55 files are not read: 54 .txt, 1 without a suffix (first 'README')",)
 
 
 class TestLinks:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from lagwise.data import open_rows, open_series, open_source
-from lagwise.data.numbers import count_up, decimal_separator, to_floats, with_points
+from lagwise.data.numbers import decimal_separator, to_floats, with_points
 from lagwise.data.sample_times import read_times
-from lagwise.data.text_tables import TextTable, is_data, read_head, read_text_table
+from lagwise.data.text_tables import TextTable, read_head, read_text_table
 from lagwise.forecasting import read_series
 
 
@@ -72,21 +72,6 @@ def test_cells_are_rewritten_only_where_all_are_numbers() -> None:
     assert with_points(["1,5"], ".") == ["1,5"]
 
 
-@pytest.mark.parametrize(
-    ("cells", "expected"),
-    [
-        (["0", "1", "2"], True),
-        (["1", "2"], True),
-        (["2", "3"], False),
-        (["0", "2"], False),
-        (["a"], False),
-        ([], False),
-    ],
-)
-def test_columns_that_count(cells: list[str], expected: bool) -> None:
-    assert count_up(cells) is expected
-
-
 ROWS = "text,label\ngröße,a\nnaïve,b\n"
 COLUMNS = {"text": ["größe", "naïve"], "label": ["a", "b"]}
 
@@ -99,7 +84,8 @@ def write(path: Path, content: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (ROWS.encode("latin1"), "is not UTF-8.*iconv -f latin1"),
+        (ROWS.encode("latin1"), "is not UTF-8.*iconv -f latin1 -t utf-8 .*a.csv > .*utf8-a.csv"),
+        ("“größe”".encode("cp1252"), "iconv -f cp1252"),
         ("text,label\nplain,a\n".encode("utf-16le"), "seems UTF-16.*iconv -f utf-16le"),
         ("text,label\nplain,a\n".encode("utf-16be"), "seems UTF-16.*iconv -f utf-16be"),
         (ROWS.encode("utf-16")[:-1], "not valid UTF-16"),
@@ -171,26 +157,6 @@ def test_lines_of_separators_at_the_end_are_no_rows(tmp_path: Path) -> None:
 def test_lines_that_are_no_rows_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_text_table(write(tmp_path / "a.csv", text))
-
-
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        (["1", "-0.5", "0.25"], True),
-        (["-0.5", "0.25", "cat"], True),
-        (["0.1234"], True),
-        (["0.1234 0.5 -1e3"], True),
-        (["2", "3", "4"], True),
-        (["0", "1", "2"], False),
-        (["1", "2", "3", "class"], False),
-        (["Unnamed: 0", "0", "1"], False),
-        (["x", "y", "1"], False),
-        (["x"], False),
-        ([], False),
-    ],
-)
-def test_headers_that_look_like_rows(header: list[str], expected: bool) -> None:
-    assert is_data(header) is expected
 
 
 def test_units_and_totals_are_named(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.data import load_tokenizer
-from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
+from lagwise.evaluation import compressor_bits_per_byte, evaluate
 from lagwise.evaluation.perplexity import Score
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM, generate_text, load_model
+from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.runs import evaluate_run
-from lagwise.runs.evaluate import with_earlier
 from lagwise.tasks import LanguageModelling
-from lagwise.training import Recipe, load_recipe, train
-from lagwise_papers.data.associative_recall import AssociativeRecall
-from lagwise_papers.tasks.associative_recall import recall
+from lagwise.training import Recipe, train
 
 
 class Oracle(nn.Module):
@@ -68,16 +64,6 @@ def test_separators_count_as_loss_but_not_as_bytes() -> None:
     assert (score.tokens, score.text_bytes) == (5, 3)
 
 
-def test_lengths_beyond_a_models_limit_are_skipped() -> None:
-    oracle = Oracle(0.5)
-    oracle.length_limit = 16
-    tokens = (np.arange(101) % 8).astype(np.uint16)
-    sizes = np.ones(8, dtype=np.int64)
-    assert [s.length for s in extrapolation(oracle, tokens, [8, 16, 32], sizes)] == [8, 16]
-    with pytest.raises(ValueError, match="length 32 is over the model's limit of 16"):
-        evaluate(oracle, tokens, 32, sizes)
-
-
 def test_nothing_to_predict_and_nan() -> None:
     with pytest.raises(ValueError, match="at least 2 tokens"):
         evaluate(Oracle(0.5), np.zeros(1, dtype=np.uint16), 4, np.ones(8))
@@ -97,20 +83,19 @@ def test_compressors_on_known_text() -> None:
 
 
 @pytest.mark.covers("TNN table 15")
-def test_evaluating_a_run(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    result = evaluate_run(run, [32, 64], progress=False)
+def test_evaluating_a_run(tiny_run: Path, tmp_path: Path, text_file: Path) -> None:
+    result = evaluate_run(tiny_run, [32, 64], progress=False)
     assert [s["length"] for s in result["test"]] == [32, 64]
     assert result["test"][0]["tokens"] == result["test"][1]["tokens"]
     assert set(result["compressors"]) == {"gzip, 32-byte windows", "gzip", "bz2", "xz"}
-    assert (run / "evaluation.json").is_file()
+    assert (tiny_run / "evaluation.json").is_file()
     other = tmp_path / "other.txt"
     other.write_text(text_file.read_text().upper())
-    elsewhere = evaluate_run(run, [32], source=str(other), progress=False)
+    elsewhere = evaluate_run(tiny_run, [32], source=str(other), progress=False)
     assert elsewhere["data"] == str(other)
     assert elsewhere["test"][0]["bits_per_byte"] != result["test"][0]["bits_per_byte"]
     with pytest.raises(ValueError, match="lengths must be"):
-        evaluate_run(run, [0])
+        evaluate_run(tiny_run, [0])
 
 
 def test_overrides_that_keep_the_weights(tiny_recipe: Recipe, tmp_path: Path) -> None:
@@ -156,6 +141,8 @@ def test_a_short_model_is_evaluated_at_its_limit(tiny_recipe: Recipe, tmp_path: 
     tiny_recipe.model["max_position_embeddings"] = 40
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     assert [score["length"] for score in evaluate_run(run, progress=False)["test"]] == [40]
+    found = evaluate_run(run, [32, 64], progress=False)
+    assert ([score["length"] for score in found["test"]], found["left_out"]) == ([32], [64])
     with pytest.raises(ValueError, match="give other `lengths`"):
         evaluate_run(run, [64], progress=False)
 
@@ -191,104 +178,6 @@ def test_changed_data_are_an_error(tiny_recipe: Recipe, tmp_path: Path, text_fil
     (run / "run.json").write_text(json.dumps({**about, "lagwise": "0.1.0"}))
     with pytest.raises(ValueError, match=r"has changed since .*, or lagwise 0\.1\.0 split such data otherwise: its"):
         evaluate_run(run, [32], progress=False)
-
-
-def test_lengths_beyond_a_kernels_limit_are_skipped(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    kernel = {"name": "free", "max_length": 40}
-    block = {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": kernel}}
-    tiny_recipe.model = {"hidden_size": 8, "num_hidden_layers": 1, "block": block}
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    found = evaluate_run(run, [32, 64], progress=False)
-    assert ([s["length"] for s in found["test"]], found["left_out"]) == ([32], [64])
-    model, tokenizer = load_model(run)
-    with pytest.raises(ValueError, match="the prompt has 3, so at most 37 can be added"):
-        generate_text(model, tokenizer, "abc", max_new_tokens=38)
-    assert generate_text(model, tokenizer, "abc", max_new_tokens=37)
-
-
-def test_scores_at_other_lengths_are_kept(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    """An evaluation at one length adds to the run's results; only other data or other changes replace them."""
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-
-    def saved() -> dict[str, Any]:
-        return json.loads((run / "evaluation.json").read_text())
-
-    first = evaluate_run(run, [16, 32], progress=False)
-    second = evaluate_run(run, [8], progress=False)
-    assert [s["length"] for s in second["test"]] == [8]
-    assert saved()["test"] == [*second["test"], *first["test"]]
-    [table] = LanguageModelling(tiny_recipe.data).tables(saved())
-    shown = [row[0] for row in table.rows if "length" in row[0] and "valid" not in row[0]]
-    assert shown == [f"this model, length {n}" for n in (8, 16, 32)]
-    few = evaluate_run(run, [8, 64], max_tokens=100, progress=False)  # on fewer tokens
-    assert saved()["test"] == [*second["test"], *first["test"], few["test"][1]]
-    assert saved()["compressors"] == first["compressors"] != few["compressors"]
-    [table] = LanguageModelling(tiny_recipe.data).tables(saved())
-    assert "(length 64, only 99 tokens)" in [row[0] for row in table.rows]
-    (run / "evaluation.json").write_text('{"test": 3, "data"')
-    assert evaluate_run(run, [8], progress=False) == saved() == second
-    other = tmp_path / "other.txt"
-    other.write_text("other text\n" * 900)
-    evaluate_run(run, [16], source=str(other), progress=False)
-    assert [s["length"] for s in saved()["test"]] == [16]
-
-
-def test_sizes_of_images_are_kept() -> None:
-    same = {"data": "images", "trained_at": 8, "kind": "classification", "labels": ["a"]}
-    sizes = [{"size": [16, 16], "accuracy": 0.5}, {"size": [8, 8], "accuracy": 0.6}]
-    earlier = {**same, "test": {"accuracy": 0.7}, "sizes": sizes}
-    newer = {**same, "test": {"accuracy": 0.7}, "sizes": [{"size": [32, 32], "accuracy": 0.4}]}
-    assert [s["size"][0] for s in with_earlier(newer, earlier)["sizes"]] == [8, 16, 32]
-    assert with_earlier({**same, "test": {}}, earlier)["sizes"] == sizes[::-1]
-    assert with_earlier({**newer, "data": "others"}, earlier)["sizes"] == newer["sizes"]
-
-
-class Memory(nn.Module):
-    """Solves associative recall by lookup and counts the tokens that it reads; for `wrong` rows it answers the key."""
-
-    def __init__(self, vocab: int, wrong: int = 0):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.vocab, self.wrong, self.shapes = vocab, wrong, []
-
-    def forward(self, input_ids: Tensor, use_cache: bool, logits_to_keep: int) -> SimpleNamespace:
-        assert logits_to_keep == 1
-        self.shapes.append(tuple(input_ids.shape))
-        answers = []
-        for row in input_ids.tolist():
-            answers.append(dict(zip(row[:-1:2], row[1:-1:2], strict=True))[row[-1]] if self.wrong <= 0 else row[-1])
-            self.wrong -= 1
-        return SimpleNamespace(logits=nn.functional.one_hot(torch.tensor(answers), self.vocab)[:, None].float())
-
-
-@pytest.mark.covers("TCNCA table 3")
-def test_recall_accuracy_counts_only_the_answer() -> None:
-    """TCNCA table 3: the model reads all tokens except the last."""
-    task = AssociativeRecall(10)
-    memory = Memory(12, wrong=30)
-    assert recall(memory, task.test_examples(64, 300)) == (270, 300)
-    assert memory.shapes == [(256, 63), (44, 63)]
-    broken = Memory(12)
-    damaged = SimpleNamespace(logits=torch.full((1, 1, 12), math.nan))
-    broken.forward = lambda input_ids, use_cache=False, logits_to_keep=0: damaged
-    with pytest.raises(FloatingPointError, match="damaged"):
-        recall(broken, task.test_examples(8, 1))
-
-
-def test_evaluating_a_run_of_a_task(tiny_recipe: Recipe, tmp_path: Path, text_file: Path) -> None:
-    recall = load_recipe("associative-recall", ["data.length=8"])
-    tiny_recipe.data, tiny_recipe.task = recall.data, recall.task
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    result = evaluate_run(run, progress=False)
-    assert [(s["length"], s["sequences"]) for s in result["test"]] == [(8, 1000)]
-    assert json.loads((run / "evaluation.json").read_text()) == result
-    result = evaluate_run(run, [4, 16], max_tokens=64, overrides=["model.block.token_mixer.engine=block"])
-    assert [(s["length"], s["sequences"]) for s in result["test"]] == [(4, 16), (16, 4)]
-    assert set(result) == {"data", "trained_at", "test", "overrides"}
-    with pytest.raises(ValueError, match=r"even and at least 4 .* got 7"):
-        evaluate_run(run, [8, 7], progress=False)
-    with pytest.raises(ValueError, match="`source` does not apply to the task"):
-        evaluate_run(run, source=str(text_file), progress=False)
 
 
 def test_validation_at_its_own_length(tiny_recipe: Recipe, tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.forecasting import Columns, LagForecaster
-from lagwise.forecasting.design import make_design
-from lagwise.forecasting.groups import held_out_blocks
+from lagwise.forecasting import LagForecaster
 from lagwise.forecasting.solving import PENALTIES
 
 LOOK_BACK, HORIZON, HELD = 12, 4, 40
@@ -63,35 +61,6 @@ def test_a_season_that_the_last_rows_lack_counts_for_the_weights(shared: bool | 
     x = x + np.random.default_rng(1).normal(0, 0.02, x.shape).cumsum(0)
     options: dict[str, Any] = {"look_back": (1, 30), "validation": 60, "refit": False, "shared": shared}
     assert LagForecaster(6, **options).fit(x).weights_[0] > LagForecaster(6, folds=4, **options).fit(x).weights_[0]
-
-
-def test_blocks_lie_one_before_the_other_as_many_as_have_windows() -> None:
-    def found(folds: int) -> list[tuple[int, int]]:
-        design = make_design(LagForecaster(HORIZON, LOOK_BACK, folds=folds))
-        return held_out_blocks(design, 150, 200)
-
-    assert found(1) == [(150, 200)]
-    assert found(3) == [(150, 200), (100, 150), (50, 100)]
-    assert found(9) == [(150, 200), (100, 150), (50, 100), (0, 50)]  # the first has targets from row 12 on
-
-
-def test_gaps_and_series_of_other_lengths_are_held_out_in_blocks_too() -> None:
-    x = series(300)
-    x[np.random.default_rng(2).random(x.shape) < 0.1] = np.nan
-    x[:220, 1] = np.nan
-    made = LagForecaster(HORIZON, (1, LOOK_BACK), validation=HELD, folds=5).fit(x)
-    assert np.isfinite(made.predict()).all()
-    assert 0 < (made.validation_error_ or 0) < np.inf
-
-
-def test_columns_are_fitted_in_blocks_too() -> None:
-    """The series follows a future column, which only maps with columns know."""
-    future = np.random.default_rng(3).normal(size=(200 + HORIZON, 2, 1))
-    x = series() + 3 * future[:200, :, 0]
-    options: dict[str, Any] = {"validation": HELD, "folds": 3}
-    made = LagForecaster(HORIZON, (4, LOOK_BACK), **options).fit(x, columns=Columns(future=future))
-    alone = LagForecaster(HORIZON, (4, LOOK_BACK), **options).fit(x)
-    assert (made.validation_error_ or np.inf) < 0.2 * (alone.validation_error_ or 0)
 
 
 def test_folds_need_a_penalty_to_choose() -> None:

@@ -8,12 +8,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.moments import (
     LEVELS,
-    Moments,
     level_weights,
     window_moments,
-    window_products,
 )
-from lagwise.forecasting.solving import expand, kernel_equations, parameter_count, ridge_path
+from lagwise.forecasting.solving import ridge_path
 
 LOOK_BACK, HORIZON = 20, 6
 
@@ -28,34 +26,23 @@ def windows(x: np.ndarray, level: str = "none", look_back: int = LOOK_BACK) -> n
     return made - made[:, :look_back] @ level_weights(level, look_back)[:, None]
 
 
-def assert_moments(moments: Moments, made: np.ndarray, look_back: int = LOOK_BACK) -> None:
-    gram = made.T @ made
-    scale = abs(gram).max()
-    np.testing.assert_allclose(moments.inputs, gram[:look_back, :look_back], atol=1e-12 * scale)
-    np.testing.assert_allclose(moments.cross, gram[:look_back, look_back:], atol=1e-12 * scale)
-    assert moments.count == len(made)
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rows", [26, 27, 64, 300])
 def test_moments_equal_those_of_explicit_windows(level: str, rows: int) -> None:
-    x = series(rows)
-    assert_moments(window_moments(x, LOOK_BACK, HORIZON).without_level(level), windows(x, level))
+    moments, made = window_moments(series(rows), LOOK_BACK, HORIZON).without_level(level), windows(series(rows), level)
+    gram = made.T @ made
+    np.testing.assert_allclose(moments.inputs, gram[:LOOK_BACK, :LOOK_BACK], atol=1e-12 * abs(gram).max())
+    np.testing.assert_allclose(moments.cross, gram[:LOOK_BACK, LOOK_BACK:], atol=1e-12 * abs(gram).max())
+    assert moments.count == len(made)
 
 
 @pytest.mark.parametrize("at_a_time", [1, 7, 19])
 def test_products_are_computed_some_rows_at_a_time(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = window_products([series(60, 4).reshape(60, 2, 2)], LOOK_BACK, HORIZON)
+    whole = window_moments(series(64), LOOK_BACK, HORIZON)
     monkeypatch.setattr("lagwise.forecasting.moments._ROWS_PER_BATCH", at_a_time)
-    parts = window_products([series(60, 4).reshape(60, 2, 2)], LOOK_BACK, HORIZON)
-    for found, expected in zip(parts, whole, strict=True):
-        np.testing.assert_allclose(found, expected)
-    assert_moments(window_moments(series(64), LOOK_BACK, HORIZON), windows(series(64)))
-
-
-def test_too_few_rows() -> None:
-    with pytest.raises(ValueError, match="20 \\+ 6 rows must fit into the data, which has 25"):
-        window_moments(series(25), LOOK_BACK, HORIZON)
+    parts = window_moments(series(64), LOOK_BACK, HORIZON)
+    np.testing.assert_allclose(parts.inputs, whole.inputs)
+    np.testing.assert_allclose(parts.cross, whole.cross)
 
 
 @pytest.mark.parametrize("kernels", [1, 2, 3, 6])
@@ -77,52 +64,3 @@ def test_kernels_are_least_squares_on_explicit_windows(kernels: int) -> None:
     moments = window_moments(series(), LOOK_BACK, HORIZON).without_level("mean")
     (maps,) = ridge_path(moments, [penalty], kernels=kernels)
     np.testing.assert_allclose(maps, np.stack(columns, 1), atol=1e-10)
-
-
-def test_all_penalties_share_one_decomposition() -> None:
-    moments = window_moments(series(), LOOK_BACK, HORIZON)
-    penalties = [1e-3, 1.0, 100.0, np.inf]
-    path = list(ridge_path(moments, penalties, kernels=HORIZON))
-    for penalty, maps in zip(penalties[:-1], path, strict=False):
-        solved = np.linalg.solve(
-            moments.inputs / moments.count + penalty * np.eye(LOOK_BACK), moments.cross / moments.count
-        )
-        np.testing.assert_allclose(maps, solved, atol=1e-9)
-    assert not path[-1].any()
-
-
-def test_one_kernel_has_constant_diagonals() -> None:
-    maps = expand(np.arange(LOOK_BACK + HORIZON - 1.0)[:, None], LOOK_BACK)
-    assert maps.shape == (LOOK_BACK, HORIZON)
-    assert np.array_equal(maps[1:, 1:], maps[:-1, :-1])
-
-
-def test_low_rank_maps_are_optimal() -> None:
-    """Full rank changes nothing. For a lower rank, no small step within the rank reduces the penalized error."""
-    moments = window_moments(series(), LOOK_BACK, HORIZON).without_level("mean")
-    (full,), (cut,) = (list(ridge_path(moments, [0.1], kernels=HORIZON, rank=rank)) for rank in (6, 2))
-    (free,) = ridge_path(moments, [0.1], kernels=HORIZON)
-    np.testing.assert_allclose(full, free)
-    assert np.linalg.matrix_rank(cut) == 2
-
-    def loss(maps: np.ndarray) -> float:
-        products = ((moments.inputs @ maps - 2 * moments.cross) * maps).sum() / moments.count
-        return float(products + 0.1 * (maps**2).sum())
-
-    left, sizes, right = np.linalg.svd(cut, full_matrices=False)
-    left, right = left[:, :2] * sizes[:2], right[:2]
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        a, b = (1e-3 * rng.normal(size=part.shape) for part in (left, right))
-        assert loss((left + a) @ (right + b)) > loss(cut)
-
-
-def test_parameters_are_counted() -> None:
-    assert parameter_count(720, 96, kernels=1) == 815
-    assert parameter_count(720, 96, kernels=96) == 720 * 96
-    assert parameter_count(720, 96, kernels=96, rank=12) == 12 * 816
-
-
-def test_kernels_divide_the_horizon() -> None:
-    with pytest.raises(ValueError, match="kernels must divide the horizon of 6, got 4"):
-        kernel_equations(window_moments(series(), LOOK_BACK, HORIZON), 4)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +97,6 @@ def test_invalid_files(tmp_path: Path) -> None:
             read_series(tmp_path / name)
     with pytest.raises(ValueError, match="did you mean 'date'"):
         read_series(written(tmp_path, hours()), "data")
-
-
-def test_an_index_that_a_selection_left_is_no_time(tmp_path: Path) -> None:
-    kept = hours()[hours()["load"] > 5]
-    table = read_series(written(tmp_path, kept, "data.parquet"))
-    assert table.frame.index.tolist() == kept["date"].tolist()
-    assert list(table.frame) == ["load"]
 
 
 def test_a_second_column_of_times_is_no_series(tmp_path: Path) -> None:
@@ -226,15 +217,6 @@ def test_a_frame_is_read_as_its_file_is(tmp_path: Path) -> None:
         read_series(frame[:0])
 
 
-def test_a_pipe_is_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    text = hours().to_csv(index=False)
-    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(text,))
-    writer.start()
-    assert len(read_series(tmp_path / "pipe").frame) == 20
-    writer.join()
-
-
 @pytest.mark.parametrize(
     ("cells", "options", "values"),
     [
@@ -249,12 +231,6 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 def test_options_say_how_numbers_are_written(cells: list[Any], options: dict[str, Any], values: list[float]) -> None:
     frame = pd.DataFrame({"day": ["01/02/2024", "02/02/2024", "03/02/2024"], "x": cells})
     np.testing.assert_array_equal(read_series(frame, date_order="day", **options).frame["x"], values)
-
-
-@pytest.mark.parametrize("options", [{"decimal": ";"}, {"thousands": "-"}, {"decimal": ".", "thousands": "."}])
-def test_separators_that_cannot_be_are_refused(options: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"decimal|thousands"):
-        read_series(hours(), **options)
 
 
 def test_a_local_hour_that_occurs_twice_needs_its_offset() -> None:

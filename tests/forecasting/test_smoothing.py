@@ -48,11 +48,6 @@ def test_the_map_is_the_recursion_from_the_best_first_states(variant: Smoothing)
     np.testing.assert_allclose(variant.map(30, horizon).T @ x, recursion(x, variant, best, horizon)[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_maps_keep_a_constant(variant: Smoothing) -> None:
-    np.testing.assert_allclose(variant.map(20, 5).sum(0), 1, atol=1e-6)
-
-
 def test_a_line_and_a_season_are_continued() -> None:
     t = np.arange(80.0)
     x = 3 + 0.5 * t + np.array([4.0, -1.0, 2.0, -5.0])[np.arange(80) % 4]

@@ -196,28 +196,7 @@ def test_a_day_of_the_month_stays(day: int, start: str, count: int) -> None:
     assert list(grid.following(14)) == list(times[count:])
 
 
-@pytest.mark.parametrize(
-    "freq",
-    [
-        "B",
-        "ME",
-        "MS",
-        "BME",
-        "BMS",
-        "QE",
-        "QS",
-        "QE-JAN",
-        "BQE",
-        "2MS",
-        "YE",
-        "YS-APR",
-        "YE-FEB",
-        "D",
-        "W-WED",
-        "h",
-        "15min",
-    ],
-)
+@pytest.mark.parametrize("freq", names("B ME MS BME BMS QE QS QE-JAN BQE 2MS YE YS-APR YE-FEB D W-WED h 15min"))
 @pytest.mark.parametrize("text", [False, True])
 def test_one_missing_time_does_not_change_the_calendar(freq: str, text: bool) -> None:
     full = pd.date_range("2019-01-01", periods=40, freq=freq)

@@ -12,7 +12,6 @@ from lagwise.forecasting.design import make_design
 from lagwise.forecasting.errors import error_quantiles, window_errors
 from lagwise.forecasting.fitting import Fold, fit_maps, usable_rows
 from lagwise.forecasting.gaps import carry_forward, stretches
-from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import LEVELS, level_weights
 from lagwise.forecasting.unobserved import HeldOut, Stretch
 
@@ -87,26 +86,6 @@ def test_held_out_errors_count_only_observed_targets(look_back: int) -> None:
     assert count == np.count_nonzero(~np.isnan(errors[0]))
 
 
-@pytest.mark.slow
-def test_candidates_are_compared_on_the_same_targets() -> None:
-    """A gap excludes training windows of the short look-back but not of the long one."""
-    x, _ = gappy(600)
-    x[80:84] = x[520:524] = NAN
-    forecasters = [
-        LagForecaster(HORIZON, look_back, validation=120, penalty=0.1, shared=True).fit(x) for look_back in (12, 48)
-    ]
-    counts = set()
-    for forecaster in forecasters:
-        design = make_design(forecaster)
-        z = np.where(np.isnan(x), NAN, (x - forecaster.mean_) / forecaster.scale_)
-        filled, missing = carry_forward(z), np.isnan(z)
-        (fit,) = fit_groups(design, Rows(filled, missing), 480, True, str).fits
-        counts.add(fit.count)
-    assert len(counts) == 1
-    ranked = choose_forecaster(x, HORIZON)
-    assert len(ranked) > 3
-
-
 def test_intervals_count_observed_errors_only() -> None:
     filled, targets = np.zeros((25, 1)), np.full((25, 1), NAN)
     targets[-4:, 0] = [4, 1, 3, -2]  # the errors of repeating the last value, 0, in 4 of 20 windows
@@ -140,20 +119,6 @@ def test_a_series_that_is_shorter_than_a_window_shares_the_map_of_the_others() -
     assert choose_forecaster(x, HORIZON)[0].forecaster.shared_
     with pytest.raises(ValueError, match="16 rows without a run of more than 1 missing values is needed"):
         LagForecaster(HORIZON, LOOK_BACK, validation=60, shared=False).fit(x)
-
-
-def test_gaps_are_filled_with_the_last_observed_value() -> None:
-    x = np.array([[NAN, 1.0], [2.0, NAN], [NAN, NAN], [3.0, 4.0]])
-    assert carry_forward(x).tolist() == [[0.0, 1.0], [2.0, 1.0], [2.0, 1.0], [3.0, 4.0]]
-    assert carry_forward(x[:1], np.array([7.0, 8.0])).tolist() == [[7.0, 1.0]]
-
-
-def test_filling_row_by_row_is_the_same() -> None:
-    x = np.where(np.random.default_rng(0).random((50, 3)) < 0.5, NAN, 1.0) * np.arange(50)[:, None]
-    whole, last = carry_forward(x), np.zeros(3)
-    for row, expected in zip(x, whole, strict=True):
-        last = carry_forward(row[None], last)[0]
-        assert last.tolist() == expected.tolist()
 
 
 def test_long_gaps_split_a_series_and_short_ones_do_not() -> None:

@@ -267,6 +267,21 @@ def json_lines_of_series(folder: Path) -> str:
     return "series.jsonl"
 
 
+@case("series", labels=("high", "low"))
+def class_folders_of_recordings(folder: Path) -> str:
+    for i in range(ROWS):
+        path = folder / ["low", "high"][i % 2] / f"{i}.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(table({"x": wave(i, 24).round(4), "y": wave(i + 1, 24).round(4)}))
+    return "."
+
+
+@case("series", labels=("0", "1"))
+def series_in_the_lines_of_a_table(folder: Path) -> str:
+    pd.DataFrame([wave(i, 24) for i in range(ROWS)]).assign(label=np.arange(ROWS) % 2).to_csv(folder / "lines.csv")
+    return "lines.csv"
+
+
 @case("series", labels=("0", "1"))
 def arrays_of_numpy(folder: Path) -> str:
     values = np.stack([np.stack([wave(i, 24), wave(i + 1, 24)], axis=1) for i in range(ROWS)])

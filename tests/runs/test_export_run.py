@@ -53,23 +53,6 @@ def test_a_step_is_exported(saved_model: Path, format: str) -> None:
     assert meta["eos_token_id"] == 256
 
 
-@pytest.mark.slow
-def test_exports_of_two_models_do_not_share_a_folder(saved_model: Path) -> None:
-    out = saved_model.with_name("shared")
-    export_run(saved_model, out, format="pt2", what="step")
-    model = LagwiseForCausalLM.from_pretrained(saved_model)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.add_(1)
-    model.save_pretrained(saved_model)
-    export_run(saved_model, out, format="pt2", what="step")  # in the place of the old file
-    export_run(saved_model, out, format="pt2", what="forward")
-    with torch.no_grad():
-        model.model.embed_tokens.weight.add_(1)
-    model.save_pretrained(saved_model)
-    with pytest.raises(FileExistsError, match=r"has step\.pt2 of another model"):
-        export_run(saved_model, out, format="pt2", what="forward")
-
-
 def test_a_wrong_file_is_not_kept(saved_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(export.StreamingStep):
         def forward(self, tokens, state):

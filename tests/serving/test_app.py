@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -201,6 +202,42 @@ def test_bodies_that_are_not_requests(
     assert message in error(response)
 
 
+def malformed(source: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
+    """A malformed or unusual request."""
+    junk: list[Any] = [None, -1, 1e400, "", "\ud800", [], [[]], {}, True, 2**70, [None], {"a": 1}, "w1" * 99, 0.5]
+    fields = ["model", "prompt", "messages", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "x"]
+    body: Any = {"model": "small", "prompt": PROMPT, "messages": [{"role": "user", "content": "w1"}], "max_tokens": 2}
+    path = source.choice(["/v1/completions", "/v1/chat/completions"])
+    body.pop("prompt" if "chat" in path else "messages")
+    for _ in range(source.randint(1, 3)):
+        body[source.choice(fields)] = source.choice(junk)
+    content = json.dumps(source.choice([body, body, body, source.choice(junk)])).encode()
+    kind = source.randint(0, 9)
+    if kind == 0:
+        content = content[: source.randint(0, len(content))]
+    elif kind == 1:
+        content = source.randbytes(source.randint(0, 300))
+    elif kind == 2:
+        content = b'{"a":' * source.randint(1, 5000)
+    headers = {"Content-Type": source.choice(["application/json"] * 8 + ["text/plain", "multipart/form-data", ""])}
+    method = source.choice(["POST"] * 12 + ["GET", "PUT", "DELETE"])
+    return method, source.choice([path] * 12 + ["/", "/v1/" + "x" * 2000, "/v1/models/../health"]), content, headers
+
+
+def test_malformed_requests_do_not_affect_others(client: TestClient, scheduler: Scheduler) -> None:
+    source, statuses = random.Random(1), set()
+    expected = client.post("/v1/completions", json=ASK).json()["choices"]
+    for _ in range(300):
+        method, path, content, headers = malformed(source)
+        response = client.request(method, path, content=content, headers=headers)
+        statuses.add(response.status_code)
+        assert response.status_code < 500, content
+        assert response.status_code < 400 or error(response)
+    assert {200, 400, 404, 405} <= statuses
+    assert client.post("/v1/completions", json=ASK).json()["choices"] == expected
+    assert scheduler.counts == {"open": 0, "waiting": 0, "running": 0}
+
+
 def test_a_body_without_a_length_is_counted(client: TestClient) -> None:
     response = client.post("/v1/completions", content=(b" " * 1000 for _ in range(11)), headers=JSON)
     assert response.status_code == 413
@@ -243,15 +280,6 @@ def test_several_texts(client: TestClient, scheduler: Scheduler) -> None:
     assert found == [each["text"] for each in choices]
     assert ends == [each["finish_reason"] for each in choices]
     assert scheduler.counts["open"] == 0
-
-
-def test_texts_that_no_longer_fit_leave_nothing_open(client: TestClient, scheduler: Scheduler) -> None:
-    held = [scheduler.submit([1], Sampling(1)) for _ in range(6)]
-    assert client.post("/v1/completions", json={**ASK, "n": 3}).status_code == 429
-    assert client.post("/v1/completions", json={**ASK, "prompt": [PROMPT, [999]]}).status_code == 400
-    assert scheduler.counts["open"] == 6
-    for answer in held:
-        answer.close()
 
 
 def test_a_prompt_before_its_text(client: TestClient) -> None:
@@ -359,7 +387,11 @@ def test_the_first_page_and_pages_of_other_origins(
 
 
 def test_a_full_server(client: TestClient, scheduler: Scheduler) -> None:
-    held = [scheduler.submit([1], Sampling(1)) for _ in range(8)]
+    held = [scheduler.submit([1], Sampling(1)) for _ in range(6)]
+    assert client.post("/v1/completions", json={**ASK, "n": 3}).status_code == 429
+    assert client.post("/v1/completions", json={**ASK, "prompt": [PROMPT, [999]]}).status_code == 400
+    assert scheduler.counts["open"] == 6
+    held += [scheduler.submit([1], Sampling(1)) for _ in range(2)]
     response = client.post("/v1/completions", json=ASK)
     assert response.status_code == 429
     assert response.headers["retry-after"] == "1"

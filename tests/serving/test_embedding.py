@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from served_model import WORDS, make_model
+from served_model import WORDS
 from transformers import PreTrainedTokenizerBase
 
 from lagwise import LagClassifier
@@ -158,37 +157,6 @@ def test_a_server_with_too_many_or_too_slow_requests_says_so(
     first.join()
     assert isinstance(failures[0], TimeoutError)
     assert embedder.open == embedder.tokens == 0
-
-
-@pytest.mark.skipif(importlib.util.find_spec("prometheus_client") is None, reason="needs prometheus-client")
-def test_metrics_count_requests_and_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    scheduler = Scheduler(make_model(), tokenizer)
-    with TestClient(make_app(scheduler, "small", metrics=True, api_key="secret")) as client:
-        assert client.get("/metrics").status_code == 401
-        client.headers["authorization"] = "Bearer secret"
-        body = {"model": "small", "prompt": "w1 w2 w3", "max_tokens": 4, "temperature": 0}
-        used = client.post("/v1/completions", json=body).json()["usage"]
-        client.post("/v1/embeddings", json={"model": "small", "input": TEXTS})
-        client.post("/v1/embeddings", json={"model": "other", "input": TEXTS})
-        for path in ("/v1/models/small", "/v1/models/other", "/nowhere/at/all"):
-            client.get(path)
-        lines = client.get("/metrics").text.splitlines()
-    for line in (
-        'lagwise_requests_total{path="/v1/completions",status="200"} 1.0',
-        'lagwise_requests_total{path="/v1/embeddings",status="200"} 1.0',
-        'lagwise_requests_total{path="/v1/embeddings",status="404"} 1.0',
-        'lagwise_requests_total{path="/metrics",status="401"} 1.0',
-        'lagwise_requests_total{path="/v1/models/small",status="200"} 1.0',
-        'lagwise_requests_total{path="other",status="404"} 2.0',
-        'lagwise_request_seconds_count{path="/v1/completions"} 1.0',
-        'lagwise_tokens_total{kind="prompt"} 3.0',
-        f'lagwise_tokens_total{{kind="completion"}} {used["completion_tokens"]}.0',
-        'lagwise_tokens_total{kind="embedding"} 10.0',
-        'lagwise_requests_present{state="running"} 0.0',
-    ):
-        assert line in lines
-    with TestClient(make_app(Scheduler(make_model(), tokenizer), "small")) as client:
-        assert client.get("/metrics").status_code == 404
 
 
 def test_a_first_answer_has_no_embeddings() -> None:

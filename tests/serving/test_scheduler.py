@@ -13,7 +13,7 @@ from served_model import WORDS, make_model
 from transformers import PreTrainedTokenizerBase
 
 from lagwise.models import LagwiseForCausalLM
-from lagwise.serving.scheduler import Answer, Busy, Sampling, Scheduler, Stopped, draw
+from lagwise.serving.scheduler import Answer, Sampling, Scheduler, Stopped, draw
 
 GREEDY = {"temperature": 0.0}
 
@@ -107,14 +107,6 @@ class TestDrawing:
         logits = torch.randn(50, 30) * 3
         assert draw(logits, self.rows(50, **rule)) == logits.argmax(1).tolist()
 
-    def test_rows_have_their_own_options(self) -> None:
-        logits = torch.randn(1, 30).expand(6, -1)
-        rules = self.rows(6, temperature=3.0)
-        rules[2] = rules[5] = (Sampling(temperature=0.0), random.Random(0))
-        drawn = draw(logits, rules)
-        assert drawn[2] == drawn[5] == int(logits[0].argmax())
-        assert drawn[:2] == draw(logits[:2], self.rows(2, temperature=3.0))
-
 
 def test_a_stop_text_ends_one_text_and_frees_its_row(scheduler: Scheduler) -> None:
     prompt = tokens(6)
@@ -163,17 +155,6 @@ def test_closed_requests_are_removed_before_the_next_step(scheduler: Scheduler) 
     assert answers[1].tokens == steps + 1
     assert scheduler.counts == {"open": 2, "waiting": 0, "running": 2}
     assert answers[0].finish is None
-
-
-def test_a_full_server_says_so(scheduler: Scheduler) -> None:
-    answers = [scheduler.submit(tokens(2), Sampling(2, **GREEDY)) for _ in range(8)]
-    with pytest.raises(Busy, match="has 8 requests, its maximum"):
-        scheduler.submit(tokens(2), Sampling(2))
-    finish(scheduler)
-    with pytest.raises(Busy):  # they have ended, and nobody has read them
-        scheduler.submit(tokens(2), Sampling(2))
-    answers[3].close()
-    scheduler.submit(tokens(2), Sampling(2))
 
 
 def test_requests_time_out_in_every_state(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
 import socket
 import threading
 import time
@@ -50,14 +49,6 @@ class Served:
 
     def client(self, **options: Any) -> Any:
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", **options)
-
-    def request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, body, headers)
-        response = connection.getresponse()
-        content = response.read()
-        connection.close()
-        return response.status, content
 
     def open_stream(self, **body: Any) -> socket.socket:
         """A connection with a started stream of which nothing has been read."""
@@ -181,63 +172,6 @@ def test_a_client_that_never_reads_is_disconnected(
         stalled.close()
     finally:
         served.close()
-
-
-def malformed(source: random.Random) -> tuple[str, str, bytes, dict[str, str]]:
-    """A malformed or unusual request."""
-    junk: list[Any] = [None, -1, 1e400, "", "\ud800", [], [[]], {}, True, 2**70, [None], {"a": 1}, "w1" * 999, 0.5]
-    fields = ["model", "prompt", "messages", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "x"]
-    body: Any = {"model": "small", "prompt": PROMPT, "messages": [{"role": "user", "content": "w1"}], "max_tokens": 2}
-    path = source.choice(["/v1/completions", "/v1/chat/completions"])
-    body.pop("prompt" if "chat" in path else "messages")
-    for _ in range(source.randint(1, 3)):
-        body[source.choice(fields)] = source.choice(junk)
-    content = json.dumps(source.choice([body, body, body, source.choice(junk)])).encode()
-    kind = source.randint(0, 9)
-    if kind == 0:
-        content = content[: source.randint(0, len(content))]
-    elif kind == 1:
-        content = source.randbytes(source.randint(0, 300))
-    elif kind == 2:
-        content = b'{"a":' * source.randint(1, 5000)
-    headers = {"Content-Type": source.choice(["application/json"] * 8 + ["text/plain", "multipart/form-data", ""])}
-    method = source.choice(["POST"] * 12 + ["GET", "PUT", "DELETE"])
-    return method, source.choice([path] * 12 + ["/", "/v1/" + "x" * 2000, "/v1/models/../health"]), content, headers
-
-
-@pytest.mark.slow
-def test_a_thousand_malformed_requests_do_not_affect_others(served: Served) -> None:
-    source, count = random.Random(1), 1000
-    expected = served.client().completions.create(model="small", prompt=PROMPT, max_tokens=400, temperature=0)
-
-    def others() -> list[str]:
-        """Ordinary clients during the test."""
-        texts = []
-        while not over.is_set() or not texts:
-            answer = served.client().completions.create(model="small", prompt=PROMPT, max_tokens=400, temperature=0)
-            texts.append(answer.choices[0].text)
-        return texts
-
-    over = threading.Event()
-    statuses: set[int] = set()
-    with ThreadPoolExecutor(1) as pool:
-        texts = pool.submit(others)
-        try:
-            for _ in range(count):
-                status, content = served.request(*malformed(source))
-                statuses.add(status)
-                assert status < 500, content
-                if status >= 400:
-                    assert json.loads(content)["error"]["message"]
-            for _ in range(count // 20):  # not even HTTP
-                with socket.create_connection(("127.0.0.1", served.port)) as connection:
-                    connection.sendall(source.randbytes(source.randint(1, 200)))
-        finally:
-            over.set()
-        assert set(texts.result()) == {expected.choices[0].text}
-    assert {200, 400, 404, 405} <= statuses
-    wait_for(lambda: served.scheduler.counts == {"open": 0, "waiting": 0, "running": 0})
-    assert served.scheduler.alive
 
 
 def test_stopping_the_server_ends_its_answers(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -71,13 +71,8 @@ def _classes(folder: Path) -> list[str]:
 def _pairs(folder: Path) -> list[str]:
     rows = [{"one": _words(3), "two": _words(random.randint(1, 5)), "score": i / 7} for i in range(60)]
     _write(folder / "pairs.csv", rows)
-    return [
-        *_CLASSIFY,
-        "task.wide=true",
-        f"data.source={folder / 'pairs.csv'}",
-        "task.text=[one, two]",
-        "task.label=score",
-    ]
+    columns = ["task.text=[one, two]", "task.label=score"]
+    return [*_CLASSIFY, "task.wide=true", f"data.source={folder / 'pairs.csv'}", *columns]
 
 
 def _series(folder: Path) -> list[str]:
@@ -151,14 +146,8 @@ def _columns(folder: Path) -> list[str]:
             for i, ((x, y), z) in enumerate(zip(values, target, strict=True))
         ]
         _write(folder / f"recording-{number}.csv", rows)
-    return [
-        "task.name=signal_to_signal",
-        "task.targets=[z]",
-        "data.length=32",
-        "task.stride=2",
-        "task.delay=3",
-        f"data.source={folder}",
-    ]
+    options = ["task.targets=[z]", "task.stride=2", "task.delay=3"]
+    return ["task.name=signal_to_signal", "data.length=32", f"data.source={folder}", *options]
 
 
 def _noisy(folder: Path) -> list[str]:
@@ -169,20 +158,9 @@ def _noisy(folder: Path) -> list[str]:
             random = np.random.default_rng((number, count))
             wave = np.sin(np.arange(300) * random.uniform(0.1, 0.3)) if name == "waves" else random.normal(size=200)
             wavfile.write(folder / name / f"{number}.wav", 8000, (8000 * wave).clip(-32768, 32767).astype(np.int16))
-    options = [
-        f"task.noise={folder / 'noise'}",
-        "task.ratios=[0, 10]",
-        "task.stride=4",
-        "task.window=16",
-        "task.loss=sdr",
-    ]
-    return [
-        "task.name=signal_to_signal",
-        f"data.source={folder / 'waves'}",
-        "data.length=64",
-        "task.hide=0.1",
-        *options,
-    ]
+    options = ["task.ratios=[0, 10]", "task.stride=4", "task.window=16", "task.loss=sdr", "task.hide=0.1"]
+    files = [f"data.source={folder / 'waves'}", f"task.noise={folder / 'noise'}"]
+    return ["task.name=signal_to_signal", "data.length=64", *files, *options]
 
 
 _CLASSIFY = ["task.name=sequence_classification", "data.length=32"]

@@ -12,15 +12,10 @@ import pytest
 import torch
 from every_task import CASES, recipe
 from needs import needs_onnx
-from typer.testing import CliRunner
 
-from lagwise.cli.main import app
 from lagwise.models import (
-    LagwiseConfig,
-    LagwiseForSequenceClassification,
     load_model,
 )
-from lagwise.models.export import export_forward
 from lagwise.runs import export_run
 from lagwise.training import train
 
@@ -28,35 +23,20 @@ LABELLED = [name for name, case in CASES.items() if case.task in ("sequence_clas
 STREAMED = ("language_modelling", "associative_recall", "multi_query_recall")  # language models, exported elsewhere
 
 
-def trained(name: str, tmp_path: Path, answer: str) -> Path:
-    wanted = recipe(name, tmp_path / "data", "training.steps=2", f"training.first_answer={answer}")
-    return train(wanted, tmp_path / "run", progress=False)
+def first_answer(name: str, tmp_path: Path) -> Path:
+    return train(recipe(name, tmp_path / "data", "training.first_answer=only"), tmp_path / "run", progress=False)
 
 
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.task not in STREAMED])
-def test_trained_models_are_exported(name: str, tmp_path: Path) -> None:
-    run = trained(name, tmp_path, "none")
-    assert export_run(run, format="pt2")["difference"] < 1e-5
-
-
-@pytest.mark.slow
-@needs_onnx
-@torch.no_grad()
-def test_two_sided_ski_is_exported(tmp_path: Path) -> None:
-    """With short and long rows, since the number of nodes is at most that of tokens."""
-    torch.manual_seed(0)
-    mixer = {"name": "gtu", "kernel": {"name": "warped"}, "engine": {"name": "ski", "degree": 3, "rank": 24}}
-    block = {"name": "prenorm", "token_mixer": mixer, "channel_mixer": {"name": "glu"}}
-    config = LagwiseConfig(hidden_size=8, num_hidden_layers=1, causal=False, block=block, num_labels=3)
-    found = export_forward(LagwiseForSequenceClassification(config).eval(), tmp_path / "forward.onnx")
-    assert found["difference"] < 1e-5
+def test_trained_models_are_exported(name: str, runs: dict[str, Path]) -> None:
+    assert export_run(runs[name], format="pt2")["difference"] < 1e-5
 
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", LABELLED)
 def test_first_answers_are_exported(name: str, tmp_path: Path) -> None:
-    found = export_run(trained(name, tmp_path, "only"), format="pt2")
+    found = export_run(first_answer(name, tmp_path), format="pt2")
     assert found["difference"] < 1e-4
     about = json.loads((Path(found["out"]).parent / "export.json").read_text())
     labels = load_model(tmp_path / "run")[0].config.id2label
@@ -67,8 +47,10 @@ def test_first_answers_are_exported(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", ["none", "only"])
 @pytest.mark.parametrize("name", ["classes of series", "classes of text", "numbers of pairs"])
-def test_padded_rows_of_a_file_have_the_logits_of_rows_alone(name: str, answer: str, tmp_path: Path) -> None:
-    run = trained(name, tmp_path, answer)
+def test_padded_rows_of_a_file_have_the_logits_of_rows_alone(
+    name: str, answer: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = runs[name] if answer == "none" else first_answer(name, tmp_path)
     found = export_run(run)
     session = importlib.import_module("onnxruntime").InferenceSession(found["out"])
     model, _ = load_model(run)
@@ -96,16 +78,9 @@ def padded(rows: list[torch.Tensor]) -> torch.Tensor:
     return made
 
 
-@pytest.mark.slow
-def test_a_step_is_for_language_models(tmp_path: Path) -> None:
-    run = trained("classes of series", tmp_path, "none")
-    result = CliRunner().invoke(app, ["export", str(run), "--format", "pt2", "--what", "step"])
-    assert "what = 'step' is for language models" in str(result.exception)
-    result = CliRunner().invoke(app, ["export", str(run), "--format", "pt2"])
-    assert result.exit_code == 0, result.output
-    assert "forward.pt2" in "".join(result.output.split())
-
-
-def test_an_image_processor_is_written_beside_the_file(tmp_path: Path) -> None:
-    found = export_run(trained("classes of images", tmp_path, "none"), format="pt2")
+def test_an_image_processor_is_written_beside_the_file(runs: dict[str, Path]) -> None:
+    run = runs["classes of images"]
+    found = export_run(run, format="pt2")
     assert (Path(found["out"]).parent / "preprocessor_config.json").is_file()
+    with pytest.raises(ValueError, match="what = 'step' is for language models"):
+        export_run(run, format="pt2", what="step")

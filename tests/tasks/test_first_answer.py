@@ -10,13 +10,12 @@ import pytest
 import torch
 from every_task import CASES, recipe
 from scipy.sparse import csr_matrix
-from transformers import AutoModelForSequenceClassification, pipeline
 from typer.testing import CliRunner
 
 from lagwise.analysis.recorded import recorded_run
 from lagwise.analysis.report import plot_run
 from lagwise.cli.main import app
-from lagwise.models import LagwiseForSequenceClassification, load_model
+from lagwise.models import load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import TASKS, Metric
 from lagwise.training import LagClassifier, load_recipe, make_task, read_metrics, resume, train
@@ -85,16 +84,6 @@ def test_the_better_model_is_kept_and_a_sentence_says_so(tmp_path: Path, capsys:
     assert recorded_run(run).facts()["model"] == "the first answer"
 
 
-def test_layers_are_joined_where_the_loss_is_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = words(tmp_path, "training.first_answer=compare", "task.wide=true")
-    about = json.loads((run / FILE).read_text())
-    (first, joined), said = about["losses"], capsys.readouterr().err
-    assert about["kept"] == (joined >= first)
-    what = "the first answer alone" if about["kept"] else "the first answer and the trained layers"
-    assert f"kept {what}: on 6 held-out rows both, with a share of {about['share']:.2f} for the layers" in said
-    assert isinstance(load_model(run)[0], LagwiseForSequenceClassification) != about["kept"]
-
-
 def test_reports_name_a_model_of_both_and_its_score(tmp_path: Path) -> None:
     run = words(tmp_path, "training.first_answer=none", "task.wide=true")
     about = json.loads((run / FILE).read_text())
@@ -127,18 +116,6 @@ def test_a_resumed_run_keeps_its_first_answer_and_decides_the_same(tmp_path: Pat
     assert resume(run, progress=False) == run
     assert (run / "model.safetensors").read_bytes() == before
     assert (run / "first" / "model.safetensors").stat().st_mtime_ns == first
-
-
-def test_another_program_uses_a_first_answer_of_texts(tmp_path: Path) -> None:
-    run = words(tmp_path, "training.first_answer=only", wrong=False)
-    model = AutoModelForSequenceClassification.from_pretrained(run)
-    classify = pipeline("text-classification", model=str(run))
-    for text in ("good film", "never seen again"):
-        found, row = classify(text)[0], predict_run(run, [{"text": text}], progress=False)[0]
-        assert found["label"] == row["predicted"]
-        assert found["score"] == pytest.approx(row[f"p({found['label']})"], abs=1e-4)
-    assert model.config.id2label == {0: "no", 1: "yes"}
-    assert predict_run(run, [{"text": "good good"}], progress=False)[0]["predicted"] == "yes"
 
 
 def test_words_of_models_choose_what_is_trained() -> None:
@@ -225,15 +202,6 @@ def test_few_rows_without_mistakes_do_not_make_probabilities_certain() -> None:
         sure = logits.softmax(1)[np.arange(12), labels]
         assert sure.min() > 0.9
         assert sure.max() < 1 - 1e-6
-
-
-def test_rare_classes_are_trained_in_every_fold() -> None:
-    random = np.random.default_rng(0)
-    labels = np.array([0] * 20 + [1] * 20 + [2] * 2)
-    x = csr_matrix(random.random((42, 8)) * (random.random((42, 8)) > 0.5) + np.eye(8)[labels])
-    fit = fit_linear(x, labels, (x[:4], labels[:4]), None)
-    assert fit.weights.shape == (3, 8)
-    assert torch.from_numpy(fit.weights).isfinite().all()
 
 
 @pytest.mark.parametrize("held_out", [0, 10, 400])

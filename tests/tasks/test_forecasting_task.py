@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from every_task import recipe
 
 from lagwise.data.options import DataOptions
-from lagwise.data.writing import write_rows
 from lagwise.runs import predict_run
 from lagwise.tasks.forecasting import Forecasting, SeriesParts, Windows
-from lagwise.training import train
 
 
 def opened(folder: Path, rows: int = 100, **options: object) -> SeriesParts:
@@ -62,11 +57,10 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
         Forecasting(DataOptions())
 
 
-def test_a_run_forecasts_the_continuation_of_a_table(tmp_path: Path) -> None:
+def test_a_run_forecasts_the_continuation_of_a_table(runs: dict[str, Path], tmp_path: Path) -> None:
     """Forecasts are on the scale of the table, far from 0, and equal those for its last values. A gap near the end is
     allowed."""
-    (tmp_path / "data").mkdir()
-    run = train(recipe("forecasts", tmp_path / "data"), tmp_path / "run", progress=False)
+    run = runs["forecasts"]
     times = pd.date_range("2024-01-01", periods=40, freq="h")
     table = pd.DataFrame({"time": times, "load": np.sin(np.arange(40) / 2) + 1e6, "price": np.cos(np.arange(40.0))})
     table.loc[38, "price"] = np.nan
@@ -83,17 +77,3 @@ def test_a_run_forecasts_the_continuation_of_a_table(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(ValueError, match=r"column 'price' of .* has no value in the last 16 rows"):
         predict_run(run, source=str(tmp_path / "new.csv"))
-
-
-def test_parts_are_tenths_of_the_rows(tmp_path: Path) -> None:
-    data = opened(tmp_path, rows=1000)
-    assert [len(part) for part in data.parts.values()] == [700, 110, 210]
-
-
-def test_a_table_of_pasts_gets_a_column_of_forecasts(tmp_path: Path) -> None:
-    run = train(recipe("forecasts", tmp_path / "data"), tmp_path / "run", progress=False)
-    rows = predict_run(run, [{"id": 1, "past_values": [1.0, 2.0, 4.0]}], progress=False)
-    write_rows(rows, file := io.StringIO())
-    (row,) = csv.DictReader(io.StringIO(file.getvalue()))
-    assert row["id"] == "1"
-    assert len(json.loads(row["forecast"])) == 6

@@ -20,12 +20,24 @@ from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import ImageClassification, MaskedLanguageModelling
 from lagwise.training import load_recipe, load_run, make_task, train
 
-ALONE = ["training.first_answer=none"]
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Images of 8 x 8 of ten classes."""
+    path = tmp_path_factory.mktemp("pictures") / "pictures.npz"
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), dtype=np.uint8)
+    np.savez(path, image=images, label=np.arange(60) % 10)
+    return str(path)
 
 
-def test_mixed_labels_count_once_per_image() -> None:
+def trained(pictures: str, run: Path, *options: str) -> Path:
+    alone = ["training.first_answer=none", "training.steps=1", "model.hidden_size=8", f"data.source={pictures}"]
+    return train(load_recipe("tnn-digits", [*alone, *options]), run, progress=False)
+
+
+def test_mixed_labels_count_once_per_image(pictures: str) -> None:
     """The Trainer counts every entry of the labels that is not -100."""
-    data = ImageClassification(DataOptions(source="digits")).open(progress=False)
+    data = ImageClassification(DataOptions(source=pictures)).open(progress=False)
     logits, labels = torch.randn(8, 10), torch.arange(8)
     shares = torch.nn.functional.one_hot(labels, 10).float()
     outputs = SimpleNamespace(logits=logits)
@@ -47,10 +59,9 @@ def test_masked_metrics_have_a_row_for_each_sequence(tmp_path: Path) -> None:
     assert abs(found["perplexity"] - float(loss.exp())) < 1e-5 * float(loss.exp())
 
 
-def test_images_in_a_folder_are_predicted(tmp_path: Path) -> None:
+def test_images_in_a_folder_are_predicted(pictures: str, tmp_path: Path) -> None:
     """Those directly in it have no label, whatever the folder is called."""
-    recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=1", "model.inputs.size=4", "model.hidden_size=8"])
-    run, new = train(recipe, tmp_path / "run", progress=False), tmp_path / "new"
+    run, new = trained(pictures, tmp_path / "run", "model.inputs.size=4"), tmp_path / "new"
     new.mkdir()
     for name in "ab":
         (new / f"{name}.png").write_bytes(encode_array(np.zeros((8, 8), dtype=np.uint8)))
@@ -65,9 +76,8 @@ def test_images_in_a_folder_are_predicted(tmp_path: Path) -> None:
         evaluate_run(run, source=str(new), progress=False)
 
 
-def test_images_of_other_sizes_are_scored(tmp_path: Path) -> None:
-    recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=3", "model.inputs.size=2", "model.hidden_size=16"])
-    run = train(recipe, tmp_path / "run", progress=False)
+def test_images_of_other_sizes_are_scored(pictures: str, tmp_path: Path) -> None:
+    run = trained(pictures, tmp_path / "run", "model.inputs.size=2")
     found = evaluate_run(run, [8, 12], progress=False)
     same, larger = found["sizes"]
     assert (same["size"], larger["size"]) == ([8, 8], [12, 12])
@@ -89,18 +99,9 @@ def test_images_of_other_sizes_are_scored(tmp_path: Path) -> None:
         evaluate_run(run, [8, 9], progress=False)
 
 
-@pytest.mark.slow
-def test_a_training_shows_images_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["training.steps=2", "training.batch_size=4", "model.inputs.size=4", "model.hidden_size=8"]
-    train(load_recipe("tnn-digits", options), tmp_path / "run")
-    bar = capsys.readouterr().err
-    assert "images/s=" in bar
-    assert "tokens/s" not in bar
-
-
 @pytest.mark.parametrize("changes", [{"augment": ["flip"]}, {"mixup": 0.8}, {"cutmix": 1.0}], ids=str)
 def test_torchvision_is_needed_for_training_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    tmp_path: Path, pictures: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     """The error comes before the images are read; a finished run is evaluated without torchvision."""
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
@@ -108,14 +109,12 @@ def test_torchvision_is_needed_for_training_only(
     (tmp_path / "cat" / "1.png").write_text("damaged")
     with pytest.raises(ImportError, match="torchvision is missing: install lagwise"):
         ImageClassification(DataOptions(source=str(tmp_path)), **changes).open(progress=False)
-    ImageClassification(DataOptions(source="digits"), **changes).open(run=tmp_path, progress=False)
+    ImageClassification(DataOptions(source=pictures), **changes).open(run=tmp_path, progress=False)
 
 
-def test_a_run_crops_new_images(tmp_path: Path) -> None:
+def test_a_run_crops_new_images(pictures: str, tmp_path: Path) -> None:
     """As its saved image processor does."""
-    options = ["task.size=8", "task.crop=0.5", "model.hidden_size=8", "model.initializer_range=0.5"]
-    recipe = load_recipe("tnn-digits", [*ALONE, "training.steps=1", *options])
-    run = train(recipe, tmp_path / "run", progress=False)
+    run = trained(pictures, tmp_path / "run", "task.size=8", "task.crop=0.5", "model.initializer_range=0.5")
     image = np.random.default_rng(0).integers(0, 256, (20, 40, 3), dtype=np.uint8)
     [found] = predict_run(run, [{"image": encode_array(image)}], progress=False)
     processor = ViTImageProcessorPil.from_pretrained(run)
@@ -141,8 +140,8 @@ def test_wrong_crops(options: dict[str, Any], message: str) -> None:
         ImageClassification(DataOptions(source="digits"), **options)
 
 
-def test_given_means_and_deviations_are_used(tmp_path: Path) -> None:
-    task = ImageClassification(DataOptions(source="digits"), channels=1, size=8, mean=[0.5])
+def test_given_means_and_deviations_are_used(pictures: str) -> None:
+    task = ImageClassification(DataOptions(source=pictures), channels=1, size=8, mean=[0.5])
     data = task.open(progress=False)
     found = data.resolved()
     assert found["mean"] == [0.5]

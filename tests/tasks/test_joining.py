@@ -87,13 +87,6 @@ def test_a_few_rows_change_the_share_little(data: Any) -> None:
     )
 
 
-def test_rare_classes_weigh_more_where_the_training_says_so() -> None:
-    labels, first, layers, _ = rows_of(CLASSES, 500)
-    layers[labels == 0] *= -1  # they help with two classes
-    weighted = Rows(CLASSES.label_names, weights=torch.tensor([8.0, 0.5, 0.5]))
-    assert best_share(weighted, first, layers, labels) < best_share(CLASSES, first, layers, labels) - 0.05
-
-
 @pytest.mark.parametrize("name", ["classes of text", "numbers of pairs", "classes of series", "classes of images"])
 def test_a_run_ends_with_the_first_answer_and_a_share_of_its_layers(name: str, tmp_path: Path) -> None:
     own = ("task.wide=true", "training.first_answer=none", "training.select=last")

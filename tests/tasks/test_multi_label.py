@@ -18,7 +18,7 @@ from lagwise.models import StreamingClassifier
 from lagwise.models.loading import load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import SequenceClassification
-from lagwise.tasks.scores import best_threshold, check_metric, several_scores
+from lagwise.tasks.scores import best_threshold, several_scores
 from lagwise.training import make_task, train
 from lagwise.training.closed_form import fit_linear
 
@@ -85,14 +85,6 @@ def test_scores_are_those_of_scikit_learn() -> None:
     true[:, 2] = predicted[:, 2] = False  # a label that does not occur counts for nothing
     both = f1_score(true[:, :2], predicted[:, :2], average="macro")
     assert several_scores(predicted, true, ("a", "b", "c"))[0]["macro_f1"] == pytest.approx(both)
-
-
-def test_metrics_of_several_labels_are_theirs_alone() -> None:
-    check_metric("exact_match", "multi_label")
-    check_metric("macro_f1", "classification")
-    for metric, kind in (("accuracy", "multi_label"), ("micro_f1", "classification"), ("micro_f1", "regression")):
-        with pytest.raises(ValueError, match="is not a metric of"):
-            check_metric(metric, kind)
 
 
 def test_each_label_has_a_map_of_its_own() -> None:

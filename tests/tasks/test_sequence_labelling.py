@@ -12,7 +12,6 @@ import torch
 from every_task import recipe
 from scipy.io import wavfile
 
-from lagwise.data.labelled_series import prepare_series
 from lagwise.evaluation.events import event_scores
 from lagwise.models import StreamingClassifier, load_model
 from lagwise.runs import evaluate_run, predict_run
@@ -45,9 +44,9 @@ def test_balanced_weights_are_computed_from_train(tmp_path: Path) -> None:
     torch.testing.assert_close(data.weights, counts.sum() / (2 * counts))
 
 
-def test_a_causal_model_is_scored_as_it_streams(tmp_path: Path) -> None:
+def test_a_causal_model_is_scored_as_it_streams(runs: dict[str, Path], tmp_path: Path) -> None:
     """Evaluation of the whole series equals streaming of its samples."""
-    run = train(recipe(EVENTS, tmp_path / "data"), tmp_path / "run", progress=False)
+    run = runs[EVENTS]
     data = opened(tmp_path / "data", EVENTS)
     model, _ = load_model(run)
     samples, _ = next(iter(data._scored["test"]))
@@ -80,19 +79,8 @@ def test_every_event_is_scored_at_its_position(tmp_path: Path) -> None:
     assert result["known_positions"]["accuracy"] == 1
 
 
-def test_delay_and_stride_of_steps_reach_every_sample(tmp_path: Path) -> None:
-    data = opened(tmp_path, STEPS, "task.stride=3", "task.delay=4")
-    samples, labels = next(iter(data._scored["test"]))
-    steps = -(-(len(samples) + 4) // 3)
-    targets = data._targets(labels, steps)
-    last = len(labels) - 1  # its label is also that of the samples which fill the last step
-    assert targets.tolist() == [labels[min(n, last)] if n >= 0 else -100 for n in range(-2, 3 * steps - 2, 3)]
-    classes = data.task.of_samples(np.arange(steps), len(samples))
-    assert all(3 * step <= n + 4 < 3 * step + 3 for n, step in enumerate(classes))
-
-
-def test_other_recordings_are_scored_with_the_labels_of_the_run(tmp_path: Path) -> None:
-    run = train(recipe(STEPS, tmp_path / "data"), tmp_path / "run", progress=False)
+def test_other_recordings_are_scored_with_the_labels_of_the_run(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = runs[STEPS]
     path = tmp_path / "other.csv"
     path.write_text("x,y,label\n" + "".join(f"{i % 5 - 2},0,{'on' if i % 5 > 3 else 'off'}\n" for i in range(40)))
     result = evaluate_run(run, source=str(path), progress=False)
@@ -106,9 +94,10 @@ def test_other_recordings_are_scored_with_the_labels_of_the_run(tmp_path: Path) 
         evaluate_run(run, source=str(path), progress=False)
 
 
-def test_predicted_events_are_positions_in_the_series(tmp_path: Path) -> None:
-    run = train(recipe(EVENTS, tmp_path / "data"), tmp_path / "run", progress=False)
-    (row,) = predict_run(run, [{"input_values": np.random.default_rng(0).normal(size=50).tolist()}], progress=False)
+def test_predicted_events_are_positions_in_the_series(runs: dict[str, Path]) -> None:
+    (row,) = predict_run(
+        runs[EVENTS], [{"input_values": np.random.default_rng(0).normal(size=50).tolist()}], progress=False
+    )
     for at, name, score in json.loads(row["predicted"]):
         assert 0 <= at < 50
         assert name in ("beat", "drop")
@@ -134,15 +123,6 @@ def test_predicted_events_are_positions_in_the_series(tmp_path: Path) -> None:
 def test_wrong_options_are_named(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         opened(tmp_path, EVENTS, override)
-
-
-def test_the_data_are_read_once(tmp_path: Path) -> None:
-    data = opened(tmp_path, EVENTS)
-    source = data.task.rows(str(tmp_path / "events.jsonl"))
-    before = data.rows.folder.stat().st_mtime_ns
-    again = prepare_series(source, events="at", progress=False)
-    assert again.folder == data.rows.folder
-    assert again.folder.stat().st_mtime_ns == before
 
 
 @pytest.mark.sampled(2)
@@ -184,7 +164,7 @@ def test_a_run_finds_its_features_by_name(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(",".join(map(str, line)) for line in lines))
         return str(tmp_path / name)
 
-    made = recipe(STEPS, tmp_path / "data", "task.features=[a, b]", "training.steps=20")
+    made = recipe(STEPS, tmp_path / "data", "task.features=[a, b]", "training.steps=2")
     made.data.source = write("train.csv", "time", "a", "b", "label")
     run = train(made, tmp_path / "run", progress=False)
     found = [
@@ -211,10 +191,3 @@ def test_validation_without_events_or_labels_is_scored(tmp_path: Path) -> None:
     assert not np.any(details["confusion"])
     steps = opened(tmp_path / "steps", STEPS)
     assert not any(steps.metrics(0.0, np.zeros((1, 4), dtype=int), np.full((1, 4), -100)).values())
-
-
-def test_strengths_of_augmentations_are_numbers(tmp_path: Path) -> None:
-    """YAML reads 1e-1 as text."""
-    data = opened(tmp_path, STEPS, "task.augment={noise: 1e-1}", "task.class_weights={'on': 2e0}")
-    assert data.task.changes == {"noise": 0.1}
-    assert len(data.training_examples(4, 2, 0)[0]["labels"])

@@ -25,20 +25,6 @@ def losses(run: Path) -> dict[float, float]:
     return {line["step"]: line["loss"] for line in read_metrics(run) if "loss" in line}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of every case, trained on first use."""
-    folder = tmp_path_factory.mktemp("runs")
-
-    class Runs(dict):
-        def __missing__(self, name: str) -> Path:
-            place = folder / name.replace(" ", "-")
-            self[name] = train(recipe(name, place / "data"), place / "run", progress=False)
-            return self[name]
-
-    return Runs()
-
-
 def test_every_task_has_a_case() -> None:
     assert {case.task for case in CASES.values()} == set(TASKS)
 
@@ -126,14 +112,6 @@ def test_its_data_are_sent_to_workers_that_are_spawned(name: str, tmp_path: Path
     own = data.training_examples(2, 4, 0)
     batch = data.collate([own[i] for i in range(4)])
     torch.testing.assert_close(collate([sent[i] for i in range(4)]), batch, rtol=0, atol=0, equal_nan=True)
-
-
-def test_changed_data_are_detected(tmp_path: Path) -> None:
-    run = train(recipe("classes of text", tmp_path / "data"), tmp_path / "run", progress=False)
-    with open(tmp_path / "data" / "rows.csv", "a") as file:
-        file.write("a new row,yes\n")
-    with pytest.raises(ValueError, match="has changed since"):
-        evaluate_run(run, progress=False)
 
 
 def test_a_task_has_few_public_names() -> None:

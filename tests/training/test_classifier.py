@@ -85,17 +85,6 @@ def test_classes_keep_their_type_and_rare_ones_can_weigh_more() -> None:
     assert balanced.predict_proba(["word"])[0, 1] > 2 * plain.predict_proba(["word"])[0, 1]
 
 
-@pytest.mark.slow
-def test_of_many_rows_some_are_held_out_and_then_fitted_too() -> None:
-    random = np.random.default_rng(0)
-    y = random.choice(["a", "b", "c"], 3000)
-    y[0] = "r"
-    texts = [" ".join(random.choice([each, "x", "y"], 6)) for each in y]
-    classifier = LagClassifier().fit(texts, y)
-    assert list(classifier.classes_) == ["a", "b", "c", "r"]
-    assert classifier.score(texts, y) > 0.85
-
-
 @pytest.mark.parametrize("kind", ["series", "texts"])
 def test_a_saved_classifier_predicts_the_same_without_a_pickle(kind: str, tmp_path: Path) -> None:
     x, y = {"series": waves(20), "texts": (TEXTS, LABELS)}[kind]
@@ -120,11 +109,7 @@ def test_invalid_rows_and_classes(tmp_path: Path) -> None:
         ("a text", ["+"], "list of texts, got one"),
         (["a", 3], ["+", "-"], "row 1 is 3"),
         (["a", "b \ud800"], ["+", "-"], "row 1 is not valid Unicode"),
-        (
-            [["a", "b"], ["c", "d"]],
-            ["+", "-"],
-            r"rows of several texts are for the task .*, with text=\[one, two\]",
-        ),
+        ([["a", "b"], ["c", "d"]], ["+", "-"], r"rows of several texts are for the task .*, with text=\[one, two\]"),
         ([], [], "X is empty"),
         (["a", "b"], ["+", "+"], "at least 2 classes, but y has 1 class, '\\+'"),
         (["a", "b", "c"], ["+", "-"], "inconsistent numbers of samples"),

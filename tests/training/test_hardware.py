@@ -40,11 +40,6 @@ def test_bfloat16_needs_instructions_and_speed(
     assert _with(monkeypatch, capabilities, bfloat16, float32=1.0) is fast
 
 
-def test_products_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _with(monkeypatch, {"amx_bf16": True}, 0.2, 1.0)
-    assert _with(monkeypatch, {"amx_bf16": True}, 2.0, 1.0)  # cached
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_takes_time(dtype: torch.dtype) -> None:
     assert 0 < hardware._product_seconds(dtype) < 60

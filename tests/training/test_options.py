@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from every_task import MODEL, recipe
 from run_results import assert_same_weights
 from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
-from every_task import MODEL, recipe
-
-from lagwise.data import TokenData
 from lagwise.models import load_model
 from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.runs import evaluate_run, predict_run
-from lagwise.training import Recipe, check_recipe, load_recipe, read_metrics, recipe_names, resume, train
+from lagwise.training import Recipe, check_recipe, load_recipe, planning, read_metrics, recipe_names, resume, train
 from lagwise.training import run as run_module
 from lagwise.training.checkpoints import evaluations_since_best
 from lagwise.training.model import build_model, with_start
@@ -152,12 +149,7 @@ def test_an_incompatible_start_is_named(start: Path, tmp_path: Path) -> None:
     for task, model, error, message in (
         ("classes of text", {"init_from": str(start), "hidden_size": 16}, ValueError, "has no weights that fit"),
         ("classes of text", {"init_from": str(tmp_path)}, FileNotFoundError, "must be the folder of a trained run"),
-        (
-            "classes of series",
-            {"init_from": str(start)},
-            ValueError,
-            "task provides values, but the model reads tokens",
-        ),
+        ("classes of series", {"init_from": str(start)}, ValueError, "provides values, but the model reads tokens"),
     ):
         made = recipe(task, tmp_path / task)
         made.model = model
@@ -175,23 +167,16 @@ def test_a_start_is_trained_with_the_recipes_dropout(start: Path) -> None:
     assert load_recipe("classify", ["model=mega"]).model["block"]["dropout"] == own["block"]["dropout"] > 0
 
 
-@pytest.mark.parametrize("word", PRESETS)
-def test_a_model_by_preset(word: str, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.csv"
+def test_a_model_by_preset(tmp_path: Path) -> None:
+    own, rows = load_recipe("classify").model["block"]["dropout"], tmp_path / "rows.csv"
     rows.write_text("text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(20)))
-    made = load_recipe("classify", ["model.hidden_size=16", f"model={word}", f"data.source={rows}"])
-    assert made.model["hidden_size"] == 16
-    assert made.model["block"] == {
-        **PRESETS[word]["block"],
-        "dropout": load_recipe("classify").model["block"]["dropout"],
-    }
-    check_recipe(made)
-    changed = load_recipe("tnn-lm", ["model.block.dropout=0.25", f"model={word}"])
-    assert changed.model["block"]["dropout"] == 0.25
-    assert "dropout" not in PRESETS[word]["block"]
-
-
-def test_words_of_the_classifier_of_texts_have_its_norm_or_their_own() -> None:
+    for word, preset in PRESETS.items():
+        made = load_recipe("classify", ["model.hidden_size=16", f"model={word}", f"data.source={rows}"])
+        assert made.model["hidden_size"] == 16
+        assert made.model["block"] == {**preset["block"], "dropout": own}
+        check_recipe(made)
+        changed = load_recipe("tnn-lm", ["model.block.dropout=0.25", f"model={word}"])
+        assert changed.model["block"]["dropout"] == 0.25
     norms = {word: load_recipe("classify", [f"model={word}"]).model.get("norm") for word in ("tnn", "ski-tnn", "mega")}
     assert load_recipe("classify").model["norm"] == "none"
     assert norms == {"tnn": "none", "ski-tnn": "none", "mega": "layer"}
@@ -272,25 +257,41 @@ def test_a_start_brings_no_scale_of_its_data(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_a_model_with_token_types_resumes_without_them(tmp_path: Path) -> None:
-    made = recipe("classes of text", tmp_path / "data", "training.steps=4", "training.save_every=2")
-    made.model = {**MODEL, "type_vocab_size": 2}
-    run = train(made, tmp_path / "run", progress=False)
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Recipes whose steps were timed: 2 seconds a step and 3 an evaluation."""
+    seen: list[Any] = []
+    monkeypatch.setattr(planning, "measured", lambda recipe, data: seen.append(recipe) or (2.0, 3.0))
+    return seen
+
+
+def test_steps_fit_into_what_evaluations_leave(tiny_recipe: Recipe, tmp_path: Path, measured: list[Any]) -> None:
+    tiny_recipe.training.minutes, tiny_recipe.training.warmup_steps = 0.6, 50
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    options = load_recipe(str(run / "recipe.yaml")).training
+    assert (options.steps, options.evaluate_every, options.save_every, options.warmup_steps) == (10, 2, 2, 1)
+    assert (run / "checkpoint-10").is_dir()
     (run / "config.json").unlink()
-    shutil.rmtree(run / "checkpoint-4")
-    resume(run, progress=False)
-    assert (run / "config.json").is_file()
+    resume(run, progress=False)  # as planned
+    assert len(measured) == 1
 
 
-def test_a_folder_left_before_its_recipe_was_written_trains(tmp_path: Path, text_data: TokenData) -> None:
-    """A process may die after writing the tokenizer of a run and before writing its recipe."""
-    text_data.tokenizer.save_pretrained(tmp_path / "tokenizer")
-    made = recipe("language modelling", tmp_path / "data", f"data.tokenizer={tmp_path / 'tokenizer'}")
-    run = train(made, tmp_path / "run", progress=False)
-    kept = {"run.json", "tokenizer"}
-    for path in run.iterdir():
-        if path.name not in kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    train(made, run, progress=False)
-    assert (run / "config.json").is_file()
-    assert (run / "tokenizer" / "tokenizer.json").is_file()
+def test_too_few_minutes_are_refused(tiny_recipe: Recipe, tmp_path: Path, measured: list[Any]) -> None:
+    tiny_recipe.training.minutes = 0.25
+    with pytest.raises(ValueError, match=r"`minutes` 0.25 are too few: a step takes 2 s here, and 5 evaluations 15 s"):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_real_steps_are_timed(tiny_recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tiny_recipe.training.minutes = 0.02
+    run = train(tiny_recipe, tmp_path / "run")
+    steps = load_recipe(str(run / "recipe.yaml")).training.steps
+    assert f"0.02 minutes: {steps:,} steps of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("length", ["steps=5", "epochs=2"])
+def test_one_length_is_given(length: str) -> None:
+    with pytest.raises(ValueError, match=r"give either training.\w+ or training.minutes: both set how long to train"):
+        load_recipe("best-lm", ["training.minutes=2", f"training.{length}"])
+    assert load_recipe("best-lm", [f"training.{length}"]).training.minutes is None

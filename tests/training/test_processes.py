@@ -51,17 +51,19 @@ def stopped_in_one(recipe: Recipe, out: Path, number: signal.Signals) -> None:
 @pytest.mark.cpu  # two processes would need two GPUs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_process_stops_all_after_a_checkpoint(
-    tiny_recipe: Recipe, tmp_path: Path, number: signal.Signals
+    tiny_recipe: Recipe, tiny_run: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
     assert run_together(stopped_in_one, tiny_recipe, run, number) == [100 + number] * 2
     assert [each.name for each in checkpoints(run)] == ["checkpoint-3", "checkpoint-4"]
-    resumed, whole = resume(run, progress=False), train(tiny_recipe, tmp_path / "whole", progress=False)
-    for name, weight in weights(whole).items():
-        torch.testing.assert_close(weights(resumed)[name], weight, atol=1e-6, rtol=1e-5)
+    resumed = weights(resume(run, progress=False))
+    for name, weight in weights(tiny_run).items():
+        torch.testing.assert_close(resumed[name], weight, atol=1e-6, rtol=1e-5)
 
 
-def test_one_command_begins_and_resumes(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_command_begins_and_resumes(
+    tiny_recipe: Recipe, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     stop_at(monkeypatch, 4, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -76,7 +78,7 @@ def test_one_command_begins_and_resumes(tiny_recipe: Recipe, tmp_path: Path, mon
     (run / "run.json").write_text(json.dumps(about))
     train_or_resume(tiny_recipe, run, progress=False)
     lines = (run / "metrics.jsonl").read_text()
-    assert losses(run) == losses(train(tiny_recipe, tmp_path / "whole", progress=False))
+    assert losses(run) == losses(tiny_run)
     train_or_resume(tiny_recipe, run, progress=False)  # finished
     assert (run / "metrics.jsonl").read_text() == lines
 
@@ -161,18 +163,3 @@ def test_torchrun_restarts_and_resumes(long_recipe: Path, tmp_path: Path) -> Non
     assert shared
     assert {step: losses(run)[step] for step in shared} == shared
     assert all(torch.equal(weight, weights(run)[name]) for name, weight in weights(whole).items())
-
-
-@pytest.mark.slow
-def test_torchrun_says_everything_once(tiny_recipe: Recipe, long_recipe: Path, tmp_path: Path) -> None:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    process = torchrun("train", "--recipe", str(long_recipe), "--out", str(run))
-    _, warned = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert warned.count("error: ") == 1
-    assert "holds a finished run" in warned
-    process = torchrun("predict", str(run), "--text", "the lag")
-    said, warned = process.communicate(timeout=300)
-    assert process.returncode == 0, warned
-    assert warned.count("one process does `predict`") == 1
-    assert said.count("bits_per_byte") == 1

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from every_task import recipe
 from safetensors.torch import load_file, save_file
 
-from lagwise.files import locked
+from lagwise.files import LOCK, locked, read_json
+from lagwise.models.loading import load_model
 from lagwise.training import Recipe, read_metrics, resume, train
 from lagwise.training import run as run_module
 from lagwise.training.checkpoints import checkpoints
@@ -98,14 +99,6 @@ def test_damaged_checkpoints_are_refused_before_anything_runs(half: Path, kind: 
     assert (half / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_renamed_checkpoint_is_ignored(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
-    shutil.copytree(half / "checkpoint-3", half / "checkpoint-5")
-    resume(half, progress=False)
-    whole = train(tiny_recipe, tmp_path / "whole", progress=False)
-    for name, weight in load_file(whole / "model.safetensors").items():
-        assert torch.equal(weight, load_file(half / "model.safetensors")[name]), name
-
-
 def test_only_one_process_can_use_a_run(tiny_recipe: Recipe, half: Path, tmp_path: Path) -> None:
     metrics = (half / "metrics.jsonl").read_bytes()
     with locked(half, "training"), pytest.raises(BlockingIOError, match="another process is training in"):
@@ -157,66 +150,44 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(
             train(tiny_recipe, out, progress=False)
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="there is no folder that looks writable and is not")
-def test_a_file_system_that_takes_no_files_is_refused_before_the_data_are_read(tiny_recipe: Recipe) -> None:
-    tiny_recipe.data.source = "nowhere"
-    with pytest.raises(ValueError, match="'/proc' is not a folder that can be written to"):
-        train(tiny_recipe, Path("/proc/run"), progress=False)
-
-
-@pytest.mark.parametrize("moved", [0, 1])
-def test_a_crash_while_a_run_begins(
-    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
-) -> None:
-    """A folder without recipe.yaml is not yet a run, so it can be trained in."""
-    original, calls = os.replace, []
-
-    def dies(source: Path, target: Path) -> None:
-        if len(calls) == moved:
-            raise KeyboardInterrupt
-        calls.append(original(source, target))
-
-    monkeypatch.setattr(os, "replace", dies)
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    monkeypatch.undo()
-    (tmp_path / "run" / ".saving-dead").mkdir()
-    with pytest.raises(FileNotFoundError, match="not a run to resume"):
-        resume(tmp_path / "run", progress=False)
-    train(tiny_recipe, tmp_path / "run", progress=False)
-    assert not list((tmp_path / "run").glob(".saving*"))
-
-
-@pytest.mark.parametrize("where", ["checkpoint", "end"])
-def test_a_full_disk_while_the_tokenizer_is_saved(
-    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    """The Rust library of tokenizers raises a bare Exception."""
-    from transformers import PreTrainedTokenizerFast
-
-    save = PreTrainedTokenizerFast.save_pretrained
-
-    def full(self: Any, folder: str | Path, **options: Any) -> Any:
-        own = Path(folder).is_relative_to(tmp_path)  # not the cache of tokens
-        if own and (where == "end") == (Path(folder).name.startswith(".saving-")):
-            raise Exception("No space left on device (os error 28)\nand more")
-        return save(self, folder, **options)
-
-    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
-    with pytest.raises(OSError, match=r"cannot save .*No space left on device") as caught:
-        train(tiny_recipe, tmp_path / "run", progress=False)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run" / "config.json").exists()
-    monkeypatch.undo()
-    resume(tmp_path / "run", progress=False)
-    assert (tmp_path / "run" / "config.json").exists()
-
-
-def test_a_finished_run_without_checkpoints_is_left_unchanged(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    for checkpoint in checkpoints(run):  # as a user does who needs the space
+def test_a_finished_run_without_checkpoints_is_left_unchanged(tiny_run: Path) -> None:
+    for checkpoint in checkpoints(tiny_run):  # as a user does who needs the space
         shutil.rmtree(checkpoint)
-    before = {f.name: f.read_bytes() for f in run.iterdir() if f.is_file()}
-    resume(run, progress=False)
-    assert {f.name: f.read_bytes() for f in run.iterdir() if f.is_file()} == before
-    assert not checkpoints(run)
+    before = {f.name: f.read_bytes() for f in tiny_run.iterdir() if f.is_file()}
+    resume(tiny_run, progress=False)
+    assert {f.name: f.read_bytes() for f in tiny_run.iterdir() if f.is_file()} == before
+    assert not checkpoints(tiny_run)
+
+
+def test_a_run_that_was_killed_early_can_be_resumed_or_says_that_it_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "fit_first_answer", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe("classes of text", tmp_path, "training.first_answer=only"), tmp_path / "first", progress=False)
+    monkeypatch.undo()
+    run = resume(tmp_path / "first", progress=False)
+    assert load_model(run)[0].num_parameters() == read_json(run / "run.json")["parameters"]
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / LOCK).touch()
+    with pytest.raises(FileNotFoundError, match="stopped before it saved anything, so start it anew"):
+        resume(tmp_path / "killed", progress=False)
+
+
+def test_weights_are_read_by_whom_the_umask_lets_read_them(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.training.average = 0.9
+    before = os.umask(0o022)
+    try:
+        run = train(tiny_recipe, tmp_path / "run", progress=False)
+    finally:
+        os.umask(before)
+    weights = [*run.rglob("*.safetensors")]
+    assert {file.name for file in weights} == {"model.safetensors", "averages.safetensors"}
+    assert {file.stat().st_mode & 0o777 for file in weights} == {0o644}
+    if os.name == "posix" and os.geteuid() != 0:  # permissions bind this user
+        (run / "model.safetensors").chmod(0)
+        with pytest.raises(PermissionError):  # they are not called missing
+            load_model(run)

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed.checkpoint as dcp
+from every_task import CASES, recipe
 from processes import resume_quietly, run_together, train_until
 from run_results import assert_equal_runs
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
-from every_task import CASES, recipe
 
 from lagwise.files import read_json
 from lagwise.models.loading import read_config
@@ -89,20 +86,10 @@ def test_two_processes_share_weights_and_resume(tiny_recipe: Recipe, tmp_path: P
         resume(tmp_path / "cut", progress=False)
 
 
-@pytest.mark.slow
-def test_weights_and_sequences_are_shared_at_once(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    one = train(sharded(tiny_recipe), tmp_path / "one", progress=False)
-    tiny_recipe.training.sequence_parallel = 2
-    assert run_together(train_until, tiny_recipe, tmp_path / "two", 4) == [0, 0]
-    assert run_together(resume_quietly, tmp_path / "two") == [0, 0]
-    assert_equal_runs(tmp_path / "two", one)
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"shard": True, "optimizer": "muon"}, "needs `optimizer=adamw`, got 'muon'"),
-        ({"shard": True, "average": 0.9}, "keeps no average"),
         ({"sequence_parallel": 2}, r"must divide the number of processes, got 2 for 1; start 2 processes"),
     ],
 )

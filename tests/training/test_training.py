@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from run_results import losses, weights
 
 from lagwise.data import TokenData, load_tokenizer
 from lagwise.models import LagwiseForCausalLM, generate_text, load_model
-from lagwise.training import Recipe, load_recipe, read_metrics, resume, train
+from lagwise.training import Recipe, load_recipe, read_metrics, resume, setup, train
 from lagwise.training.checkpoints import checkpoints
 
 
@@ -54,12 +55,11 @@ def test_lengths_of_steps_and_of_validation(
     assert set(seen[False]) == {(1, 60)}  # 2 * 32 // 60: the memory of a training batch
 
 
-def test_gradient_accumulation_gives_the_same_step(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    one = train(tiny_recipe, tmp_path / "one", progress=False)
+def test_gradient_accumulation_gives_the_same_step(tiny_recipe: Recipe, tiny_run: Path, tmp_path: Path) -> None:
     tiny_recipe.training.accumulate = 2
-    two = train(tiny_recipe, tmp_path / "two", progress=False)
-    for name, weight in weights(one).items():
-        torch.testing.assert_close(weight, weights(two)[name], rtol=1e-3, atol=2e-5)
+    two = weights(train(tiny_recipe, tmp_path / "two", progress=False))
+    for name, weight in weights(tiny_run).items():
+        torch.testing.assert_close(weight, two[name], rtol=1e-3, atol=2e-5)
 
 
 def test_a_tokenizer_without_padding_trains(tiny_recipe: Recipe, tmp_path: Path, text_data: TokenData) -> None:
@@ -80,14 +80,7 @@ def test_divergence_stops_with_advice(tiny_recipe: Recipe, tmp_path: Path) -> No
         assert all(w.isfinite().all() for w in weights(checkpoint).values())
 
 
-def test_a_run_loads_from_any_working_directory(
-    tiny_recipe: Recipe, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(text_file.parent)
-    tiny_recipe.data.source = text_file.name
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    monkeypatch.chdir(tmp_path)
-    assert load_recipe(str(run / "recipe.yaml")).data.source == str(text_file.resolve())
+SHORT = {"name": "toeplitz", "kernel": {"name": "free", "max_length": 9}}
 
 
 class TestRefusals:
@@ -113,15 +106,7 @@ class TestRefusals:
             ({"max_position_embeddings": 16}, r"`length` 32 is over"),
             ({"max_position_embeddings": 40}, r"`evaluate_length` 50 is over"),
             ({"block": {"name": "prenorm", "token_mixer": {"name": "gtu", "kernel": {"name": "rp"}}}}, "mean 'rpe'"),
-            (
-                {
-                    "block": {
-                        "name": "prenorm",
-                        "token_mixer": {"name": "toeplitz", "kernel": {"name": "free", "max_length": 9}},
-                    }
-                },
-                r"`length` 32 is over the kernel's max_length 9",
-            ),
+            ({"block": {"name": "prenorm", "token_mixer": SHORT}}, r"`length` 32 is over the kernel's max_length 9"),
         ],
     )
     def test_invalid_models(self, tiny_recipe: Recipe, tmp_path: Path, model: dict, message: str) -> None:
@@ -183,3 +168,22 @@ def test_a_runs_tokenizer_adds_nothing_to_prompts(tiny_recipe: Recipe, tmp_path:
     tiny_recipe.data.tokenizer = str(tmp_path / "given")
     run = train(tiny_recipe, tmp_path / "run", progress=False)
     assert AutoTokenizer.from_pretrained(run)("ab")["input_ids"] == [97, 98]
+
+
+def test_names_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "get_available_reporting_integrations", lambda: ["tensorboard", "wandb"])
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+    assert setup.reporters("none", tmp_path) == []
+    assert setup.reporters("wandb", tmp_path) == ["wandb"]
+    assert "TENSORBOARD_LOGGING_DIR" not in os.environ
+    assert setup.reporters("tensorboard, wandb", tmp_path) == ["tensorboard", "wandb"]
+    assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "tensorboard")
+    monkeypatch.setattr(setup, "get_available_reporting_integrations", list)
+    assert setup.reporters("tensorboard", tmp_path) == []
+
+
+def test_an_unknown_program_is_refused_before_training(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    tiny_recipe.training.report_to = "tensorbord"
+    with pytest.raises(ValueError, match=r"`report_to` 'tensorbord' is unknown, or its package is not installed"):
+        train(tiny_recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

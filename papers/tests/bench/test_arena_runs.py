@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,24 +43,6 @@ def test_models_of_a_task_have_about_one_size(script: ModuleType) -> None:
     for other in (fd, ski):  # nothing but the kernel and its product differ
         mixer = {key: value for key, value in other["token_mixer"].items() if key != "engine"}
         assert {**other, "token_mixer": {**mixer, "kernel": kernel}} == tnn
-
-
-def test_bytes_tell_texts_of_other_bytes_apart(script: ModuleType, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    books = ["".join(rng.choice(list(letters), 3000)) for letters in ("abcd", "cdef", "efgh")]
-
-    def row(number: int) -> str:
-        one, other = rng.integers(3, size=2)
-        texts = "\t".join("".join(rng.permutation(list(books[book]))[:2000]) for book in (one, other))
-        return f"{int(one == other)}\t{number}\t{number}\t{texts}\n"
-
-    for split in ("train", "eval", "test"):
-        (tmp_path / f"new_aan_pairs.{split}.tsv").write_text("".join(map(row, range(60))))
-    given = Namespace(pairs=str(tmp_path), results=tmp_path / "results.json")
-    script.bytes_baseline(given)
-    found: dict[str, Any] = json.loads(given.results.read_text())["results"]["retrieval-bytes"]
-    assert found["rows_seen"] == 60
-    assert found["scores"]["test"]["accuracy"] > 0.9
 
 
 def test_bag_of_bytes_finds_texts_of_equal_letters(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,10 @@ from typer.testing import CliRunner
 
 from lagwise.cli.main import app
 from lagwise.mixers import ToeplitzMixer
-from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.training import Recipe, train
+from lagwise.models import LagwiseConfig, LagwiseForTokenClassification
 from lagwise_papers.bench import generate
-from lagwise_papers.bench.drafts import table_rows, time_drafts
-from lagwise_papers.bench.stream_peers import NStates, RingBuffer, replace_toeplitz
+from lagwise_papers.bench.signal_speed import table_rows, time_signal
+from lagwise_papers.bench.stream_peers import NStates, RingBuffer
 from lagwise_papers.bench.streams import BASELINES, EXACT, LAYERS, RECOMPUTE
 
 
@@ -30,18 +30,6 @@ def test_baselines_equal_the_layer_they_replace(peer: type) -> None:
         y, state = other.step(token, state)
         tokens.append(y)
     torch.testing.assert_close(torch.stack(tokens, 1), mixer(x)[:, 250:], rtol=0, atol=1e-9)
-
-
-def test_baselines_replace_mixers() -> None:
-    model = LagwiseForCausalLM(LagwiseConfig(vocab_size=20, hidden_size=8, num_hidden_layers=2)).eval()
-    ids = torch.randint(20, (1, 30))
-    before = model(ids).logits
-    replace_toeplitz(model, RingBuffer)
-    out = model(ids[:, :20], use_cache=True)
-    for token in ids[:, 20:].split(1, 1):
-        out = model(token, past_key_values=out.past_key_values, use_cache=True)
-    torch.testing.assert_close(out.logits[:, -1], before[:, -1], rtol=1e-4, atol=1e-5)
-    assert sum(isinstance(m, RingBuffer) for m in model.modules()) == 2
 
 
 def test_every_layer_is_checked_and_timed(tmp_path: Path) -> None:
@@ -65,38 +53,36 @@ def test_wrong_streams_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         generate.time_generation("blocks", [40], [1])
 
 
-FIELDS = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "block": {"name": "mega"}}
+def model(**fields: Any) -> LagwiseForTokenClassification:
+    block = {"name": "prenorm", "token_mixer": {"name": "ema", "dimension": 2}}
+    config = {"hidden_size": 8, "num_hidden_layers": 1, "block": block, "num_labels": 3, **fields}
+    inputs = {"name": "values", "features": 2, "stride": 4}
+    return LagwiseForTokenClassification(LagwiseConfig(inputs=inputs, **config)).eval()
 
 
-def test_a_perfect_draft_needs_few_forwards() -> None:
-    model = LagwiseForCausalLM(LagwiseConfig(**FIELDS)).eval()
-    prompts = list(torch.randint(20, (2, 12)))
-    plain, *drafted = time_drafts(model, model, prompts, sizes=[4], new_tokens=12, repeats=2, progress=False)
-    assert (plain.method, plain.forwards_per_token, plain.equal) == ("none", 1.0, 1.0)
-    assert [row.method for row in drafted] == ["model", "lookup"]
-    assert all(row.equal == 1 for row in drafted)
-    assert len(table_rows([plain, *drafted])) == 3
+def test_every_chunk_size_is_timed() -> None:
+    results = time_signal(model(), 100.0, 1.0, [1, 10])
+    assert [r.chunk for r in results] == [1, 10]
+    for r in results:
+        assert 0 < r.median <= r.late <= r.worst
+        assert r.real_time > 0
+    assert [row[:2] for row in table_rows(results, 100.0)] == [("1", "0.01"), ("10", "0.1")]
+    with pytest.raises(ValueError, match="too short for pushes of 500"):
+        time_signal(model(), 100.0, 1.0, [500])
 
 
-def test_drafts_that_change_the_text_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, draft = (LagwiseForCausalLM(LagwiseConfig(**FIELDS)).eval() for _ in range(2))
-    generate = model.generate
+def test_a_wrong_stream_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = model()
+    forward = type(wrong.model).forward
 
-    def wrong(*args: object, **options: object) -> torch.Tensor:
-        text = generate(*args, **options).clone()
-        text[:, -1] += (1 if text[0, -1] < 19 else -1) * ("assistant_model" in options)
-        return text
+    def later(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(self, *args, **kwargs)
+        if kwargs.get("cache") is not None:
+            out.last_hidden_state = out.last_hidden_state + torch.linspace(0, 3, 8)
+        return out
 
-    monkeypatch.setattr(model, "generate", wrong)
-    with pytest.raises(ValueError, match=r"drafts of \('model', 2\) change the text"):
-        time_drafts(model, draft, [torch.tensor([1, 2])], sizes=[2], new_tokens=2, repeats=2, progress=False)
-
-
-def test_the_command_of_drafts(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    out = tmp_path / "drafts.json"
-    arguments = ["bench", "drafts", run, "--draft", run, "--sizes", 2, "--prompts", 1, "--tokens", 4, "--repeats", 2]
-    result = CliRunner().invoke(app, [*map(str, arguments), "--prompt-tokens", "20", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    rows = json.loads(out.read_text())["results"]["rows"]
-    assert [(row["method"], row["draft_tokens"]) for row in rows] == [("none", 0), ("model", 2), ("lookup", 2)]
+    with torch.no_grad():
+        wrong.classifier.weight.normal_()
+    monkeypatch.setattr(type(wrong.model), "forward", later)
+    with pytest.raises(ValueError, match="streaming differs by"):
+        time_signal(wrong, 100.0, 1.0, [1])

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from glue_files import write_task
-from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tasks"))
 from every_task import recipe
+from glue_files import write_task
 
-from lagwise.cli.main import app
 from lagwise.data import read_labelled
 from lagwise.training import train
 from lagwise.training.trainer import LagwiseTrainer
-from lagwise_papers.bench import glue
-from lagwise_papers.bench.glue import compare_glue, table_head, table_rows
+from lagwise_papers.bench.glue import compare_glue
 from lagwise_papers.bench.text_baselines import bag_of_bytes, majority, tf_idf
 from lagwise_papers.data.published import open_glue
 
@@ -73,19 +66,6 @@ def test_every_run_has_scores_of_every_task_and_seed(folder: Path, whole: dict[s
         assert not list(run.glob("checkpoint-*"))
 
 
-def test_the_table_has_means_and_spreads(whole: dict[str, Any]) -> None:
-    head, rows = table_head(whole), table_rows(whole)
-    assert head == ("", "cola (Matthews' correlation)", "stsb (Pearson's correlation)", "average")
-    assert all(len(row) == len(head) for row in rows)
-    assert rows[0] == ("majority", "0.0", "0.0", "0.0")
-    made = [[{"test": {"matthews": x}}] for x in (0.5, 0.25)]
-    results = {
-        "tasks": {"cola": {"metric": "matthews"}, "rte": {"metric": "matthews"}},
-        "scores": {"a": {"cola": made[0] + made[1], "rte": made[1] + made[1]}, "b": {"cola": made[0], "rte": []}},
-    }
-    assert table_rows(results) == [("a", "37.5 ± 17.7", "25.0 ± 0.0", "31.2 ± 8.8"), ("b", "50.0", "-", "-")]
-
-
 def test_a_resumed_comparison_has_the_same_scores(
     folder: Path, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,50 +90,6 @@ def test_a_resumed_comparison_has_the_same_scores(
     assert untimed(compare(folder, tmp_path / "out", seeds=1)["scores"]["encoder"]) == untimed(first)
 
 
-def test_finished_fine_tunings_are_not_repeated(
-    folder: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("train", "resume", "evaluate_run"):
-        monkeypatch.setattr(glue, name, None)
-    assert compare(folder, folder / "out") == whole
-    one = compare(folder, folder / "out", tasks=["stsb"], seeds=1)
-    assert one["scores"]["encoder"] == {"stsb": whole["scores"]["encoder"]["stsb"][:1]}
-    with pytest.raises(ValueError, match=r"with training\.learning_rate = 0\.0003, not 0\.1; choose another"):
-        compare(folder, folder / "out", overrides=[*SMALL, "training.learning_rate=0.1"])
-    recipe = next((folder / "out" / "encoder").glob("*-0")) / "recipe.yaml"
-    content = recipe.read_text()
-    assert "  classifier_hidden_size: 0\n" in content
-    recipe.write_text(content.replace("  classifier_hidden_size: 0\n", ""))  # as versions without this option wrote
-    compare(folder, folder / "out")
-    recipe.write_text(content)
-    encoder = folder / "encoder" / "model.safetensors"
-    content = encoder.read_bytes()
-    encoder.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    try:
-        with pytest.raises(ValueError, match=r"holds fine-tunings of .*encoder' with other weights"):
-            compare(folder, folder / "out")
-    finally:
-        encoder.write_bytes(content)
-
-
-def test_untrained_models_and_changed_data(folder: Path, whole: dict[str, Any], tmp_path: Path) -> None:
-    data = shutil.copytree(folder / "data", tmp_path / "data")
-
-    def untrained(out: Path) -> dict[str, Any]:
-        options = {"tasks": ["cola"], "seeds": 1, "untrained": [folder / "encoder"], "overrides": SMALL}
-        return compare_glue([], str(data), out, progress=False, **options)
-
-    (found,) = untrained(tmp_path / "out")["scores"]["encoder-untrained"]["cola"]
-    assert found["parameters"] == whole["scores"]["encoder"]["cola"][0]["parameters"]
-    assert "init_from" not in (tmp_path / "out" / "encoder-untrained" / "cola-0" / "recipe.yaml").read_text()
-    with pytest.raises(ValueError, match=r"was fine-tuned with data\.source = "):
-        compare_glue([folder / "encoder"], str(data), folder / "out", tasks=["cola"], overrides=SMALL, progress=False)
-    with open(data / "cola" / "dev.tsv", "a") as file:
-        file.write("gj04\t1\t\tOne more.\n")
-    with pytest.raises(ValueError, match=r"the data of .*cola-0' have changed"):
-        untrained(tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -172,20 +108,6 @@ def test_errors_are_raised_before_training(
     for runs in ([], [folder / "encoder", folder / "encoder"], [folder / "majority"]):
         with pytest.raises((ValueError, FileNotFoundError), match=r"one or more folders with different names"):
             compare_glue(runs, str(folder / "data"), tmp_path / "out", tasks=["cola"], progress=False)
-
-
-def test_the_command(folder: Path, whole: dict[str, Any]) -> None:
-    options = [word for change in SMALL for word in ("--set", change)]
-    arguments = ["bench", "glue", folder / "encoder", "--data", folder / "data", "--out", folder / "out", *options]
-    result = CliRunner().invoke(
-        app, [*map(str, arguments), "--tasks", "cola, stsb", "--seeds", "2"], catch_exceptions=False
-    )
-    lines = result.stdout.splitlines()
-    assert any(line.startswith("TF-IDF") for line in lines)
-    assert any(line.startswith("encoder ") and "±" in line for line in lines)
-    content = json.loads((folder / "out" / "glue.json").read_text())
-    assert content["results"]["scores"]["encoder"] == whole["scores"]["encoder"]
-    assert {"command", "torch", "processor"} <= content.keys()
 
 
 def test_baselines_learn_from_words(tmp_path: Path) -> None:

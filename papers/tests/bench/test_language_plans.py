@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 from language import FAMILY, LENGTH, PLANS, Model, fields, fitted, recipe
 
 from best_lm import BASELINES, CANDIDATES

@@ -36,13 +36,6 @@ def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         check(model, "listops")
 
 
-def test_a_training_step_updates_every_weight() -> None:
-    model = network("image", "tnn", two_dimensions=True)
-    before = [p.detach().clone() for p in model.parameters()]
-    arena._step(model, batch_of("image", 2, 64))()
-    assert all((p != old).any() for p, old in zip(model.parameters(), before, strict=True))
-
-
 def test_ratios_are_relative_to_the_transformer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,18 +54,3 @@ def test_ratios_are_relative_to_the_transformer(
     rows = table_rows(speeds)
     assert rows[0][5] == rows[2][7] == "1.00x"
     assert rows[1][7] == f"{speeds[0].step.median / speeds[1].step.median:.2f}x"
-
-
-@pytest.mark.parametrize(
-    ("tasks", "words", "message"),
-    [
-        (["text", "imgae"], ["tnn"], "unknown task: 'imgae'"),
-        (["text"], ["tnn", "tmm"], "unknown model: 'tmm'"),
-        (["text", "image"], ["tnn", "mega-2d"], "'mega' has no two-dimensional form"),
-    ],
-)
-def test_wrong_names_are_errors_before_anything_is_timed(tasks: list[str], words: list[str], message: str) -> None:
-    timed: list[arena.Speed] = []
-    with pytest.raises(ValueError, match=message):
-        time_models(tasks, words, rows=1, repeats=2, threads=1, memory=False, report=timed.append)
-    assert not timed

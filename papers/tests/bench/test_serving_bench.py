@@ -6,17 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from lagwise.cli.main import app
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
-from lagwise.training import Recipe, train
 from lagwise_papers.bench.serving import Server, make_transformer, measure, table_rows
 
 
@@ -76,16 +72,3 @@ def test_the_transformer_has_equal_size_and_generates_printable_characters() -> 
     ids: Any = torch.randint(0, 256, (20, 10))
     said = transformer.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=10)
     assert all(text.isascii() and text.isprintable() for text in tokenizer.batch_decode(said[:, 10:]))
-
-
-@pytest.mark.slow
-def test_the_command(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    for needed in ("fastapi", "openai", "uvicorn"):
-        pytest.importorskip(needed)
-    run = train(tiny_recipe, tmp_path / "run", progress=False)
-    out = tmp_path / "serve.json"
-    arguments = ["--clients", "1,2", "--prompts", "2", "--tokens", "4", "--repeats", "2", "--out", str(out)]
-    result = CliRunner().invoke(app, ["bench", "serve", str(run), "--prompt-tokens", "8", *arguments])
-    assert result.exit_code == 0, result.output
-    rows = json.loads(out.read_text())["results"]["rows"]
-    assert [row["server"] for row in rows] == ["lagwise", "transformers", "transformers, batched"] * 2

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import statistics
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from lagwise.files import lock
 from lagwise.runs import predict_run
 from lagwise.training import load_recipe, train
 from lagwise_papers.data import generated, listops
-from lagwise_papers.data.generated import generate, generated_source
+from lagwise_papers.data.generated import generate
 from lagwise_papers.data.published import ARENA, without_brackets
 
 OPERATIONS: dict[str, Any] = {
@@ -207,12 +203,6 @@ def test_passages_of_one_text_would_be_in_two_splits(tmp_path: Path, names: tupl
         generate("lra-retrieval", tmp_path / "pairs", rows=20, seed=0, texts=tmp_path / "books", progress=False)
 
 
-def test_names_of_generated_data() -> None:
-    assert generated_source("some/folder") is None
-    with pytest.raises(ValueError, match="expected a number of rows"):
-        generated_source("lra-listops:many")
-
-
 def test_predictions_read_expressions_as_the_files_do(made: listops.Expressions, tmp_path: Path) -> None:
     generate("lra-listops", tmp_path / "data", rows=40, seed=0, texts=None, progress=False)
     sizes = ["model.hidden_size=8", "model.num_hidden_layers=1", "training.steps=1", "training.batch_size=2"]
@@ -222,14 +212,3 @@ def test_predictions_read_expressions_as_the_files_do(made: listops.Expressions,
     assert bracketed["text"].split() == plain["text"].split()
     assert bracketed["predicted"] == plain["predicted"]
     assert bracketed["p(0)"] == pytest.approx(plain["p(0)"])
-
-
-@pytest.mark.slow
-def test_data_are_generated_by_processes_that_are_spawned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spawned = partial(ProcessPoolExecutor, mp_context=multiprocessing.get_context("spawn"))
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    for name, make in (("one", ProcessPoolExecutor), ("two", spawned)):
-        monkeypatch.setattr(generated, "ProcessPoolExecutor", make)
-        generated.generate("lra-listops", tmp_path / name, rows=20, seed=0, texts=None, progress=False)
-    files = [sorted(path.read_text() for path in (tmp_path / name).glob("*.tsv")) for name in ("one", "two")]
-    assert files[0] == files[1]

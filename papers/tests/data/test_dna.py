@@ -13,12 +13,8 @@ import torch
 from lagwise.data import load_tokenizer, open_rows, open_source, prepare_labelled
 from lagwise.data.batches import BucketedExamples
 from lagwise.data.examples import ChangedExamples
-from lagwise.data.labelled_rows import read_labelled
-from lagwise.data.options import DataOptions
 from lagwise.data.row_files import read_table
-from lagwise.data.writing import write_text_split
 from lagwise.runs import predict_run
-from lagwise.tasks import TASKS
 from lagwise.training import load_recipe, make_task, train
 from lagwise_papers.data.dna import complements, either_strand
 
@@ -74,20 +70,9 @@ def test_files_or_folders_are_classes(folders: bool, tmp_path: Path) -> None:
     assert hosts.label_names == ("h0", "h1")
 
 
-def test_other_letters_than_those_of_dna_are_noted(tmp_path: Path) -> None:
-    def notes(texts: list[str]) -> str:
-        lines = "".join(f"{text}{i},{'ab'[i % 2]}\n" for i, text in enumerate(texts))
-        (tmp_path / "rows.csv").write_text(f"text,label\n{lines}")
-        options = {"tokenizer": "dna", "cache": tmp_path / "cache", "progress": False}
-        return " ".join(prepare_labelled(str(tmp_path / "rows.csv"), **options).notes)
-
-    assert "of the characters in train are none of A, C, G, T, U and N" in notes(["a quiet film"] * 20)
-    assert "none of" not in notes(["ACGUnacgtNNNNNNNNNNNN" * 9 + "R"] * 20)
-
-
 def test_one_file_of_sequences_needs_another_column_of_labels(tmp_path: Path) -> None:
     (tmp_path / "genes.fa").write_text(records("ACGT"))
-    with pytest.raises(ValueError, match=r"all 12 rows are of the class 'genes'.*`label=COLUMN`.*host"):
+    with pytest.raises(ValueError, match=r"the 12 rows .* of the class 'genes'.*`label=COLUMN`.*host"):
         prepare_labelled(str(tmp_path / "genes.fa"), cache=tmp_path / "cache", progress=False)
     assert open_rows(str(tmp_path / "genes.fa")).columns == ("text", "id", "description", "label", "host")
 
@@ -152,35 +137,3 @@ def test_classes_of_dna_from_fasta(tmp_path: Path) -> None:
         earlier.write_text(f"task: {{name: sequence_classification, kind: auto, reverse_complement: {both}}}\n")
         task = load_recipe(str(earlier), [f"data.source={data}"]).task
         assert (task["name"], task["kind"]) == (name, "auto")
-
-
-def bases(i: int, name: str) -> str:
-    return "ACGT"[i % 4] * (i + 1) + "CT"[name == "dog"]
-
-
-def sequences(folder: Path) -> None:
-    """A file for each class, one of them packed; records of two lines."""
-    folder.mkdir()
-    cat, dog = ("".join(f">{i} of {name}\nACGT\n{bases(i, name)}\n" for i in range(30)) for name in ("cat", "dog"))
-    (folder / "cat.fa").write_text(cat)
-    (folder / "dog.fasta.gz").write_bytes(gzip.compress(dog.encode()))
-
-
-def test_a_split_that_is_written_is_read_as_the_same(tmp_path: Path) -> None:
-    def splits(source: Path) -> dict[str, list[str]]:
-        found = read_labelled(open_rows(str(source)), ("text",), "label").splits
-        return {split: sorted(map(repr, rows)) for split, rows in found.items()}
-
-    sequences(tmp_path / "data")
-    task = TASKS["sequence_classification"](DataOptions(source=str(tmp_path / "data")))
-    task.write_split(tmp_path / "split")
-    assert (tmp_path / "split" / "test" / "dog" / "dog.fasta").exists()
-    assert splits(tmp_path / "split") == splits(tmp_path / "data")
-
-
-def test_a_split_of_running_text(tmp_path: Path) -> None:
-    (tmp_path / "all.fna").write_text("".join(f">{i}\nACG\n{'T' * i}\n" for i in range(50)))
-    write_text_split(open_source(str(tmp_path / "all.fna")), tmp_path / "split")
-    for split in ("train", "valid", "test"):
-        documents = [list(open_source(str(tmp_path / name)).documents(split)) for name in ("all.fna", "split")]
-        assert documents[0] == documents[1] != []

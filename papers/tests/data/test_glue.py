@@ -11,6 +11,7 @@ import pytest
 from glue_files import FILES, rows_of, write_lines, write_task
 
 from lagwise.data import prepare_labelled, read_labelled
+from lagwise.training import check_recipe, load_recipe
 from lagwise_papers.data.published import LAYOUTS, open_glue
 
 PAIR = ("sentence1", "sentence2")
@@ -108,12 +109,6 @@ def test_damaged_files_are_refused_with_the_line(tmp_path: Path, task: str, line
         open_glue(str(path), task).read()
 
 
-def test_an_open_quote_in_csv(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('a,b,4\n"a,b,4\na,b,4\n')
-    with pytest.raises(ValueError, match=r"a\.csv, line 2: .*check the quotes"):
-        open_glue(str(tmp_path / "a.csv"), "stsb").read()
-
-
 def test_broken_lines_of_qqp_are_skipped(tmp_path: Path) -> None:
     """The published training file has a few."""
     header, rows = FILES["qqp"][1], rows_of("qqp", 12)
@@ -168,3 +163,32 @@ def test_classes_have_the_tasks_names_and_order(tmp_path: Path) -> None:
     assert data.label_names == ("not_equivalent", "equivalent")
     other = open_glue(str(tmp_path / "mrpc"), "mrpc").key()
     assert other != open_glue(str(write_task(tmp_path, "qqp")), "qqp").key()
+
+
+METRICS = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
+TRAINING_ROWS = {
+    "cola": 8551,
+    "sst2": 67349,
+    "mrpc": 4076,
+    "rte": 2490,
+    "wnli": 635,
+    "stsb": 5749,
+    "mnli": 392702,
+    "qnli": 104743,
+    "qqp": 363849,
+}
+
+
+@pytest.mark.parametrize("task", LAYOUTS)
+def test_every_task_of_glue_has_a_recipe(task: str, tmp_path: Path) -> None:
+    recipe, first = load_recipe(f"glue-{task}"), load_recipe("glue-cola")
+    assert recipe.data.format == task
+    assert recipe.task["metric"] == METRICS.get(task, "accuracy")
+    pooling = {"pooling": "pair"} if isinstance(recipe.task.get("text"), list) else {}
+    assert recipe.model == first.model | pooling
+    steps = recipe.training.epochs * 0.9 * TRAINING_ROWS[task] / recipe.training.batch_size
+    assert recipe.training.warmup_steps == pytest.approx(0.06 * steps, abs=1)
+    same = ("batch_size", "learning_rate", "schedule", "weight_decay", "select", "clip")
+    assert [getattr(recipe.training, name) for name in same] == [getattr(first.training, name) for name in same]
+    recipe.data.source = str(write_task(tmp_path, task))
+    assert check_recipe(recipe).open(progress=False).headline.name == recipe.task["metric"]

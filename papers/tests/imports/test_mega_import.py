@@ -81,18 +81,6 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert tied == values(name).get("tie_word_embeddings", True)
 
 
-@pytest.mark.parametrize("name", ["causal", "causal-chunks"])
-def test_a_causal_model_streams(name: str) -> None:
-    model: Any = from_mega(values(name), weights(SAVED / name))
-    inputs, outputs = expected(SAVED / name)
-    ids, logits, cache = inputs["input_ids"], outputs["logits"], None
-    for start, end in ((0, 5), (5, 6), (6, 16)):
-        out = model(ids[:, start:end], past_key_values=cache)
-        cache = out.past_key_values
-        torch.testing.assert_close(out.logits, logits[:, start:end], rtol=1e-5, atol=1e-5)
-    assert model.generate(ids[:, :3], max_new_tokens=5, min_new_tokens=5, do_sample=False).shape == (2, 8)
-
-
 def test_the_command_line(tmp_path: Path, device: torch.device) -> None:
     """It also copies the model's tokenizer."""
     shutil.copytree(SAVED / "masked", tmp_path / "mega")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-
-import yaml
 
 from lagwise.files import RECIPE_FILE, TOKENIZER, beside, one_line, read_json
 from lagwise.runs.evaluate import EVALUATION_FILE, open_run
@@ -104,9 +101,9 @@ class RecordedRun:
         is_own = own is None or scored in (None, own)
         return None if is_own and not evaluation.get("given") else str(scored)
 
-    def curve(self, metric: str, over: str = "step") -> list[tuple[float, float]]:
-        """Return the logged values of a metric over the steps or seconds of training."""
-        return [(line[over], line[metric]) for line in self.metrics if metric in line and over in line]
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """Return the logged values of a metric over the steps of training."""
+        return [(line["step"], line[metric]) for line in self.metrics if metric in line]
 
 
 def recorded_run(run: Path) -> RecordedRun:
@@ -134,31 +131,6 @@ def undamaged(run: Path, use: Callable[[], T]) -> T:
         raise ValueError(f"run.json, metrics.jsonl or {EVALUATION_FILE} in {str(run)!r} is damaged ({what})") from error
 
 
-def facts_table(facts: Mapping[str, Mapping[str, str]]) -> Table:
-    """Make a table of the facts of runs, with one column for each run; a single run has no head."""
-    head = ("", *facts) if len(facts) > 1 else ("", "")
-    keys = dict.fromkeys(key for each in facts.values() for key in each)
-    return Table("", head, [(key, *(each.get(key, "-") for each in facts.values())) for key in keys])
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return values by the keys that overrides use, such as ``training.steps``."""
-    found = {}
-    for key, value in values.items():
-        is_section = isinstance(value, Mapping) and value
-        found |= _flat(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
-    return found
-
-
-def different_settings(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
-    """List the settings that are not the same in all recipes: for each a row with its key and its value in every recipe
-    as YAML, or ``-`` where there is none."""
-    values = [_flat({**dataclasses.asdict(recipe), "words": {}}) for recipe in recipes.values()]  # of other models
-    keys = dict.fromkeys(key for each in values for key in each)
-    rows = [(key, *(_yaml(each[key]) if key in each else "-" for each in values)) for key in keys]
-    return [row for row in rows if len(set(row[1:])) > 1]
-
-
 def training_command(run: Path, processes: int = 1) -> str:
     """Return the shell command that trains a run's recipe again, ``RUN/recipe.yaml``, into ``RUN-again``."""
     options = ["--recipe", str(run / RECIPE_FILE)]
@@ -166,8 +138,3 @@ def training_command(run: Path, processes: int = 1) -> str:
         options.append(f"data.tokenizer={run / TOKENIZER}")
     start = ["lagwise"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes), "-m", "lagwise"]
     return shlex.join([*start, "train", *options, "--out", str(beside(run, "-again"))])
-
-
-def _yaml(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
-    return text.removesuffix("...\n").strip()

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from lagwise.cli.parsing import at_least, number_option, path_option, shares, text_option, within
+from lagwise.cli.parsing import at_least, number_option, path_option, text_option, within
 from lagwise.cli.terminal import plain, print_table
 from lagwise.process import quick_imports
 from lagwise.tables import counted, known
@@ -36,17 +36,6 @@ def forecast(
     ] = None,
     columns: Annotated[
         str | None, text_option("Series to forecast, separated by commas.", show_default="all other columns")
-    ] = None,
-    future: Annotated[
-        str | None,
-        text_option(
-            "Columns known in advance, such as prices and holidays, which the rows to forecast have, too.",
-            show_default="none",
-        ),
-    ] = None,
-    past: Annotated[str | None, text_option("Columns that help and are known up to now.", show_default="none")] = None,
-    static: Annotated[
-        str | None, text_option("Columns with one value for each series of a long table.", show_default="none")
     ] = None,
     date_order: Annotated[
         str | None,
@@ -80,11 +69,12 @@ def forecast(
         number_option("Rows of a season, 1 for none.", at_least(1), show_default="those of a day, week or year"),
     ] = None,
     coverage: Annotated[
-        float, number_option("Share of values that intervals should cover.", within(0, 1, brackets="()"))
+        float,
+        number_option(
+            "Share of values that intervals should cover; .8 gives the quantiles .1 and .9.",
+            within(0, 1, brackets="()"),
+        ),
     ] = 0.9,
-    quantiles: Annotated[
-        str | None, text_option("Quantiles to write, separated by commas.", show_default="none")
-    ] = None,
     nonnegative: Annotated[bool, typer.Option("--non-negative", help="Replace forecasts below 0 by 0.")] = False,
     out: Annotated[
         Path | None,
@@ -100,9 +90,7 @@ def forecast(
 
     lagwise forecast --data my.parquet --horizon 24 --columns load,price --out tomorrow.csv
 
-    lagwise forecast --data sales.csv --id store --time date --target sales --horizon 28 --quantiles .1,.5,.9
-
-    lagwise forecast --data sales.csv --id store --target sales --horizon 28 --future price,holiday --static region
+    lagwise forecast --data sales.csv --id store --time date --target sales --horizon 28 --coverage .8
     """
     with quick_imports():
         from lagwise.forecasting import choose_forecaster, read_series, reason, write_forecast
@@ -120,25 +108,22 @@ def forecast(
     _check_writable(out.parent)
     if model is not None:
         known(model, MODELS, "--model")
-    levels = shares(quantiles, "--quantiles") if quantiles else []
     if id is not None and columns is not None:
         raise typer.BadParameter(
             "--columns names the series of a table with a column for each; with --id give --target"
         )
-    beside = {kind: _names(text) or [] for kind, text in (("future", future), ("past", past), ("static", static))}
     table = read_series(
         data,
         time,
         _names(columns),
         ids=_names(id),
         target=target,
-        beside=beside,
         date_order=date_order,
         decimal=decimal,
         thousands=thousands,
         missing=_codes(missing),
     )
-    check_names(list(table.frame.columns) if table.ids is None else [table.target], levels)
+    check_names(list(table.frame.columns) if table.ids is None else [table.target])
     first, last = (plain_times([at])[0] for at in table.frame.index[[0, -1]])
     typer.echo(f"{counted(len(table.frame), 'row')} of {table.frame.shape[1]:,} series, {first} to {last}")
     for note in table.notes:
@@ -154,7 +139,6 @@ def forecast(
         period=rows,
         coverage=coverage,
         nonnegative=nonnegative,
-        columns=table.columns(horizon),
         progress=True,
     )
     names = list(table.frame.columns)
@@ -176,7 +160,7 @@ def forecast(
             [(name, *map(_number, (own, last)[: 1 + (ranked[0] is not baseline)])) for name, own, last in errors],
         )
     typer.echo(f"\n{plain(reason(ranked))}")
-    made, figure = write_forecast(table, ranked[0].forecaster, out, levels)
+    made, figure = write_forecast(table, ranked[0].forecaster, out)
     shown_names = names[:_SERIES] if table.ids is None else [table.target]
     parts = [f"first {_ROWS} rows"] if len(made) > _ROWS else []
     parts += [f"{_SERIES} of {len(names)} series"] if table.ids is None and len(names) > _SERIES else []

@@ -27,7 +27,7 @@ from lagwise.cli.parsing import (
 from lagwise.cli.plot import plot
 from lagwise.cli.predict import predict
 from lagwise.cli.serve import serve
-from lagwise.cli.terminal import plain, use_utf8, write
+from lagwise.cli.terminal import plain, use_utf8
 from lagwise.cli.watch import watch
 from lagwise.extras import require
 from lagwise.files import check_unused
@@ -89,13 +89,6 @@ def train(
             help="Resume an interrupted run, without other options; `auto` beside them begins or resumes the run.",
         ),
     ] = None,
-    split: Annotated[
-        Path | None,
-        path_option(
-            "A new folder for the splits of the data, as files like those of the data, which `--data` reads.",
-            show_default="not written",
-        ),
-    ] = None,
 ) -> None:
     """Train a model: on text, on labelled rows, or on a task that generates its data.
 
@@ -119,10 +112,6 @@ def train(
 
         lagwise train --resume runs/long
 
-    `--split` also writes train, valid and test, to train other models on the same rows:
-
-        lagwise train --recipe classify --data reviews.csv --split reviews-split
-
     The same command for every start, where a scheduler may stop and restart it:
 
         lagwise train --data my.txt --out runs/long --resume auto
@@ -135,7 +124,7 @@ def train(
 
     automatic = resume == Path("auto")
     continued = None if automatic else resume
-    if continued is not None and (overrides or source or out or recipe or split):
+    if continued is not None and (overrides or source or out or recipe):
         raise typer.BadParameter("--resume continues a run as it was; give no other options or overrides")
     recipe = recipe or DEFAULT_RECIPE
     settings = training.load_recipe(recipe, overrides or [])  # before what follows loads PyTorch
@@ -145,14 +134,10 @@ def train(
     folder = continued or out or Path("runs") / Path(recipe).stem
     if resume is None and is_first():
         check_unused(folder)
-    done, begun = (resume is not None and (folder / name).is_file() for name in ("config.json", "recipe.yaml"))
+    done = resume is not None and (folder / "config.json").is_file()
     with quick_imports():
         from lagwise.training import train as train_recipe
 
-    if split is not None and is_first() and not begun:
-        check_unused(folder)
-        training.check_recipe(settings).write_split(split)
-        typer.echo(f"The split: {plain(str(split))}")
     try:
         if continued is not None:
             training.resume(folder)
@@ -308,22 +293,15 @@ def convert(
         number_option("Most states of a channel.", at_least(1), show_default="a quarter of its taps, at most 256"),
     ] = None,
     lags: Annotated[int, number_option("Taps of a kernel that never decays.", at_least(1))] = 4096,
-    max_tokens: Annotated[
-        int | None,
-        number_option(
-            "Also compare both models on so many tokens of the test text, which takes minutes.",
-            at_least(2),
-            "--tokens",
-            show_default="no comparison",
-        ),
-    ] = None,
 ) -> None:
     """Turn a model's lag kernels into state spaces: constant memory and time per token, at any length.
 
-    Prints the states and the certified error of each layer and tokens per second before and after, with `--tokens` also
-    bits per byte. It pays for kernels that reach far or have no end.
+    Prints the states and the certified error of each layer and tokens per second before and after. It pays for kernels
+    that reach far or have no end.
 
-    lagwise convert runs/best-lm --tolerance 1e-3 --tokens 65537
+    lagwise convert runs/best-lm --tolerance 1e-3
+
+    lagwise evaluate runs/best-lm-recurrent
 
     lagwise generate runs/best-lm-recurrent --prompt "def "
     """
@@ -331,20 +309,8 @@ def convert(
         from lagwise.cli.tables import print_conversion
         from lagwise.runs import convert_run
 
-    options = {"lags": lags, "max_order": max_order, "max_tokens": max_tokens}
+    options = {"lags": lags, "max_order": max_order}
     print_conversion(convert_run(run, tolerance, out, **options, report=lambda line: typer.echo(line, err=True)))
-
-
-def demo(
-    out: Annotated[Path, path_option("Folder for the run; replaced if it holds an earlier demo.")] = Path("runs/demo"),
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-) -> None:
-    """Train, evaluate, sample and plot a model of Python's own source, in five to ten minutes on two idle cores."""
-    require("train", "the demo")
-    require("plot", "the demo")
-    from lagwise.cli.demo import run_demo
-
-    run_demo(out, overrides or [], write=write)
 
 
 def _version(wanted: bool) -> None:
@@ -372,7 +338,7 @@ def _options(
 
 # In the order in which `lagwise --help` lists them.
 for _panel, _commands in {
-    "Train": (train, evaluate, plot, forecast, recipes, demo),
+    "Train": (train, evaluate, plot, forecast, recipes),
     "Use a run": (generate, predict, watch, convert),
     "Take a run elsewhere": (serve, export),
 }.items():

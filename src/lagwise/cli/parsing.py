@@ -27,17 +27,6 @@ def integers(text: str, option: str) -> list[int]:
     return numbers
 
 
-def shares(text: str, option: str) -> list[float]:
-    """Parse ``.1,.5,.9`` as different numbers between 0 and 1, in order."""
-    try:
-        numbers = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or not all(0 < number < 1 for number in numbers):
-        raise typer.BadParameter(f"{option} are numbers between 0 and 1, separated by commas, got {text!r}")
-    return numbers
-
-
 def at_least(low: float) -> Callable[[N], N]:
     """Make a callback that refuses smaller numbers, infinity and NaN."""
     return _checked(lambda value: low <= value < math.inf, f"at least {low}")

@@ -33,7 +33,6 @@ def serve(
             show_default="none",
         ),
     ] = None,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Numbers for Prometheus at /metrics.")] = False,
     compile: Annotated[
         bool | None,
         typer.Option(
@@ -59,8 +58,6 @@ def serve(
     lagwise serve runs/best-lm --compile
     """
     require("serve", "serving", "fastapi", "uvicorn", "jinja2")  # before the model is loaded
-    if metrics:
-        require("serve", "--metrics", "prometheus_client")
     import uvicorn
 
     _check_address(host, port)
@@ -85,9 +82,7 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     what = "" if scheduler else "the embeddings of "
     typer.echo(plain(f"Serving {what}{name!r} at http://{shown}:{port}/v1 (Ctrl-C to stop)"))
-    app = make_app(
-        scheduler, name, embedder=embedder, max_body=max_body, api_key=api_key, origins=cors or (), metrics=metrics
-    )
+    app = make_app(scheduler, name, embedder=embedder, max_body=max_body, api_key=api_key, origins=cors or ())
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
 
 

@@ -47,20 +47,7 @@ def print_conversion(result: Mapping[str, Any]) -> None:
         "each complex one, in place of the tokens that its taps reach. The error is certified: it holds for every "
         "channel at every frequency, relative to the channel's largest gain."
     )
-    metric = result.get("metric", "bits_per_byte")
-    rows = [
-        (
-            f"{result['label']} at {score['length']}",
-            f"{score['before']:.4f}",
-            f"{score['after']:.4f}",
-            f"{score['after'] - score['before']:+.1e}",
-        )
-        for score in result.get(metric, ())
-    ]
     if speeds := result.get("tokens_per_second"):  # none where the model takes only a few tokens
         before, after = speeds["before"], speeds["after"]
-        rows.append(("tokens/s", f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.2f}x"))
-    print_table("The model", ("", "before", "after", "change"), rows)
-    if "not_measured" in result:
-        typer.echo(plain(f"The model's quality was not measured: {result['not_measured']}"))
+        typer.echo(f"Tokens/s: {before:,.0f} before, {after:,.0f} after ({after / before:.2f}x)")
     typer.echo(plain(f"Written: {result['out']}"))

@@ -10,7 +10,6 @@ from lagwise._lazy import lazy_package
 if TYPE_CHECKING:
     from lagwise.data.batches import (
         BucketedExamples,
-        DocumentPackingCollator,
         EncodedExamples,
         PackingCollator,
         PaddingCollator,
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
     from lagwise.data.examples import ScheduledExamples
     from lagwise.data.labelled import LabelledData, prepare_labelled
     from lagwise.data.labelled_rows import label_cells, read_labelled, rows_to_score
-    from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of, masked_example
+    from lagwise.data.masking import MaskedExamples, Masking, collate_documents, document_of
     from lagwise.data.published import FORMATS
     from lagwise.data.rows import RowSource, open_rows
     from lagwise.data.series import SeriesSource, open_series
     from lagwise.data.sources import Source, open_source
     from lagwise.data.splits import SPLITS, split_rows
-    from lagwise.data.streams import StreamedText, StreamLoader, TextStream, open_stream, stream_key
     from lagwise.data.tokenizers import load_tokenizer, spellings, token_bytes, with_mask, with_pairs
     from lagwise.data.tokens import TokenData, TrainingWindows, content_key, prepare
 

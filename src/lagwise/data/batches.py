@@ -57,34 +57,6 @@ class PackingCollator:
         return {"input_ids": input_ids, "labels": labels, "seq_idx": seq_idx, "attention_mask": mask}
 
 
-class DocumentPackingCollator:
-    """Packs the examples of a batch into rows of at most ``length`` positions, with one label a document.
-
-    Takes mappings with input_ids ``(tokens,)`` and perhaps token_type_ids, or input_values ``(vectors, features)``, and
-    perhaps ``label``. Gives those, zero at padding, with seq_idx and attention_mask ``(rows, longest row)`` as
-    `PackingCollator`, and labels ``(documents,)`` in the order of the documents: row by row, in a row by their number.
-
-    Rows are made as in `PackingCollator`. ValueError for a document longer than ``length`` or of no position at all.
-    """
-
-    def __init__(self, length: int):
-        self.length = check_integer("length", length)
-
-    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        inputs = input_tensors(examples)
-        sizes = [len(each) for each in next(iter(inputs.values()))]
-        if 0 in sizes:
-            raise ValueError(f"document {sizes.index(0)} of the batch is empty, so it cannot be classified")
-        seq_idx, places = pack(sizes, self.length)
-        batch = {}
-        for name, documents in inputs.items():
-            batch[name] = documents[0].new_zeros(*seq_idx.shape, *documents[0].shape[1:])
-            for i, row, place in places:
-                batch[name][row, place] = documents[i]
-        batch |= {"seq_idx": seq_idx, "attention_mask": (seq_idx != NO_DOCUMENT).long()}
-        return batch | label_tensor([examples[i] for i, _, _ in places])
-
-
 def input_tensors(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
     """The inputs that examples have: input_ids and token_type_ids as int64, input_values as float32."""
     kinds = {"input_ids": torch.long, "token_type_ids": torch.long, "input_values": torch.float32}

@@ -53,7 +53,7 @@ def read_dates(column: pd.Series, date_order: str | None = None) -> tuple[dict[s
         return {"": _numbers_as_times(column, text, numbers)}, ""
     if text.str.match(r"\d{4}-\d\d").all():
         return _iso_times(column, text)
-    parts = text.str.extract(rf"^(.*?)(?:[T, ]\s*({CLOCK}))?$")
+    parts = text.str.extract(rf"(?s)^(.*?)(?:[T, ]\s*({CLOCK}))?$")
     days = _days(parts[0], date_order)
     clocks = "1900-01-01 " + parts[1].fillna("0:00").str.replace(".M", "M").str.replace(r"(?<=[ap])\.|\.$", "")
     clock = pd.to_datetime(clocks, format="mixed", errors="coerce") - pd.Timestamp("1900-01-01")

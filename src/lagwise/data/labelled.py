@@ -139,7 +139,7 @@ def prepare_labelled(
         tokenizer, vocab_size: as in `load_tokenizer`.
         length: rows are cut to so many tokens or vectors.
         separate: each text of a pair is cut to half of them (`RowEncoder`).
-        group: a column whose equal values stay in one split (`split_places`).
+        group: a column whose equal values stay in one split (`split_rows`).
 
     Missing splits are made as in `split_rows`. In valid and test, rows without a label are left out, and so is a split
     without any label; notes of the result state this.

@@ -30,11 +30,10 @@ from lagwise.data.labels import (
     strata,
 )
 from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
-from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records
+from lagwise.data.row_files import TEXT_TABLES, file_kind, has_records, read_columns
 from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
 from lagwise.data.sources import chat_hint
-from lagwise.data.splits import SPLITS, chosen_rows, made_note, shared_rows, split_places
-from lagwise.data.text_tables import read_text_table
+from lagwise.data.splits import SPLITS, made_note, shared_rows, split_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -51,7 +50,6 @@ class LabelledRows:
 
     Attributes:
         splits: the columns of the inputs, and LABEL.
-        places: where their rows are in the data: a split that these name, and the numbers of its rows.
         label: the column of the labels, or those of 0 and 1.
         features: number of features per position of a series, None for text.
         gaps: whether any sample of a series is missing (NaN).
@@ -61,7 +59,6 @@ class LabelledRows:
     """
 
     splits: dict[str, Dataset]
-    places: dict[str, tuple[str, list[int]]]
     counts: dict[str, dict[str, int]]
     notes: tuple[str, ...]
     kind: str
@@ -91,7 +88,7 @@ def read_labelled(
         label: one column, or several of 0 and 1.
         kind: as in `prepare_labelled`.
         values: whether the inputs are series, not text.
-        group: a column whose equal values stay in one split (`split_places`).
+        group: a column whose equal values stay in one split (`split_rows`).
     """
     groups = [] if group is None else [group]
     wanted = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
@@ -135,29 +132,18 @@ def read_labelled(
             check_names(classes, "files")
             if len(classes) == 1:
                 raise ValueError(_one_folder(tables, label, source))
-        labels, commas = _labels(tables, label, kind, where, in_folders, source.usual_decimal)
+        labels = _labels(tables, label, kind, where, in_folders, source.usual_decimal)
         features, gaps = _check_inputs(tables, columns, values, where)
         hertz: set[int] = set()
         if values and source.any_rate and all(RATE in rows.column_names for rows in tables.values()):
             hertz = {rate for rows in tables.values() for rate in rows[RATE][:]}
         rates = tuple(sorted(hertz)) if len(hertz) > 1 else ()
         found = split_labelled(tables, (*columns, *[RATE] * bool(rates)), labels, group=group)
-        notes = (*reading, *found.notes, *commas)
+        notes = (*reading, *found.notes)
     except ValueError as error:
         raise ValueError(f"{source.name!r}: {error}") from error
     more: dict[str, Any] = {"features": features, "gaps": gaps, "rates": rates, "notes": notes}
     return replace(found, name=source.name, columns=columns, label=label, **more)
-
-
-def _commas_note(cells: Sequence[str]) -> list[str]:
-    """A note if labels that were read as numbers with decimal commas may be names of several labels: few different
-    ones, some of which have no comma."""
-    first = next((cell for cell in cells if "," in cell), None)
-    if first is None or len(set(cells)) > len(cells) // 2 or all("," in cell for cell in cells):
-        return []
-    return [
-        f"labels such as {first!r} are read as numbers with a decimal comma; `kind=multi_label` reads several labels"
-    ]
 
 
 def split_labelled(
@@ -171,7 +157,7 @@ def split_labelled(
 ) -> LabelledRows:
     """The rows that have a label, in the three splits: their columns of inputs and ``label``, ids of classes or
     numbers, with notes in which ``what`` names a row."""
-    kept, numbers, notes, names = {}, {}, [], labels.names
+    kept, notes, names = {}, [], labels.names
     for split, rows in tables.items():
         values = labels.values[split]
         places = [i for i, value in enumerate(values) if value is not None]
@@ -183,16 +169,14 @@ def split_labelled(
             rows = rows.select(places)
         inputs: Any = rows.select_columns(list(dict.fromkeys([*columns, *([] if group is None else [group])])))
         kept[split] = inputs.add_column(label, [values[i] for i in places])
-        numbers[split] = places
     several = labels.kind == MULTI_LABEL
     least = 2 * (1 + len(set(SPLITS) - set(kept)))
     kinds = strata(kept["train"][label][:], least) if several else None
     amounts = what == "row" and names is not None and all(map(is_number, names))
     hint = "; if the labels are amounts, `kind=regression` learns them as such" if amounts else ""
-    chosen = split_places(kept, label, classes=names is not None, names=names, group=group, kinds=kinds, hint=hint)
-    whole: Any = chosen_rows(kept, chosen)
+    options: dict[str, Any] = {"classes": names is not None, "names": names, "kinds": kinds, "hint": hint}
+    whole: Any = split_rows(kept, label, group=group, **options)
     splits = {split: rows.select_columns([*columns, label]) for split, rows in whole.items()}
-    places = {s: (of, numbers[of] if own is None else [numbers[of][i] for i in own]) for s, (of, own) in chosen.items()}
     notes += [*made_note(kept, splits, group), *shared_rows(splits, kept, label), *alike_note(names)]
     if several:
         ids = {
@@ -207,7 +191,7 @@ def split_labelled(
     for split, found in counts.items():
         if absent := [name for name, count in found.items() if not count]:
             notes.append(f"{split} has no {what} of {', '.join(map(repr, absent))}")
-    return LabelledRows(splits, places, counts, tuple(notes), labels.kind, labels.reason, names)
+    return LabelledRows(splits, counts, tuple(notes), labels.kind, labels.reason, names)
 
 
 def rows_to_score(
@@ -265,27 +249,18 @@ def _no_column(absent: Mapping[str, str], rows: Dataset, inputs: Sequence[str], 
 def _one_folder(tables: dict[str, Dataset], label: str, source: RowSource) -> str:
     """The message about files that are a class, or a row each, all of one class."""
     rows = tables["train"]
-    if any(map(has_records, source.paths)):
-        return (
-            f"all {len(rows):,} rows are of the class {rows[label][0]!r}, the name of their file or folder, and "
-            "classification needs two classes; put the rows of each into a file of its own, or name another column "
-            f"with `label=COLUMN` (columns: {_list_names(source.columns)})"
-        )
     files = "1 file" if len(rows) == 1 else f"{len(rows):,} files"
     each = "is one row" if len(rows) == 1 else "are a row each"
-    apart = "put the files of each class into a folder of its own"
-    named_tables = [path for path in source.paths if file_kind(path) in TEXT_TABLES]
-    if named_tables:  # without a column of the labels' name their lines are samples
-        from datasets import Dataset
-
-        cells = Dataset.from_dict(read_text_table(named_tables[0]).columns)
-        named = f"if a line is a series and its label, name the column of labels with `label=COLUMN` (not {label!r})"
-        several = f"`label=[{','.join(indicator_columns(cells, ()) or ('NAME', 'NAME'))}]`"
-        shown = f"(columns of {named_tables[0].name}: {_list_names(cells.column_names)})"
-        apart = f"{named}, or columns of 0 and 1 with {several}; or {apart} {shown}"
+    advice = "put those of each class into a folder of its own"
+    if any(map(has_records, source.paths)):
+        files, each = f"{len(rows):,} rows", "are of one file or folder"
+        advice = f"{advice}, or name another column with `label=COLUMN` (columns: {_list_names(source.columns)})"
+    elif texts := [path for path in source.paths if file_kind(path) in TEXT_TABLES]:  # whose lines are then samples
+        named = f"with `label=COLUMN` (columns: {_list_names(read_columns(texts[0]))})"
+        advice = f"if a line is a series and its label, name the column of labels {named}; or {advice}"
     return (
-        f"the {files} to train on {each}, all of the folder {rows[label][0]!r}, and classification needs two classes; "
-        f"{apart}"
+        f"the {files} to train on {each}, all of the class {rows[label][0]!r}, and classification needs two classes; "
+        f"{advice}"
     )
 
 
@@ -364,13 +339,13 @@ def _labels(
     where: Callable[[str, int], str],
     in_folders: bool,
     usual: str | None,
-) -> tuple[Labels, list[str]]:
-    """The labels of a table, and a note on numbers with decimal commas; usual: the decimal separator."""
+) -> Labels:
+    """The labels of a table; usual: the decimal separator."""
     cells = {split: _cells(rows, label, lambda i, s=split: where(s, i)) for split, rows in tables.items()}
     if isinstance(label, list):
         if kind not in ("auto", MULTI_LABEL):
             raise ValueError(f"`label` has {len(label)} columns, which are several labels per row, but `kind={kind}`")
-        return read_several(cells, where, label, f"the columns {', '.join(label)} are labels"), []
+        return read_several(cells, where, label, f"the columns {', '.join(label)} are labels")
     features = [rows.features[label] for rows in tables.values()]
     lists = any(hasattr(each, "feature") for each in features)
     declared = [
@@ -378,15 +353,13 @@ def _labels(
     ]  # the element's names where labels are lists
     if kind == "auto" and (in_folders or (any(declared) and not lists)):  # even if the names of the classes are numbers
         reason = "the folders are the classes" if in_folders else "the data declare the classes"
-        return replace(read_labels(cells, "classification", where, declared[-1]), reason=reason), []
+        return replace(read_labels(cells, "classification", where, declared[-1]), reason=reason)
     if kind == MULTI_LABEL or (kind == "auto" and has_lists(cells["train"])):
-        return read_several(cells, where, declared[-1]), []
+        return read_several(cells, where, declared[-1])
     if kind == "classification":
-        return read_labels(cells, kind, where, declared[-1]), []
+        return read_labels(cells, kind, where, declared[-1])
     numbers = {split: _with_points(column, usual) for split, column in cells.items()}
-    found = read_labels(numbers, kind, where, declared[-1])
-    guessed = (kind, found.kind) == ("auto", "regression") and numbers["train"] is not cells["train"]
-    return found, _commas_note(cells["train"]) if guessed else []
+    return read_labels(numbers, kind, where, declared[-1])
 
 
 def _with_points(cells: list[Any], usual: str | None) -> list[Any]:

@@ -64,7 +64,7 @@ def prepare_series(
         label: the column of the labels; each row has a list of as many classes as it has samples (null or an empty
             string where there is none), or one class for all its samples.
         events: a column of lists of positions, in samples from 0 and in order; ``label`` then has the class of each.
-        group: a column whose equal values stay in one split (`split_places`).
+        group: a column whose equal values stay in one split (`split_rows`).
 
     Missing splits are made as in `split_rows`; of one or two series the last two tenths of each are valid and test.
 

@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -109,7 +109,6 @@ def read_labels(columns: Columns, kind: str, where: Where, order: Sequence[str] 
                 f"label {name!r} of {where(split, column.index(name))} ({count} such rows in {split}) does not occur "
                 f"in train{several}"
             )
-    reason += _spellings(chain(*cells.values()))
     places = {s: [None if n is None else ids[n] for n in column] for s, column in named.items()}
     return Labels(kind, reason, tuple(names), places)
 
@@ -246,16 +245,6 @@ def class_name(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
-
-
-def _spellings(cells: Iterable[Any]) -> str:
-    """The classes that are written in several ways that look the same (`class_name`), for people; else an empty
-    text."""
-    written: dict[str, set[str]] = {}
-    for cell in {cell for cell in cells if isinstance(cell, str) and not cell.isascii()}:
-        written.setdefault(class_name(cell), set()).add(cell.strip())
-    found = [f"{len(each)} spellings of {name!r}" for name, each in written.items() if len(each) > 1]
-    return f"; {' and '.join(found)} in Unicode are one label" if found else ""
 
 
 def natural(name: str) -> tuple[Any, ...]:

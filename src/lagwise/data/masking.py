@@ -33,17 +33,15 @@ class Masking:
     Args:
         rate: share of the tokens.
         whole_words: choose all tokens of a word or none.
-        span: mean length in words (or tokens) of a chosen span; lengths are geometric, at most 10 (SpanBERT, with a
-            mean of 3.8), and 1 for single ones.
 
-    ValueError for a rate outside (0, 1), a span outside [1, 10], or a tokenizer without a mask token.
+    ValueError for a rate outside (0, 1), or a tokenizer without a mask token.
 
     >>> from lagwise.data import load_tokenizer, with_mask
     >>> masking = Masking(with_mask(load_tokenizer("bytes")), rate=0.3)
     >>> ids = np.frombuffer(b"it is what it is", np.uint8).astype(np.int64)
-    >>> example = masked_example(ids, masking, end_of_text=256, seed=[0])
-    >>> hidden = example["labels"] != -100
-    >>> bool((example["labels"][hidden] == torch.from_numpy(ids)[hidden]).all())  # what was hidden is the label
+    >>> _, labels = masking(ids, np.random.default_rng(0))
+    >>> hidden = labels != -100
+    >>> bool((labels[hidden] == ids[hidden]).all())  # what was hidden is the label
     True
     """
 
@@ -53,15 +51,12 @@ class Masking:
         *,
         rate: float = 0.15,
         whole_words: bool = True,
-        span: float = 1.0,
     ):
         if not 0 < rate < 1:
             raise ValueError(f"rate must be in (0, 1), got {rate!r}")
-        if not 1 <= span <= 10:
-            raise ValueError(f"span must be in [1, 10], got {span!r}")
         if tokenizer.mask_token_id is None:
             raise ValueError("the tokenizer has no mask token")
-        self.rate, self.whole_words, self.span = rate, whole_words, span
+        self.rate, self.whole_words = rate, whole_words
         self.mask_token = tokenizer.mask_token_id
         self.special = np.zeros(len(tokenizer), dtype=bool)
         self.special[tokenizer.all_special_ids] = True
@@ -89,19 +84,9 @@ class Masking:
         sizes = np.bincount(word, weights=~self.special[ids])  # a special token is a word of its own, and counts none
         budget = max(1.0, self.rate * sizes.sum())
         order = random.permutation(len(sizes))
-        if self.span > 1:
-            lengths = random.geometric(1 / self.span, len(order)).clip(max=10)
-            picked, order = np.zeros(len(sizes), dtype=bool), order.tolist()
-            total = 0.0
-            for first, count in zip(order, lengths.tolist(), strict=True):
-                if total >= budget:
-                    break
-                picked[first : first + count] = True
-                total = float(sizes[picked].sum())
-        else:
-            before = np.concatenate([[0.0], sizes[order].cumsum()[:-1]])
-            picked = np.zeros(len(sizes), dtype=bool)
-            picked[order[before < budget]] = True
+        before = np.concatenate([[0.0], sizes[order].cumsum()[:-1]])
+        picked = np.zeros(len(sizes), dtype=bool)
+        picked[order[before < budget]] = True
         return picked[word] & ~self.special[ids]
 
 
@@ -114,12 +99,8 @@ class MaskedExamples(ChangedExamples):
 
 
 def _masked(masking: Masking, end_of_text: int, row: Mapping[str, Tensor], random: np.random.Generator) -> Any:
-    return masked_example(row["input_ids"].numpy(), masking, end_of_text, random)
-
-
-def masked_example(ids: np.ndarray, masking: Masking, end_of_text: int, seed: Any) -> dict[str, Tensor]:
-    """A sequence with hidden tokens, as of `MaskedExamples`. seed: numbers, or a random generator."""
-    hidden, labels = masking(ids, np.random.default_rng(seed))
+    ids = row["input_ids"].numpy()
+    hidden, labels = masking(ids, random)
     return {
         "input_ids": torch.from_numpy(hidden),
         "labels": torch.from_numpy(labels),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from lagwise.tables import LARGEST_VOCABULARY, Count, Switch, Whole, options
+from lagwise.tables import LARGEST_VOCABULARY, Count, Whole, options
 
+AUTO = "auto"  # the tokenizer that suits the length of a training and of its text
+#: Options that are gone and what they were by default, by section: recipes of earlier runs have them.
+_GONE: dict[str, dict[str, Any]] = {
+    "data": {"streaming": False, "shuffle_tokens": 2**22},
+    "task": {"packing": False, "span": 1},
+    "training": {"carry_states": False, "average": 0},
+}
 MADE_OF_TEXT = ("bpe", "bpe-uncased", "words", "characters")  # tokenizers
 
 
@@ -22,8 +30,9 @@ class DataOptions:
     lagwise-papers those of GLUE and Long Range Arena."""
     tokenizer: str = "bytes"
     """`bytes`, `bpe` (trained on the data), `bpe-uncased` (the same in lower case), `words` (those between spaces),
-    `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, a tokenizer
-    folder, or a `vocab.txt` with a character in each line."""
+    `characters` (those of the data), one that another package declares, such as lagwise-papers `dna`, or a tokenizer
+    folder. `auto`, for language models: `bpe` with 4,096 tokens for long trainings on long texts, and `bytes` for
+    others."""
     vocab_size: Annotated[Count, Field(le=LARGEST_VOCABULARY)] = 8192
     """Tokens of a `bpe` tokenizer, at most of `bpe-uncased`, `words` and `characters`; of associative recall, half
     keys and half values."""
@@ -33,16 +42,17 @@ class DataOptions:
     """Each step draws the length of its sequences from these; for language modelling."""
     evaluate_length: Annotated[Whole, Field(ge=2)] | None = None
     """Tokens in a validation sequence; by default `length`."""
-    streaming: Switch = False
-    """Read and encode text while the model trains, instead of writing all of it to token files first; of language
-    models."""
-    shuffle_tokens: Count = 2**22
-    """Tokens of streamed text that are shuffled together."""
 
 
 def upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """The sections of a recipe in today's form: of lagwise 0.1, whose data options told the task, and of earlier
-    classifiers of DNA, which were a task with an option."""
+    """The sections of a recipe in today's form: without options that are gone; of lagwise 0.1, whose data options told
+    the task; and of earlier classifiers of DNA, which were a task with an option. Warns of options that changed
+    something."""
+    for section, defaults in _GONE.items():
+        given = values.get(section)
+        for name, default in defaults.items() if isinstance(given, dict) else ():
+            if given.pop(name, default) not in (default, None):
+                warnings.warn(f"{section}.{name} of the recipe is gone and is ignored", stacklevel=2)
     data, task = values.get("data"), values.get("task")
     if isinstance(task, dict) and task.get("name") == "sequence_classification" and "reverse_complement" in task:
         both = {**task, "name": "dna_classification"}

@@ -10,7 +10,7 @@ FORMATS = Parts("format", None, "lagwise.formats", {})
 #: Functions of the arguments of `open_images`, which return None for what is not in their layout.
 IMAGE_LAYOUTS = Parts("layout of images", None, "lagwise.image_layouts", {})
 #: Modules for files of records, by suffix. ``read(data, path, columns)`` returns a table with a row for each record:
-#: its ``text``, and as ``label`` the file's own name. ``written(data, path)`` returns the lines of each.
+#: its ``text``, and as ``label`` the file's own name.
 RECORD_FILES = Parts("kind of file", None, "lagwise.record_files", {})
 #: Modules for values of ``data.tokenizer``. ``tokenizer()`` makes one of `tokenizers`, ``notes(texts)`` says what
 #: is unusual about training texts.

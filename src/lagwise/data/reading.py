@@ -65,7 +65,10 @@ def _open_zip(path: Path, mode: str) -> IO[bytes]:
     names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
     if len(names) != 1:
         raise ValueError(f"{path} holds {len(names):,} files; unpack it, and give one of them or their folder")
-    return archive.open(names[0])
+    try:
+        return archive.open(names[0])
+    except RuntimeError as error:  # a password, or a compression that Python does not have
+        raise zipfile.BadZipFile(str(error)) from error
 
 
 def _open_gz(path: Path, mode: str) -> Any:

@@ -252,11 +252,15 @@ def open_parquet(path: Path, data: bytes | None = None) -> Any:
     try:
         return parquet.ParquetFile(path if data is None else pa.BufferReader(data))
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a parquet file ({error})") from error
+        raise ValueError(f"{path} is not a parquet file ({one_line(error)})") from error
 
 
 def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
-    table = open_parquet(path, data).read()
+    file = open_parquet(path, data)
+    try:
+        table = file.read()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is damaged ({one_line(error)})") from error
     check_different(table.column_names, path)
     return plain_table(table).select([name for name in table.column_names if _is_wanted(name, columns)])
 
@@ -286,8 +290,8 @@ def load_arrays(data: bytes, path: Path) -> dict[str, np.ndarray]:
                         f"{path}: array {name!r} holds Python objects, which are never loaded; store series of "
                         "different lengths as lists in .parquet or .jsonl"
                     ) from error
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not an .npz file ({error})") from error
+    except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"{path} is not an .npz file ({one_line(error)})") from error
     return arrays
 
 

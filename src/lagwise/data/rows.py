@@ -108,12 +108,6 @@ class RowSource(Found):
         """Whether every label in this column is the name of a folder."""
         return bool(self.paths) and all(self._folder_column(path) == label for path in self.paths)
 
-    def files_of(self, split: str) -> Iterator[tuple[Path, int, str | None]]:
-        """The files of a named split, the number of rows of each, and the folder that is their class, if one is."""
-        for path in self.files[split]:
-            folder = None if self._folder_column(path) is None else self._class(path)
-            yield path, self._table(path).num_rows, folder
-
     def _class(self, path: Path) -> str | None:
         """The class of a file that is a row: that of its folder, or if no file is in a class folder, its folder's
         name; of a file of records, its own name."""

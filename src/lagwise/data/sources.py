@@ -322,9 +322,8 @@ def source_name(source: Data) -> str:
     return source if isinstance(source, str) else type(source).__name__
 
 
-def load_hub(name: Data, *, streaming: bool = False) -> Any:
-    """The splits of a data set (`is_dataset`), a DatasetDict, or streaming an IterableDatasetDict. ValueError if it
-    cannot be loaded."""
+def load_hub(name: Data) -> Any:
+    """The splits of a data set (`is_dataset`), a DatasetDict. ValueError if it cannot be loaded."""
     from datasets import DatasetDict, load_dataset, load_from_disk
 
     saved = isinstance(name, str) and not name.startswith("hub:")
@@ -333,11 +332,10 @@ def load_hub(name: Data, *, streaming: bool = False) -> Any:
             loaded: Any = load_from_disk(str(expanded(str(name)))) if saved else name
         except Exception as error:
             raise ValueError(f"cannot load the data set in folder {name!r}: {one_line(error)}") from error
-        splits = loaded if isinstance(loaded, DatasetDict) else {"train": _as_dataset(loaded)}
-        return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streaming else splits
+        return loaded if isinstance(loaded, DatasetDict) else {"train": _as_dataset(loaded)}
     path, _, config = name.removeprefix("hub:").partition(":")
     try:
-        return load_dataset(path, config or None, streaming=streaming)
+        return load_dataset(path, config or None)
     except Exception as error:
         raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
 
@@ -358,10 +356,10 @@ def _as_dataset(data: Any) -> Any:
         ) from error
 
 
-def hub_splits(name: Data, *, streaming: bool = False) -> dict[str, Any]:
+def hub_splits(name: Data) -> dict[str, Any]:
     """Map the splits of a data set (`is_dataset`) to train, valid and test; of several validation or test sets the
     first counts."""
-    loaded = load_hub(name, streaming=streaming)
+    loaded = load_hub(name)
     named: dict[str, Any] = {}
     for split in loaded:
         word = split_word(Path(split))

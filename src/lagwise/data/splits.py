@@ -22,7 +22,6 @@ _MAX_NAMED_CLASSES = 10  # classes in a message
 _MAX_SHARE_ERROR = 0.03  # share of the rows by which a split that is made may be larger or smaller, without a word
 Item = TypeVar("Item")
 Share = tuple[float, float]  # a part of a sequence, from and to, as shares of it
-Places = tuple[str, Sequence[int] | None]  # a split that the data name, and the numbers of rows in it; None for all
 
 
 def split_shares(held_out: float) -> dict[str, Share]:
@@ -102,24 +101,7 @@ def deal(names: Mapping[Item, str]) -> dict[str, list[Item]]:
     return dealt
 
 
-def split_rows(rows: dict[str, Dataset], label: str | None = None, *, group: str | None = None) -> dict[str, Dataset]:
-    """Return rows in the three splits, as `split_places` says.
-
-    >>> from datasets import Dataset
-    >>> rows = {"train": Dataset.from_dict({"text": [f"row {i}" for i in range(100)]})}
-    >>> {split: len(part) for split, part in split_rows(rows).items()}
-    {'train': 80, 'valid': 10, 'test': 10}
-    """
-    return chosen_rows(rows, split_places(rows, label, group=group))
-
-
-def chosen_rows(rows: dict[str, Dataset], places: Mapping[str, Places]) -> dict[str, Dataset]:
-    """The rows at some places, by split."""
-    whole: dict[str, Any] = rows
-    return {split: whole[of] if own is None else whole[of].select(own) for split, (of, own) in places.items()}
-
-
-def split_places(
+def split_rows(
     rows: dict[str, Dataset],
     label: str | None = None,
     *,
@@ -128,8 +110,8 @@ def split_places(
     group: str | None = None,
     kinds: Sequence[Any] | None = None,
     hint: str = "",
-) -> dict[str, Places]:
-    """Where the rows of the three splits are: named splits are kept, missing ones are taken from train.
+) -> dict[str, Dataset]:
+    """Return rows in the three splits: named splits are kept, missing ones are taken from train.
 
     Each missing split gets 10 % of train's rows: of every class, those whose hash of the content without the label
     is smallest (test) or largest (valid), and at least one. Therefore rows of equal content share a split, the order of
@@ -144,11 +126,16 @@ def split_places(
         hint: what else to do about classes with too few rows.
 
     ValueError for a class with fewer different rows than the splits that it must be in.
+
+    >>> from datasets import Dataset
+    >>> rows = {"train": Dataset.from_dict({"text": [f"row {i}" for i in range(100)]})}
+    >>> {split: len(part) for split, part in split_rows(rows).items()}
+    {'train': 80, 'valid': 10, 'test': 10}
     """
     train = rows["train"]
     missing = [split for split in ("test", "valid") if split not in rows]
     if not missing:
-        return {split: (split, None) for split in SPLITS}
+        return {split: rows[split] for split in SPLITS}
     absent = [] if group is None else [i for i, value in enumerate(train[group][:]) if value in (None, "")]
     if absent:
         raise ValueError(f"row {absent[0] + 1} of train has no {group!r}, which says what rows stay together (`group`)")
@@ -183,7 +170,8 @@ def split_places(
     dealt: dict[str, list[int]] = {split: [] for split in SPLITS}
     for i, content in enumerate(hashes):
         dealt[places.get(content, "train")].append(i)
-    return {split: ("train", dealt[split]) if split in ("train", *missing) else (split, None) for split in SPLITS}
+    whole: Any = train
+    return {split: whole.select(dealt[split]) if split in ("train", *missing) else rows[split] for split in SPLITS}
 
 
 def random_rows(labels: np.ndarray, random: Any, *, least: int = 0) -> np.ndarray:
@@ -205,7 +193,7 @@ def split_series(
     tables: dict[str, Dataset], what: str, group: str | None = None
 ) -> tuple[dict[str, tuple[Dataset, Share]], list[str]]:
     """The rows of each split, which are series, with the share of each that is in it, and a note of what is made;
-    ``what`` names a series. Missing splits are made as by `split_places`; of one or two series the last two tenths of
+    ``what`` names a series. Missing splits are made as by `split_rows`; of one or two series the last two tenths of
     each are valid and test."""
     if len(tables) == 1 and len(tables["train"]) < len(SPLITS):
         notes = [f"valid and test are the last two tenths of each {what}, as there are too few to hold some out"]

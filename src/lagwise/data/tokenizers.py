@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,19 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
-
-
-VOCABULARY = "vocab.txt"
-_SPECIAL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
-_ROLES = {  # names of special tokens in other programs' vocabularies, lower case without brackets
-    "unk": ("unk", "|unknown|"),
-    "pad": ("pad", "|pad|"),
-    "eos": ("eos", "/s", "|endoftext|"),
-    "bos": ("bos", "s", "cls"),
-    "cls": ("cls",),
-    "sep": ("sep",),
-    "mask": ("mask",),
-}
 
 
 def letter_tokenizer(tokens: Sequence[str], *, unknown: str, replaced: Sequence[tuple[str, str]] = ()) -> Any:
@@ -78,52 +64,6 @@ def texts_for(tokenizer: str, vocab_size: int, texts: Any, least: int = 4) -> An
     return texts
 
 
-def is_vocabulary_of_letters(folder: Path) -> bool:
-    """Whether a folder's only tokenizer is a vocabulary file with single characters and special tokens such as <pad>,
-    one in each line."""
-    if not (folder / VOCABULARY).is_file() or any((folder / f"{n}.json").is_file() for n in ("tokenizer", "vocab")):
-        return False
-    tokens = _lines(folder / VOCABULARY)
-    return any(len(t) == 1 for t in tokens) and all(len(t) == 1 or _SPECIAL.fullmatch(t) for t in tokens)
-
-
-def read_vocabulary(folder: Path, *, end: str, unknown: str, pad: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder's vocabulary of letters (`is_vocabulary_of_letters`): `vocabulary_tokenizer` of its
-    lines. ValueError for a token that occurs twice."""
-    tokens = _lines(folder / VOCABULARY)
-    if twice := [token for token, count in Counter(tokens).items() if count > 1]:
-        raise ValueError(f"{str(folder / VOCABULARY)!r} has {twice[0]!r} more than once")
-    return vocabulary_tokenizer(tokens, end=end, unknown=unknown, pad=pad)
-
-
-def vocabulary_tokenizer(tokens: Sequence[str], *, end: str, unknown: str, pad: str) -> PreTrainedTokenizerBase:
-    """A tokenizer of single characters and special tokens.
-
-    A token's id is its place, from 0. Special tokens have the meaning of their names: ``<unk>``,
-    ``<pad>``, ``<s>``, ``<cls>``, ``<sep>``, ``</s>``, ``<eos>``, ``<mask>``, or with square brackets. end, unknown,
-    pad: tokens of this meaning if none has it by its name, added unless they are tokens.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    tokens = list(tokens)
-    named = {token[1:-1].lower(): token for token in tokens if len(token) > 1}
-    roles = {role: next((named[n] for n in names if n in named), None) for role, names in _ROLES.items()}
-    for role, token in (("unk", unknown), ("eos", end), ("pad", pad)):
-        if roles[role] is None:
-            roles[role] = token
-            tokens += [token] * (token not in tokens)
-    tokenizer = letter_tokenizer(tokens, unknown=roles["unk"] or unknown)
-    tokenizer.add_special_tokens([token for token in tokens if len(token) > 1])
-    given = {f"{role}_token": token for role, token in roles.items() if token is not None}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, **given, padding_side="right", clean_up_tokenization_spaces=False
-    )
-
-
-def _lines(path: Path) -> list[str]:
-    return [line for line in path.read_text(encoding="utf-8").split("\n") if line]
-
-
 _MIN_OCCURRENCES = (
     5  # occurrences of what becomes a token of an uncased BPE: the vectors of rarer ones would hardly be trained
 )
@@ -143,12 +83,10 @@ WORDS = (
 
 
 def tokenizer_folder(name: str) -> Path | None:
-    """The folder that a tokenizer's name, or that of its vocab.txt, stands for; None for one of WORDS, and where there
-    is no folder."""
+    """The folder that a tokenizer's name stands for; None for one of WORDS, and where there is no folder."""
     if not name or name in WORDS or name in TOKENIZERS:
         return None
     path = expanded(name)
-    path = path.parent if path.name == VOCABULARY and path.is_file() else path
     return path if path.is_dir() else None
 
 
@@ -159,10 +97,9 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
     tokens trained on ``texts``, each a string or its parts. ``bpe-uncased``: the same in lower case, with merges only
     of what occurs five times or more, so that texts with few words have a small vocabulary. ``words``: the most
     frequent words of ``texts`` (separated by spaces), and one token for all others, at most ``vocab_size`` in all.
-    ``characters``: the same with characters. A name in `TOKENIZERS`. A folder: the tokenizer saved in it, GPT-2's
-    ``vocab.json`` and ``merges.txt``, or a ``vocab.txt`` with a character or special token in each line
-    (`read_vocabulary`). Documents are separated by ``eos_token``. ValueError if the folder holds no tokenizer or it has
-    no end of text.
+    ``characters``: the same with characters. A name in `TOKENIZERS`. A folder: the tokenizer saved in it, or GPT-2's
+    ``vocab.json`` and ``merges.txt``. Documents are separated by ``eos_token``. ValueError if the folder holds no
+    tokenizer or it has no end of text.
 
     >>> load_tokenizer("bytes")("Hi")["input_ids"]
     [72, 105]
@@ -185,10 +122,8 @@ def load_tokenizer(name: str, *, vocab_size: int = 8192, texts: Iterator[Any] | 
         if place := elsewhere(name):
             raise ValueError(f"tokenizer {place}")
         names = ", ".join(map(repr, (*WORDS, *TOKENIZERS)))
-        raise ValueError(f"tokenizer must be {names}, a folder or a {VOCABULARY} of letters, got {name!r}")
+        raise ValueError(f"tokenizer must be {names} or a folder, got {name!r}")
     try:
-        if is_vocabulary_of_letters(folder):
-            return read_vocabulary(folder, end=END_OF_TEXT, unknown=UNKNOWN, pad=PAD)
         if (folder / "merges.txt").is_file() and not (folder / "tokenizer.json").is_file():
             from tokenizers.models import BPE
 

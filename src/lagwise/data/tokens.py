@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +13,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lagwise._version import __version__
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.options import MADE_OF_TEXT
 from lagwise.data.sources import Source, open_source
 from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, pieces, tokenizer_folder
-from lagwise.files import write_whole
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -33,12 +29,11 @@ _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 _PIECE_CHARACTERS = 1 << 16  # characters given to the tokenizer at a time, about
 _BATCH_CHARACTERS = 1 << 22  # characters encoded in parallel, about
-_DONE, _UNFINISHED = "done.json", "unfinished"
 
 
 @dataclass(frozen=True)
-class EncodedText:
-    """A text as arrays of token ids by split, documents separated by end of text.
+class TokenData:
+    """A text as arrays of token ids by split, documents separated by end of text, memory-mapped from a folder.
 
     Attributes:
         text_bytes: UTF-8 bytes of the text of each split, separators not counted.
@@ -47,6 +42,11 @@ class EncodedText:
     tokenizer: PreTrainedTokenizerBase
     splits: dict[str, np.ndarray]
     text_bytes: dict[str, int]
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        return self.folder.name
 
     def bytes_per_token(self, split: str) -> float:
         """Return the average bytes of a token of a split, separators included."""
@@ -57,17 +57,6 @@ class EncodedText:
         valid = self.splits["valid"][: max(tokens, length)]
         length = min(length, len(valid))
         return TrainingWindows(valid, length, max(1, len(valid) // length - 1), 0)
-
-
-@dataclass(frozen=True)
-class TokenData(EncodedText):
-    """An encoded source, whose arrays are memory-mapped from a folder."""
-
-    folder: Path
-
-    @property
-    def key(self) -> str:
-        return self.folder.name
 
     def training_examples(self, length: int, count: int, seed: int) -> TrainingWindows:
         """Return ``count`` windows of the training text."""
@@ -80,15 +69,12 @@ def prepare(
     """Encode a source with a tokenizer, or load the cached result.
 
     name as in `open_source`, tokenizer and vocab_size as in `load_tokenizer`. The result is complete or absent: files
-    are written under temporary names and renamed. If the process is killed, the next one goes on from there. Files that
-    have changed since are rebuilt, with a warning. Raises the errors of those functions, and OSError with advice when
-    the disk is full.
+    are written under temporary names and renamed. Files that have changed since are rebuilt, with a warning. Raises the
+    errors of those functions, and OSError with advice when the disk is full.
     """
     source = open_source(name)
     folder = (cache or default_cache()) / "tokens" / content_key(source, tokenizer, vocab_size)
-    meta = cached_folder(
-        folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress), resumable=True
-    )
+    meta = cached_folder(folder, lambda partial: _encode(source, tokenizer, vocab_size, partial, progress))
     splits: dict[str, np.ndarray] = {s: np.memmap(folder / f"{s}.bin", dtype=meta["dtype"], mode="r") for s in SPLITS}
     return TokenData(load_tokenizer(str(folder / "tokenizer")), splits, meta["text_bytes"], folder)
 
@@ -152,63 +138,29 @@ def copy_tokenizer(folder: Path, target: Path) -> None:
 
 
 def _encode(source: Source, name: str, vocab_size: int, folder: Path, progress: bool) -> dict[str, Any]:
-    done = _begun(folder)
-    tokenizer = _made_tokenizer(source, name, vocab_size, folder)
+    texts: Any = source.document_parts("train") if name in BYTE_PAIRS else source.documents("train")
+    load_tokenizer(name, vocab_size=vocab_size, texts=texts).save_pretrained(folder / "tokenizer")
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+    ends, text_bytes = np.asarray([tokenizer.eos_token_id]), dict.fromkeys(SPLITS, 0)
     for split in SPLITS:
-        begun = done.setdefault(split, {"pieces": 0, "file": 0, "text": 0})
         with (
-            open(folder / f"{split}.bin", "ab") as f,
+            open(folder / f"{split}.bin", "wb") as f,
             progress_bar(desc=f"tokenizing {split}", unit="B", unit_scale=True, show=progress) as bar,
         ):
-            if f.tell() < begun["file"]:  # a machine that stopped may have lost some of what was noted
-                begun.update(pieces=0, file=0, text=0)
-            f.truncate(begun["file"])  # a killed process may have written more than it noted
-            bar.update(begun["text"])
-            for batch in _batches(itertools.islice(_pieces(source, split), begun["pieces"], None)):
-                ends = np.asarray([tokenizer.eos_token_id])
-                for ids, (_, last) in zip(
-                    encode_texts([text for text, _ in batch], tokenizer, name == "bytes"), batch, strict=True
-                ):
+            for batch in _batches(_pieces(source, split)):
+                encoded = encode_texts([text for text, _ in batch], tokenizer, name == "bytes")
+                for ids, (_, last) in zip(encoded, batch, strict=True):
                     f.write(np.concatenate([ids, ends] if last else [ids]).astype(dtype).tobytes())
-                f.flush()
                 read = sum(len(text.encode()) for text, _ in batch)
-                begun["pieces"] += len(batch)
-                begun["text"] += read
-                begun["file"] = f.tell()
-                write_whole(folder / _DONE, json.dumps(done))
+                text_bytes[split] += read
                 bar.update(read)
-        if begun["text"] == 0:
+        if text_bytes[split] == 0:
             raise ValueError(
-                f"{source.name!r} is too short: after {done['train']['text']} bytes for training nothing is left "
+                f"{source.name!r} is too short: after {text_bytes['train']} bytes for training nothing is left "
                 f"for the {split} split; give more text"
             )
-    (folder / _DONE).unlink()
-    text_bytes = {split: done[split]["text"] for split in SPLITS}
     return {"source": source.name, "tokenizer": name, "dtype": dtype, "text_bytes": text_bytes}
-
-
-def _made_tokenizer(source: Source, name: str, vocab_size: int, folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer, saved in a folder: now, or by a process that was killed later."""
-    if not (folder / "tokenizer").is_dir():
-        texts: Any = source.document_parts("train") if name in BYTE_PAIRS else source.documents("train")
-        made = load_tokenizer(name, vocab_size=vocab_size, texts=texts)
-        shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
-        made.save_pretrained(folder / _UNFINISHED)
-        (folder / _UNFINISHED).rename(folder / "tokenizer")
-    return load_tokenizer(str(folder / "tokenizer"))
-
-
-def _begun(folder: Path) -> dict[str, Any]:
-    """How far a killed process came: of each split the pieces, and the bytes of the file and of the text. What another
-    version has begun, which may cut text into other pieces, is removed."""
-    done = json.loads((folder / _DONE).read_text(encoding="utf-8")) if (folder / _DONE).is_file() else {}
-    if done.get("version") != __version__:
-        shutil.rmtree(folder)
-        folder.mkdir()
-        done = {"version": __version__}
-        write_whole(folder / _DONE, json.dumps(done))
-    return done
 
 
 def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:

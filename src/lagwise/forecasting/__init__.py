@@ -9,7 +9,6 @@ from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.forecasting.choosing import Candidate, choose_forecaster, reason
-    from lagwise.forecasting.columns import Columns
     from lagwise.forecasting.estimator import LagForecaster, Scores
     from lagwise.forecasting.tables import SeriesTable, read_series
     from lagwise.forecasting.writing import write_forecast

@@ -17,7 +17,6 @@ _TIMES = ("date", "datetime", "timestamp", "time", "ds", "week", "month", "quart
 _UNNAMED = "Unnamed: 0"  # the name that a first column without one gets: the index of a table that pandas wrote
 _OUTLIER_DEVIATIONS = 30  # robust deviations from the median: a value worth a note
 _MAX_OUTLIER_SHARE = 0.05
-_MAX_TEXTS = 50  # different ones in a column beside the series
 _TRUTHS = {"true": "1", "false": "0"}
 
 
@@ -110,16 +109,3 @@ def outlier_notes(name: str, values: np.ndarray) -> list[str]:
         f"series {name!r} has {values[row]:g} in row {row + 1}{more}, over {_OUTLIER_DEVIATIONS} deviations from its "
         f"median of {middle:g}; if it stands for a missing value, name it with `missing`"
     ]
-
-
-def to_columns(column: pd.Series, decimal: str) -> dict[str, np.ndarray]:
-    """Read a column beside the series, by name. One of text becomes a column of 0 and 1 for each of its values, at most
-    50."""
-    try:
-        return {str(column.name): to_numbers(column, decimal)}
-    except ValueError:
-        texts = column.dropna().astype(str).str.strip().unique()
-        if not 0 < len(texts) <= _MAX_TEXTS or {text.lower().lstrip("+-") for text in texts} & {"inf", "infinity"}:
-            raise
-    text = column.astype(str).str.strip()
-    return {f"{column.name}={each}": (text == each).to_numpy(np.float64) for each in sorted(texts) if each}

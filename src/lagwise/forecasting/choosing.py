@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from lagwise.forecasting.columns import Columns
 from lagwise.forecasting.design import make_design
 from lagwise.forecasting.errors import independent_errors, most_windows, sorted_sizes, unrest
 from lagwise.forecasting.estimator import LagForecaster, averaged
@@ -19,8 +18,7 @@ from lagwise.progress import progress_bar
 from lagwise.tables import check_integer
 
 _MAX_LOOK_BACK_ROWS = 1440
-_MAX_SEPARATE_SERIES = 20  # each with a smoothing of its own, or a map of its own with columns
-_MAX_INPUTS = 2000  # of a map, of the series and its columns
+_MAX_SEPARATE_SERIES = 20  # each with a smoothing of its own
 _MAX_SEPARATE_MAPS = 500  # one for each series
 _SMOOTHING_LOOK_BACK_ROWS = 200  # or 3 seasons
 _MAX_ORIGINS = 10  # rows from which candidates are fitted anew
@@ -86,7 +84,6 @@ def choose_forecaster(
     period: int = 1,
     coverage: float = 0.9,
     nonnegative: bool = False,
-    columns: Columns | None = None,
     progress: bool = False,
 ) -> list[Candidate]:
     """Compare forecasters on rows that they were not fitted to, and fit the best to all rows.
@@ -109,7 +106,6 @@ def choose_forecaster(
         period: Rows of a season, such as 12 months; 1 for none.
         coverage: Of the intervals.
         nonnegative: Whether forecasts below 0 are replaced by 0.
-        columns: What is known beside the series. ``ridge`` with and without them are candidates.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -138,36 +134,25 @@ def choose_forecaster(
     begin = int(np.median(first))  # the first row of most series
     origins = _origins(rows, x.shape[1], horizon, look_back, begin)
     options = _options(x, horizon, origins[0] - begin, model, look_back, period)
-    if columns is not None:
-        values, _ = columns.laid_out(rows, x.shape[1], horizon)
-        options |= _with_columns(options, x.shape[1], values.shape[2], look_back)
-        columns = columns.filled()  # rows of the past are those of a horizon as well
     options = {name: {**each, "nonnegative": nonnegative} for name, each in options.items()}
     starts, groups = _starts(origins, rows - horizon + 1, most_windows(horizon, x.shape[1]))
     names, errors, failed = [], [], []
     for name, chosen in progress_bar(options.items(), desc="trying", unit="model", show=progress):
         make_design(_forecaster(chosen, horizon, rows - begin, coverage))  # errors in options apply to all candidates
         try:
-            errors.append(_errors(chosen, x, horizon, origins, starts, groups, begin, columns))
+            errors.append(_errors(chosen, x, horizon, origins, starts, groups, begin))
             names.append(name)
         except ValueError as error:  # such as gaps that are too long for a short look-back
             failed.append(error)
     if not names or names[0] != BASELINE:
         raise failed[0]
-    if columns is not None and not any(options[name].get("columns") for name in names):
-        raise ValueError(f"no forecaster with columns can be fitted: {failed[-1]}")
     logs, scale = [bool(options[name].get("logs")) for name in names], scales(x)[1]
     errors = [each if logs[i] else each / scale for i, each in enumerate(errors)]
     targets = sliding_window_view(x, horizon, axis=0)[starts].transpose(0, 2, 1)
     tested = _Backtest(errors, logs, targets, scale, _AVERAGED_ERROR_RATIO if len(origins) > 1 else 1.0)
     picked, (order, _) = tested.picked(), tested.ranks()
     data = x[:, 0] if one else x
-    fitted = [
-        _forecaster(options[names[i]], horizon, rows - begin, coverage).fit(
-            data, columns=columns if options[names[i]].get("columns") else None
-        )
-        for i in picked
-    ]
+    fitted = [_forecaster(options[names[i]], horizon, rows - begin, coverage).fit(data) for i in picked]
     forecaster = averaged(fitted)
     own = np.mean([errors[i] for i in picked], axis=0) * (1 if logs[picked[0]] else scale) / forecaster.scale_
     if len(origins) == 1:  # each half of its windows is judged by what the other half chooses
@@ -279,26 +264,6 @@ def _options(
     return found
 
 
-def _with_columns(
-    options: Mapping[str, Mapping[str, Any]], series: int, columns: int, look_back: int | None
-) -> dict[str, Any]:
-    """List the candidates that use columns: each ``ridge`` whose look-back gives no more inputs than can be solved
-    for."""
-    ridges = {name: each for name, each in options.items() if each["model"] == "ridge"}
-    if not ridges:
-        raise ValueError("columns are only supported by the model 'ridge'; give it as `model`, or no model")
-    most = max(_MAX_INPUTS // (1 + columns), min((each["look_back"] for each in ridges.values()), default=1))
-    return {
-        name.replace("ridge", "ridge with columns"): {
-            **each,
-            "columns": True,
-            **({"shared": True} if series > _MAX_SEPARATE_SERIES else {}),
-        }
-        for name, each in ridges.items()
-        if look_back is not None or each["look_back"] <= most
-    }
-
-
 def _look_backs(horizon: int, period: int, rows: int) -> list[int]:
     """List the horizon and the period times powers of 2, within bounds; at least one where there are rows for one."""
     longest = _longest(rows, horizon)
@@ -311,8 +276,7 @@ def _forecaster(options: Mapping[str, Any], horizon: int, rows: int, coverage: f
     inner: dict[str, Any] = {"validation": _inner(rows, horizon)}
     if options["look_back"] > _longest(rows, horizon):
         inner = {"validation": 0, "penalty": _DEFAULT_PENALTY, "shared": True}
-    chosen = {name: each for name, each in {**inner, **options}.items() if name != "columns"}
-    return LagForecaster(horizon, coverage=coverage, **chosen)
+    return LagForecaster(horizon, coverage=coverage, **{**inner, **options})
 
 
 def _starts(origins: Sequence[int], end: int, max_count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -334,20 +298,15 @@ def _errors(
     starts: np.ndarray,
     numbers: np.ndarray,
     first: int,
-    columns: Columns | None,
 ) -> np.ndarray:
     """Compute errors ``(windows, horizon, series)`` of a candidate that is fitted anew at each origin; most series
     begin in the row ``first``."""
     made = np.full((len(starts), horizon, x.shape[1]), np.nan)
     for i, begin in enumerate(origins):
         known = ~np.isnan(x[:begin]).all(0)  # others begin later
-        beside = columns.of(known) if columns is not None and options.get("columns") else None
-        own = None if beside is None else beside.first(begin, horizon)
-        fitted = _forecaster(options, horizon, begin - first, 0.9).fit(x[:begin, known], columns=own)
+        fitted = _forecaster(options, horizon, begin - first, 0.9).fit(x[:begin, known])
         rows = np.flatnonzero(numbers == i)
-        made[np.ix_(rows, np.arange(horizon), np.flatnonzero(known))] = fitted.errors_at(
-            x[:, known], starts[rows], columns=beside
-        )
+        made[np.ix_(rows, np.arange(horizon), np.flatnonzero(known))] = fitted.errors_at(x[:, known], starts[rows])
     return made
 
 

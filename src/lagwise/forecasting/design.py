@@ -28,7 +28,6 @@ class Design:
     horizon: int
     level: str
     kernels: int
-    rank: int | None
     penalties: tuple[float, ...]
     folds: int = 1
 
@@ -54,13 +53,13 @@ class Design:
             return Smoothing(1.0, 0.0, 0.9, 0.0, self.spec["period"]).parameters
         if self.windowless:
             return 0
-        sizes = (parameter_count(n, self.horizon, kernels=self.kernels, rank=self.rank) for n in self.look_backs)
+        sizes = (parameter_count(n, self.horizon, kernels=self.kernels) for n in self.look_backs)
         return sum(sizes)
 
 
 def make_design(forecaster: Any) -> Design:
     """Validate a forecaster's parameters. ValueError names a parameter that is out of range."""
-    model, rank, penalty = forecaster.model, plain(forecaster.rank), forecaster.penalty
+    model, penalty = forecaster.model, forecaster.penalty
     spec = dict(model) if isinstance(model, Mapping) else {"name": model}
     name = known(spec.get("name"), MODELS, "model")
     for key in spec:
@@ -78,8 +77,6 @@ def make_design(forecaster: Any) -> Design:
         if kernels != 1:
             raise ValueError(f"kernels does not apply to the model 'ridge', got {kernels}")
         kernels = horizon
-    if rank is not None and (name != "ridge" or check_integer("rank", rank) < 1):
-        raise ValueError(f"rank applies to the model 'ridge' only, got {rank}")
     if penalty is not None and not penalty >= 0:
         raise ValueError(f"penalty must be at least 0, got {penalty!r}")
     folds = check_integer("folds", plain(forecaster.folds))
@@ -96,7 +93,6 @@ def make_design(forecaster: Any) -> Design:
         horizon=horizon,
         level=known(forecaster.level, LEVELS, "level"),
         kernels=kernels,
-        rank=rank,
         penalties=(PENALTIES if name in CLOSED_FORM else (0.0,)) if penalty is None else (float(penalty),),
         folds=folds,
     )

@@ -10,7 +10,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from lagwise.forecasting.moments import window_count
 
-CRPS_COVERAGES = (0.8, 0.6, 0.4, 0.2)  # intervals between the quantiles 0.1 and 0.9, 0.2 and 0.8 ...
 _WINDOWS_PER_CHUNK = 2048
 _PRIOR_WINDOWS = 10  # that draw the share of independent errors to 1
 _LATEST_HORIZONS = 2
@@ -25,9 +24,6 @@ def forecast_errors(
     targets: np.ndarray,
     chosen: np.ndarray,
     first: np.ndarray | None = None,
-    *,
-    effects: Sequence[np.ndarray | None] = (None,),
-    columns: np.ndarray | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield for each series its index and its errors ``(windows, horizon)``, some thousand of the chosen windows at a
     time.
@@ -38,9 +34,6 @@ def forecast_errors(
         targets: Like filled, NaN where missing; errors there are NaN too.
         chosen: The first rows of windows.
         first: The first observed row of each series, by default 0. Forecasts without an observed input have no error.
-        effects: Of columns ``(columns, look_back + 1, horizon)``, for all series or one for each; the last row is that
-            of the target.
-        columns: ``(rows, series, columns)``.
     """
     look_back, horizon = maps[0].shape
     for series in range(filled.shape[1]):
@@ -49,28 +42,9 @@ def forecast_errors(
         for start in range(0, len(chosen), _WINDOWS_PER_CHUNK):
             part = chosen[start : start + _WINDOWS_PER_CHUNK]
             errors = inputs[part] @ maps[series if len(maps) > 1 else 0] - outputs[part]
-            own = effects[series if len(effects) > 1 else 0]
-            if columns is not None and own is not None:
-                errors += column_part(own, columns[:, series], part)
             if first is not None:
                 errors[part + look_back <= first[series]] = np.nan
             yield series, errors
-
-
-def column_part(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Compute what columns ``(rows, columns)`` add to forecasts ``(windows, horizon)`` of windows with these first
-    rows, by effects ``(columns, look_back + 1, horizon)``, whose last row is that of the target."""
-    look_back, horizon = effects.shape[1] - 1, effects.shape[2]
-    before = sliding_window_view(columns, look_back, axis=0)[starts]  # (windows, columns, look_back)
-    ahead = sliding_window_view(columns[look_back:], horizon, axis=0)[starts]
-    return np.tensordot(before, effects[:, :-1], 2) + (ahead * effects[:, -1]).sum(1)
-
-
-def column_parts(effects: np.ndarray, columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Apply `column_part` to all series ``(windows, horizon, series)``, of columns ``(rows, series, columns)`` and
-    effects for all series or for each."""
-    own = [effects[i if len(effects) > 1 else 0] for i in range(columns.shape[1])]
-    return np.stack([column_part(each, columns[:, i], starts) for i, each in enumerate(own)], axis=2)
 
 
 def window_errors(
@@ -78,15 +52,12 @@ def window_errors(
     filled: np.ndarray,
     targets: np.ndarray,
     first: np.ndarray | None = None,
-    *,
-    effects: Sequence[np.ndarray | None] = (None,),
-    columns: np.ndarray | None = None,
 ) -> np.ndarray:
     """Compute errors ``(windows, horizon, series)`` on at most 500 windows at even distances (fewer of hundreds of
     series), NaN where not observed; the rest as in `forecast_errors`."""
     look_back, horizon = maps[0].shape
     chosen = some_windows(len(filled), look_back, horizon, most_windows(horizon, filled.shape[1]))
-    found = forecast_errors(maps, filled, targets, chosen, first, effects=effects, columns=columns)
+    found = forecast_errors(maps, filled, targets, chosen, first)
     return np.stack([errors for _, errors in found], axis=2)
 
 
@@ -194,23 +165,6 @@ def error_quantiles(sizes: np.ndarray, coverage: float, independent: float | Non
         rank = min(len(ratios), math.ceil((len(ratios) + 1) * coverage))
         found[:, i] = wider * profile * (ratios[rank - 1] if rank else 0.0)
     return found
-
-
-def ranked_probability(sizes: np.ndarray, halves: Sequence[np.ndarray]) -> np.ndarray:
-    """Compute the continuous ranked probability score of each error, as twice the mean quantile loss of 0.1, 0.2 ...
-    0.9.
-
-    Formula: the losses of the quantiles a and 1 - a, the ends of an interval of half width q around the forecast, add
-    up to ``2 a q + max(|e| - q, 0)`` for an error e, and that of the median is ``|e| / 2``.
-
-    Shapes: sizes ``|e|``, ``(windows, horizon)``; halves the half widths ``(horizon,)`` for `CRPS_COVERAGES`.
-
-    Source: Gneiting and Raftery 2007 (interval scores; the score is the integral of quantile losses).
-    """
-    losses = sizes / 2
-    for coverage, half in zip(CRPS_COVERAGES, halves, strict=True):
-        losses = losses + (1 - coverage) * half + np.maximum(sizes - half, 0.0)
-    return 2 * losses / (2 * len(CRPS_COVERAGES) + 1)
 
 
 def _profile(sizes: np.ndarray, observed: np.ndarray, independent: float) -> np.ndarray:

@@ -12,15 +12,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[missing-module-attribute]
 
-from lagwise.forecasting.columns import Columns, FittedColumns, check_columns, column_parameters
 from lagwise.forecasting.design import held_out_rows, make_design, plain
 from lagwise.forecasting.errors import (
-    CRPS_COVERAGES,
-    column_parts,
     error_quantiles,
     forecast_errors,
     independent_errors,
-    ranked_probability,
     sorted_sizes,
     window_errors,
 )
@@ -35,15 +31,12 @@ _MIN_VALUES_FOR_SCALE = 10  # before the held-out rows, of a series among others
 
 class Scores(NamedTuple):
     """Scores of forecasts: mean squared and mean absolute error on the standardised scale, the number of scored
-    windows per series, the share of values within the intervals, and the continuous ranked probability score (CRPS),
-    on the standardised scale, as twice the mean quantile loss of the quantiles 0.1, 0.2 ... 0.9 (both None without
-    intervals)."""
+    windows per series, and the share of values within the intervals (None without intervals)."""
 
     mse: float
     mae: float
     windows: int
     coverage: float | None = None
-    crps: float | None = None
 
 
 class LagForecaster(BaseEstimator):
@@ -53,7 +46,7 @@ class LagForecaster(BaseEstimator):
     Formula: a series is standardised by the mean and deviation of the training rows; the level ``r^T u`` of a window u
     is removed, the map B gives ``y = B^T (u - level) + level``, and the scale is restored. Models:
 
-    - ``ridge``: B is any matrix; least squares with a penalty on its squares. ``rank`` limits its rank.
+    - ``ridge``: B is any matrix; least squares with a penalty on its squares.
     - ``toeplitz``: ``B(i, h) = k(h - i)``, one kernel of look_back + horizon - 1 values for all horizons, or
       ``kernels`` of them, each for equally many consecutive horizons.
     - ``smoothing``: exponential smoothing, with or without a trend, a damped trend and a season, its parameters by an
@@ -67,13 +60,12 @@ class LagForecaster(BaseEstimator):
             there are none.
         model: see above.
         kernels: for ``toeplitz``; must divide the horizon.
-        rank: for ``ridge``; None for any.
         level: removed from a window: its ``mean``, its ``last`` value, or ``none``.
         logs: forecast the logarithms of values, all above 0, and restore them. Scores are those of logarithms.
         nonnegative: replace forecasts, and ends of intervals, below 0 by 0. Scores are those of the map alone.
         shared: one map for all series (True), one for each (False), or one for each that is drawn to the shared map
-            (None): the penalty is on their difference, and is chosen on the held-out rows of the series. With a rank, a
-            given penalty or columns, and of ``smoothing``, whichever of the two has the lower error on held-out rows.
+            (None): the penalty is on their difference, and is chosen on the held-out rows of the series. With a given
+            penalty, and of ``smoothing``, whichever of the two has the lower error on held-out rows.
         penalty: relative to the variance of a standardised series; None for the best on held-out rows. With infinity
             the map is 0, and the level is forecast: the last value with ``level="last"``.
         validation: rows held out at the end, a share or a number: they choose the penalty, and the sizes of their
@@ -91,8 +83,6 @@ class LagForecaster(BaseEstimator):
         penalty_: of each map and look-back; infinite for that of all series, where a map is drawn to it.
         weights_: of look-backs.
         validation_error_: mean squared error on the held-out rows.
-        effects_: of columns (1 or series, columns, look_back + 1, horizon); the last row is that of the row forecast.
-            None without columns.
         errors_: absolute errors of at most 500 held-out windows (windows, horizon, series), sorted; None without.
         independent_: how many of these errors count as independent.
         n_parameters_: number of parameters.
@@ -127,7 +117,6 @@ class LagForecaster(BaseEstimator):
         *,
         model: str | Mapping[str, Any] = "ridge",
         kernels: int = 1,
-        rank: int | None = None,
         level: str = "mean",
         logs: bool = False,
         nonnegative: bool = False,
@@ -142,7 +131,6 @@ class LagForecaster(BaseEstimator):
         self.look_back = look_back
         self.model = model
         self.kernels = kernels
-        self.rank = rank
         self.level = level
         self.logs = logs
         self.nonnegative = nonnegative
@@ -158,15 +146,12 @@ class LagForecaster(BaseEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    def fit(self, X: Any, y: None = None, *, columns: Columns | None = None) -> Self:
+    def fit(self, X: Any, y: None = None) -> Self:
         """Fit to series ``(rows, series)`` in temporal order, or one series ``(rows,)``; NaN is missing.
 
         X may also be a mapping of names to series of different lengths, which end at the same time or are each forecast
         from their own end. Rows are then counted from the end, and held-out rows as a share of the median length.
         Forecasts have the columns of `predict` in the order of the mapping.
-
-        columns: what is known beside the series (`lagwise.forecasting.Columns`), aligned with the rows of X; of series
-            of different lengths, ends with ends. For the model ``ridge`` without ``rank``.
         """
         design = make_design(self)
         values = self._validated(X, reset=True)
@@ -177,19 +162,10 @@ class LagForecaster(BaseEstimator):
         window_count(cut + design.horizon * design.windowless, design.look_back, design.horizon)
         # Series that start in the held-out rows, or shortly before: too few values for a scale.
         later = first > (max(0, cut - _MIN_VALUES_FOR_SCALE) if x.shape[1] > 1 else cut - 1)
-        every = later | (columns is not None)  # effects of columns are comparable only on the same scale
-        self.mean_, self.scale_ = scales(np.where(every, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
+        self.mean_, self.scale_ = scales(np.where(later, x, np.where(np.arange(len(x))[:, None] < cut, x, np.nan)))
         z = self._standardized(values)
         filled, missing = fill(z), np.isnan(z)
-        self._columns: FittedColumns | None = None
-        beside: np.ndarray | None = None
-        if columns is not None:
-            check_columns(design)
-            self._columns, beside = FittedColumns.fit(
-                columns, len(x), (filled == filled[0]).all(0), design.look_back, design.horizon
-            )
-        kinds = () if self._columns is None else self._columns.kinds
-        rows = Rows(filled, missing, beside, kinds)
+        rows = Rows(filled, missing)
         groups = fit_groups(design, rows, cut, self.shared, self._name)
         self.shared_, fits = groups.shared, groups.fits
         self.validation_error_ = groups.error if held else None
@@ -197,14 +173,7 @@ class LagForecaster(BaseEstimator):
         if held:
             begin = cut - design.look_back
             targets = np.where(missing, np.nan, filled)[begin:]
-            errors = window_errors(
-                [fit.maps for fit in fits],
-                filled[begin:],
-                targets,
-                first - begin,
-                effects=[fit.effects for fit in fits],
-                columns=None if beside is None else beside[begin:],
-            )
+            errors = window_errors([fit.maps for fit in fits], filled[begin:], targets, first - begin)
             self.errors_ = sorted_sizes(errors, first > cut)
             self.independent_ = independent_errors(errors, held / design.horizon)
         self.weights_ = fits[0].weights
@@ -212,61 +181,43 @@ class LagForecaster(BaseEstimator):
         if held and self.refit:
             fits = groups.refit(design, rows).fits
         self.maps_ = np.stack([fit.maps for fit in fits])
-        self.effects_: Any = None if beside is None else np.stack([fit.effects for fit in fits])  # type: ignore
-        self.n_parameters_ = len(fits) * (design.parameters + column_parameters(kinds, design))
+        self.n_parameters_ = len(fits) * design.parameters
         self._recent = deque(filled[-design.look_back :].copy(), maxlen=design.look_back)
         self._last = fill(values)[-1]
         return self
 
-    def predict(self, horizon: int | None = None, *, X: Any = None, columns: Columns | None = None) -> np.ndarray:
+    def predict(self, horizon: int | None = None, *, X: Any = None) -> np.ndarray:
         """Forecast the rows after the data.
 
         Args:
             horizon: Number of rows; by default all that were fitted, at most these.
             X: Forecast the rows after X; by default those after the fitted data and every row given to `update` since.
-            columns: With X, its columns, which must have values of future ones in the horizon. Without X, the future
-                values of the horizon; by default those given to `fit`.
 
         Returns:
             ``(horizon, series)``, or ``(horizon,)`` for one series ``(rows,)``.
         """
         check_is_fitted(self)
         steps = self._steps(horizon)
-        made, end = self._forecast(steps, X, columns)
+        made, end = self._forecast(steps, X)
         return self._shaped(self._raw(made, end))
 
-    def _forecast(self, steps: int, X: Any, columns: Columns | None) -> tuple[np.ndarray, np.ndarray]:
+    def _forecast(self, steps: int, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Forecast values or, with ``logs``, logarithms ``(steps, series)``, and return the last value too where the
         forecast is that but for rounding, else NaN."""
-        look_back, beside = self.maps_.shape[1], None
+        look_back = self.maps_.shape[1]
         if X is None:
             recent, last = np.stack(self._recent), self._last
-            if self._columns is not None:
-                beside = self._columns.ahead_of(steps, columns)
         else:
             x = self._validated(X, reset=False)
             if len(x) < look_back:
                 raise ValueError(f"X must have at least look_back = {look_back} rows to forecast from, got {len(x)}")
             recent, last = fill(self._standardized(x))[-look_back:], fill(x)[-1]
-            beside = self._given(columns, len(x), steps)
-            beside = None if beside is None else beside[len(x) - look_back :]
         z = (recent.T[:, None] @ self.maps_[:, :, :steps])[:, 0].T
-        if beside is not None:
-            z = z + column_parts(self.effects_[..., :steps], beside, np.zeros(1, dtype=int))[0]
         same = np.abs(z - recent[-1]) <= _RELATIVE_ROUNDING * np.abs(recent).max(0)
         return z * self.scale_ + self.mean_, np.where(same, last, np.nan)
 
-    def _given(self, columns: Columns | None, rows: int, ahead: int = 0) -> np.ndarray | None:
-        """Standardise the columns of given rows, and of some rows ahead."""
-        return None if self._columns is None else self._columns.given(columns, rows, self.maps_.shape[2], ahead)
-
     def predict_interval(
-        self,
-        horizon: int | None = None,
-        *,
-        X: Any = None,
-        coverage: float | None = None,
-        columns: Columns | None = None,
+        self, horizon: int | None = None, *, X: Any = None, coverage: float | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Compute lower and upper ends of intervals around `predict`, with its shape.
 
@@ -275,7 +226,7 @@ class LagForecaster(BaseEstimator):
         windows of a changing series are not exchangeable, so coverage is approximate.
         """
         check_is_fitted(self)
-        centre, end = self._forecast(self._steps(horizon), X, columns)
+        centre, end = self._forecast(self._steps(horizon), X)
         if self.errors_ is None:
             raise ValueError("intervals need held-out rows; fit with validation above 0")
         coverage = self.coverage if coverage is None else coverage
@@ -286,67 +237,40 @@ class LagForecaster(BaseEstimator):
         end = np.where(half == 0, end, np.nan)
         return self._shaped(self._raw(centre - half, end)), self._shaped(self._raw(centre + half, end))
 
-    def predict_quantiles(
-        self,
-        quantiles: Sequence[float],
-        horizon: int | None = None,
-        *,
-        X: Any = None,
-        columns: Columns | None = None,
-    ) -> np.ndarray:
-        """Compute quantiles ``(quantiles, *shape of predict)``: the ends of the intervals of `predict_interval` that
-        leave out equal shares below and above, and for 0.5 the forecast itself. ValueError for a quantile out of (0,
-        1)."""
-        for quantile in quantiles:
-            if not 0 < quantile < 1:
-                raise ValueError(f"quantiles must be in (0, 1), got {quantile!r}")
-        shares = [abs(2 * quantile - 1) for quantile in quantiles]
-        ends = [self.predict_interval(horizon, X=X, coverage=share, columns=columns) for share in shares]
-        return np.stack([pair[int(quantile > 0.5)] for quantile, pair in zip(quantiles, ends, strict=True)])
-
-    def update(self, row: Any, *, columns: Columns | None = None) -> Self:
+    def update(self, row: Any) -> Self:
         """Append the next row ``(series,)`` of the data; NaN is missing. Takes constant time and memory: the maps stay,
-        and the window moves. Forecasts are exactly those from all rows at once.
-
-        columns: Those of the row, each with one row: past ones, and future ones that were not given before."""
+        and the window moves. Forecasts are exactly those from all rows at once."""
         check_is_fitted(self)
         values = np.asarray(row, dtype=np.float64).reshape(-1)
         if values.shape != (self.n_features_in_,) or np.isinf(values).any():
             raise ValueError(f"row must be {self.n_features_in_} finite values or NaN, got {shown(row)}")
         standardized = self._standardized(values[None])
-        if self._columns is not None:
-            self._columns = self._columns.append(columns)
         self._last = carry_forward(values[None], self._last)[0]
         self._recent.append(carry_forward(standardized, self._recent[-1])[0])
         return self
 
-    def evaluate(self, X: Any, *, columns: Columns | None = None) -> Scores:
+    def evaluate(self, X: Any) -> Scores:
         """Score every window within X, with stride one: look_back rows and the horizon after them."""
         check_is_fitted(self)
         z = self._standardized(self._validated(X, reset=False))
         look_back, horizon = self.maps_.shape[1:]
         windows = window_count(len(z), look_back, horizon)
         filled = fill(z)
-        spread = self.errors_ is not None
-        shares = (self.coverage, *CRPS_COVERAGES) if spread else ()
-        halves = [error_quantiles(np.asarray(self.errors_), share, self.independent_) for share in shares]
-        squares = absolutes = inside = losses = count = 0.0
-        beside: dict[str, Any] = {"columns": self._given(columns, len(z))}
-        beside |= {} if self.effects_ is None else {"effects": self.effects_}
-        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z), **beside):
+        half = None if self.errors_ is None else error_quantiles(self.errors_, self.coverage, self.independent_)
+        squares = absolutes = inside = count = 0.0
+        for series, errors in forecast_errors(self.maps_, filled, z, np.arange(windows), first_observed(z)):
             sizes = np.abs(errors)
             squares += np.nansum(sizes**2)
             absolutes += np.nansum(sizes)
             count += np.count_nonzero(~np.isnan(sizes))
-            if spread:
-                inside += np.count_nonzero(sizes <= halves[0][:, series])
-                losses += np.nansum(ranked_probability(sizes, [half[:, series] for half in halves[1:]]))
+            if half is not None:
+                inside += np.count_nonzero(sizes <= half[:, series])
         if not count:
             raise ValueError("X has no observed value to score a forecast by")
-        shares = (float(inside / count), float(losses / count)) if spread else (None, None)
-        return Scores(float(squares / count), float(absolutes / count), windows, *shares)
+        covered = None if half is None else float(inside / count)
+        return Scores(float(squares / count), float(absolutes / count), windows, covered)
 
-    def errors_at(self, X: Any, starts: np.ndarray, *, columns: Columns | None = None) -> np.ndarray:
+    def errors_at(self, X: Any, starts: np.ndarray) -> np.ndarray:
         """Compute errors ``(windows, horizon, series)`` of the forecasts of the rows from each of ``starts``, with
         ``logs`` of logarithms; NaN where not observed."""
         check_is_fitted(self)
@@ -356,8 +280,6 @@ class LagForecaster(BaseEstimator):
         targets = sliding_window_view(self._logarithms(x), horizon, axis=0)[starts].transpose(0, 2, 1)
         windows = sliding_window_view(filled, look_back, axis=0)[starts - look_back]  # (windows, series, look_back)
         made = (windows.transpose(1, 0, 2) @ self.maps_).transpose(1, 2, 0)
-        if (beside := self._given(columns, len(x))) is not None:
-            made = made + column_parts(self.effects_, beside, starts - look_back)
         made = made * self.scale_ + self.mean_
         made = np.maximum(made, 0.0) if self.nonnegative and not self.logs else made
         some = starts[:, None] > first_observed(x)  # otherwise no input is observed
@@ -430,22 +352,7 @@ def averaged(forecasters: Sequence[LagForecaster]) -> LagForecaster:
     padded = [np.pad(each.maps_, ((0, 0), (look_back - each.maps_.shape[1], 0), (0, 0))) for each in forecasters]
     total: Any = sum(padded)  # one map is that of all series
     made.maps_ = total / len(padded)
-    if given := [each for each in forecasters if each.effects_ is not None]:
-        _average_columns(made, given, len(forecasters))
     made.shared_ = all(each.shared_ for each in forecasters)
     made.n_parameters_ = sum(each.n_parameters_ for each in forecasters)
     made.penalty_ = [penalty for each in forecasters for penalty in each.penalty_]
     return made
-
-
-def _average_columns(made: LagForecaster, given: Sequence[LagForecaster], count: int) -> None:
-    """Give a forecaster the sum of the effects of columns of some, which are on the same scale, over ``count``."""
-    longest = max(given, key=lambda each: each.maps_.shape[1])
-    look_back = made.maps_.shape[1]
-    none = (0, 0)
-    total: Any = sum(
-        np.pad(each.effects_, (none, none, (look_back + 1 - each.effects_.shape[2], 0), none)) for each in given
-    )
-    made.effects_ = total / count
-    assert longest._columns is not None
-    made._columns = longest._columns.rescaled(made.scale_ / longest.scale_, look_back)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lagwise.forecasting.columns import column_path
 from lagwise.forecasting.design import Design
 from lagwise.forecasting.gaps import stretches
 from lagwise.forecasting.moments import level_weights, window_moments
@@ -20,9 +19,6 @@ from lagwise.forecasting.unobserved import HeldOut, Stretch, Unobserved
 
 _RELATIVE_JITTER = 1e-9  # of the squared errors of maps: nearly equal ones get equal weights
 _MAX_GAP_SHARE = 0.1  # of the look-back: windows with longer runs of missing rows are not used in training
-
-#: A map from raw inputs, and the effects of columns if there are any.
-_Made = tuple[np.ndarray, "np.ndarray | None"]
 
 
 class Fold(NamedTuple):
@@ -36,34 +32,24 @@ class Fold(NamedTuple):
 class Fit:
     """Fit to some rows: a map for each look-back, and their weighted average.
 
-    parts: a map ``(look_back, horizon)`` from raw inputs to forecasts, and effects of columns ``(columns, look_back +
-    1, horizon)`` (`column_path`), for each look-back. products: sums over held-out windows of products of their errors
-    ``(look_backs, look_backs)``; count: the number of observed targets there. penalties: for each look-back; weights:
-    those of the average. others: parts that were fitted to the rows of other folds.
+    parts: a map ``(look_back, horizon)`` from raw inputs to forecasts for each look-back. products: sums over held-out
+    windows of products of their errors ``(look_backs, look_backs)``; count: the number of observed targets there.
+    penalties: for each look-back; weights: those of the average. others: parts that were fitted to the rows of other
+    folds.
     """
 
-    parts: tuple[_Made, ...]
+    parts: tuple[np.ndarray, ...]
     products: np.ndarray
     count: float
     penalties: tuple[float, ...]
     weights: np.ndarray
-    others: tuple[tuple[_Made, ...], ...] = ()
+    others: tuple[tuple[np.ndarray, ...], ...] = ()
 
     @cached_property
     def maps(self) -> np.ndarray:
         """The average map, of the longest look-back."""
-        longest = max(len(maps) for maps, _ in self.parts)
-        padded = [np.pad(maps, ((longest - len(maps), 0), (0, 0))) for maps, _ in self.parts]
-        return np.tensordot(self.weights, padded, 1)
-
-    @cached_property
-    def effects(self) -> np.ndarray | None:
-        """The average of the effects of columns."""
-        found = [effects for _, effects in self.parts if effects is not None]
-        if not found:
-            return None
-        longest = max(each.shape[1] for each in found)
-        padded = [np.pad(each, ((0, 0), (longest - each.shape[1], 0), (0, 0))) for each in found]
+        longest = max(map(len, self.parts))
+        padded = [np.pad(maps, ((longest - len(maps), 0), (0, 0))) for maps in self.parts]
         return np.tensordot(self.weights, padded, 1)
 
     @property
@@ -104,7 +90,6 @@ def usable_rows(
     missing: np.ndarray,
     width: int,
     look_back: int,
-    columns: np.ndarray | None = None,
     *,
     held: tuple[int, int] | None = None,
 ) -> list[Stretch]:
@@ -114,7 +99,7 @@ def usable_rows(
     longest = max(1, int(_MAX_GAP_SHARE * look_back))
     first, last = (len(x), len(x)) if held is None else held
     found = [
-        Stretch(x[rows, series], missing[rows, series], None if columns is None else columns[rows, series])
+        Stretch(x[rows, series], missing[rows, series])
         for begin, end in ((0, first), (last, len(x)))
         if end - begin >= width
         for (a, b), series in stretches(missing[begin:end], longest).items()
@@ -129,9 +114,7 @@ def usable_rows(
     return found
 
 
-def held_out_stretches(
-    x: np.ndarray, missing: np.ndarray, begin: int, look_back: int, horizon: int, columns: np.ndarray | None = None
-) -> list[Stretch]:
+def held_out_stretches(x: np.ndarray, missing: np.ndarray, begin: int, look_back: int, horizon: int) -> list[Stretch]:
     """The stretches of filled series ``(rows, series)`` whose windows are held out: from the row ``begin`` or, of
     series that start later, the first row from which the last input of a window is observed."""
     first = np.where(missing.all(0), 0, (~missing).argmax(0))
@@ -140,7 +123,7 @@ def held_out_stretches(
     for start in np.unique(starts):
         own = slice(start, None), starts == start
         if len(x) - start >= look_back + horizon:
-            found.append(Stretch(x[own], missing[own], None if columns is None else columns[own]))
+            found.append(Stretch(x[own], missing[own]))
     return found
 
 
@@ -148,7 +131,6 @@ def fit_maps(
     design: Design,
     folds: Sequence[Fold],
     like: Fit | None = None,
-    kinds: Sequence[str] = (),
     near: Fit | None = None,
 ) -> Fit:
     """Fit one map for each look-back, for all given series, from stretches of rows to train on.
@@ -158,11 +140,10 @@ def fit_maps(
         folds: Rows to train on and, if any, held-out ones, whose windows choose one of ``design.penalties``: the one
             with the lowest error on those of all folds together. The maps are those of the first fold.
         like: A fit whose penalties and weights are taken over. By default look-backs have equal weights.
-        kinds: Of the columns of stretches.
         near: A fit to other series. The penalty is then on the difference from its maps, and may be infinite.
     """
     held_out = [HeldOut(fold.valid, design.look_back) if fold.valid else None for fold in folds]
-    parts: list[list[_Made]] = [[] for _ in folds]
+    parts: list[list[np.ndarray]] = [[] for _ in folds]
     chosen = []
     for i, look_back in enumerate(design.look_backs):
         paths = [
@@ -171,8 +152,7 @@ def fit_maps(
                 fold.train,
                 look_back,
                 None if like is None else like.penalties[i],
-                kinds,
-                None if near is None else (near.parts, *near.others)[k][i][0],
+                None if near is None else (near.parts, *near.others)[k][i],
             )
             for k, fold in enumerate(folds)
         ]
@@ -203,32 +183,26 @@ def _candidates(
     train: Sequence[Stretch],
     look_back: int,
     chosen: float | None,
-    kinds: Sequence[str],
     near: np.ndarray | None,
-) -> Iterator[tuple[_Made, float]]:
-    """Maps from raw inputs, and effects of columns, for each penalty, or the ``chosen`` one: on the difference from the
-    map ``near``, which is that of an infinite one, if it is given."""
+) -> Iterator[tuple[np.ndarray, float]]:
+    """Maps from raw inputs for each penalty, or the ``chosen`` one: on the difference from the map ``near``, which is
+    that of an infinite one, if it is given."""
     if design.spec["name"] == "smoothing":
         filled = np.concatenate([each.filled for each in train], axis=1)
         missing = np.concatenate([each.missing for each in train], axis=1)
         found = fit_smoothing(filled, missing, design.spec["period"])
-        yield (found.map(look_back, design.horizon), None), 0.0
+        yield found.map(look_back, design.horizon), 0.0
         return
     if design.spec["name"] == "seasonal":
-        yield (seasonal_map(look_back, design.horizon, design.spec["period"]), None), 0.0
+        yield seasonal_map(look_back, design.horizon, design.spec["period"]), 0.0
         return
     level = level_weights(design.level, look_back)
     if design.penalties == (math.inf,):  # the level alone, which needs no rows to train on
-        yield (np.outer(level, np.ones(design.horizon)), None), math.inf
+        yield np.outer(level, np.ones(design.horizon)), math.inf
         return
     penalties = design.penalties if chosen is None else (chosen,)
-    if kinds:
-        path = column_path(train, kinds, look_back, design.horizon, design.level, penalties)
-        for penalty, made in zip(penalties, path, strict=True):
-            yield made, penalty
-        return
     if near is not None and chosen in (None, math.inf):
-        yield (near, None), math.inf
+        yield near, math.inf
         if chosen is not None:
             return
     moments = window_moments([each.filled for each in train], look_back, design.horizon).without_level(design.level)
@@ -246,9 +220,9 @@ def _candidates(
         return moments.cross + more - level @ more
 
     refill: Refill | None = refilled if unobserved else None
-    path = ridge_path(moments, penalties, kernels=design.kernels, rank=design.rank, refill=refill)
+    path = ridge_path(moments, penalties, kernels=design.kernels, refill=refill)
     for penalty, maps in zip(penalties, path, strict=True):
-        yield (raw(maps), None), penalty
+        yield raw(maps), penalty
 
 
 def seasonal_map(look_back: int, horizon: int, period: int) -> np.ndarray:

@@ -14,13 +14,10 @@ from lagwise.forecasting.unobserved import Stretch
 
 
 class Rows(NamedTuple):
-    """Rows of series ``(rows, series)`` with missing values filled in, where these were missing, and the columns beside
-    them ``(rows, series, columns)`` with their kinds."""
+    """Rows of series ``(rows, series)`` with missing values filled in, and where these were missing."""
 
     filled: np.ndarray
     missing: np.ndarray
-    columns: np.ndarray | None = None
-    kinds: Sequence[str] = ()
 
     def fit(
         self,
@@ -33,21 +30,19 @@ class Rows(NamedTuple):
         """Fit maps for some series (`fit_maps`), with a fold for each block of held-out rows (its begin and end), from
         all rows before and after it. All windows with targets in the block are held out, so that forecasters of any
         look-back are compared on the same targets."""
-        return fit_maps(design, [self._fold(design, series, *block) for block in blocks], like, self.kinds, near)
+        return fit_maps(design, [self._fold(design, series, *block) for block in blocks], like, near)
 
     def _fold(self, design: Design, series: Sequence[int], begin: int, end: int) -> Fold:
         x, gaps = self.filled[:, series], self.missing[:, series]
-        own = None if self.columns is None else self.columns[:, series]
         if design.windowless:  # gaps do not matter
             train = [Stretch(x[:begin], gaps[:begin])]
         else:
-            train = usable_rows(x, gaps, design.width, design.look_back, own, held=(begin, end))
+            train = usable_rows(x, gaps, design.width, design.look_back, held=(begin, end))
         if begin == end:
             return Fold(train, [])
         upto = slice(end)
-        beside = None if own is None else own[upto]
         start = max(0, begin - design.look_back)
-        return Fold(train, held_out_stretches(x[upto], gaps[upto], start, design.look_back, design.horizon, beside))
+        return Fold(train, held_out_stretches(x[upto], gaps[upto], start, design.look_back, design.horizon))
 
 
 class Groups(NamedTuple):
@@ -96,7 +91,7 @@ def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: 
         )
     if unknown.any():  # no error is known for a separate map of such a series
         options = [True]
-    drawn = len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM and design.rank is None and not rows.kinds
+    drawn = len(design.penalties) > 1 and design.spec["name"] in CLOSED_FORM
     blocks = held_out_blocks(design, cut, len(rows.filled))
     found: list[Groups] = []
     for option in options:

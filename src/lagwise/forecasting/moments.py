@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -50,72 +49,43 @@ def level_weights(level: str, look_back: int) -> np.ndarray:
     return weights
 
 
-class Products(NamedTuple):
-    """Products of several channels of windows, such as a series and a column beside it, as sums over the windows.
-
-    Shapes: inputs ``(channels, look_back, channels, look_back + horizon)``, of the inputs of one channel and all rows
-    of another; targets ``(horizon, channels, channels)``, of the rows of the same target; count is that of windows.
-    """
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    count: int
-
-
-def window_products(parts: Sequence[np.ndarray], look_back: int, horizon: int) -> Products:
-    """Compute the products of all windows of some series together.
+def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon: int) -> Moments:
+    """Compute the moments of all windows of some series ``(rows, series)``, or of several such together.
 
     Formula: windows start at t = 0..m-1, with ``m = rows - look_back - horizon + 1``. Entry (i, j) is ``a(i, j) = sum_t
-    x(t + i) y(t + j)``; its neighbour on the diagonal is ``a(i + 1, j + 1) = a(i, j) + x(m + i) y(m + j) - x(i) y(j)``,
-    and the first row is correlations, by FFT. Products of inputs are symmetric, so only j >= i is computed.
+    x(t + i) x(t + j)``; its neighbour on the diagonal is ``a(i + 1, j + 1) = a(i, j) + x(m + i) x(m + j) - x(i) x(j)``,
+    and the first row is correlations, by FFT. The inputs are symmetric, so only j >= i is computed.
 
-    Shapes: parts ``(rows, series, channels)`` of finite values, float64, with any numbers of rows and series. With C
-    channels it costs O(series * C (rows log rows + C look_back (look_back + horizon))) for any number of windows.
-    ValueError if there is no window.
+    Shapes: finite values, with any numbers of rows and series. It costs O(series * (rows log rows + look_back
+    (look_back + horizon))) for any number of windows. ValueError if there is no window.
 
     Source: the covariance method of linear prediction (Makhoul 1975).
     """
     from scipy.fft import irfft, next_fast_len, rfft  # not of every install that reads tables
 
-    width, channels, count = look_back + horizon, parts[0].shape[2], 0
-    first, targets = np.zeros((channels, channels, width)), np.zeros((horizon, channels, channels))
+    parts = [np.asarray(part, dtype=np.float64) for part in ([x] if isinstance(x, np.ndarray) else x)]
+    width, count, first = look_back + horizon, 0, np.zeros(look_back + horizon)
     heads, tails = [], []
     for part in parts:
         m = window_count(len(part), look_back, horizon)
         n_fft = next_fast_len(len(part) + width, real=True)
         for start in range(0, part.shape[1], _SERIES_PER_FFT_BATCH):
             own = part[:, start : start + _SERIES_PER_FFT_BATCH]
-            begin, spectrum = rfft(own[:m], n_fft, axis=0).conj(), rfft(own, n_fft, axis=0)
-            first += irfft(begin.transpose(0, 2, 1) @ spectrum, n_fft, axis=0)[:width].transpose(1, 2, 0)
-        sums = np.cumsum(part.transpose(0, 2, 1) @ part, axis=0)
-        sums = np.concatenate([np.zeros((1, channels, channels)), sums])
-        targets += sums[look_back + m :][:horizon] - sums[look_back : look_back + horizon]
+            spectrum = (rfft(own[:m], n_fft, axis=0).conj() * rfft(own, n_fft, axis=0)).sum(1)
+            first += irfft(spectrum, n_fft)[:width]
         heads.append(part[: width - 1])
         tails.append(part[m : m + width - 1])
         count += m * part.shape[1]
-    head, tail = (
-        np.concatenate(rows, axis=1).transpose(2, 0, 1) for rows in (heads, tails)
-    )  # (channels, rows, series)
-    a = np.empty((channels, look_back, channels, width))
-    a[:, 0] = first
+    head, tail = (np.concatenate(rows, axis=1) for rows in (heads, tails))
+    a = np.empty((look_back, width))
+    a[0] = first
     for begin in range(1, look_back, _ROWS_PER_BATCH):  # above the diagonal, some rows at a time
         rows, others = slice(begin - 1, min(begin + _ROWS_PER_BATCH, look_back) - 1), slice(begin - 1, None)
-        for c in range(channels):
-            for d in range(channels):
-                sums = tail[c, rows] @ tail[d, others].T - head[c, rows] @ head[d, others].T
-                a[c, begin : begin + _ROWS_PER_BATCH, d, begin:] = sums
+        a[begin : begin + _ROWS_PER_BATCH, begin:] = tail[rows] @ tail[others].T - head[rows] @ head[others].T
     for i in range(1, look_back):
-        a[:, i, :, i:] += a[:, i - 1, :, i - 1 : -1]
-        a[:, i, :, :i] = a[:, :i, :, i].transpose(2, 0, 1)
-    return Products(a, targets, count)
-
-
-def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon: int) -> Moments:
-    """Compute the moments of all windows of some series ``(rows, series)``, or of several such together, by
-    `window_products`."""
-    parts = [np.ascontiguousarray(part, dtype=np.float64) for part in ([x] if isinstance(x, np.ndarray) else x)]
-    a, _, count = window_products([part[:, :, None] for part in parts], look_back, horizon)
-    return Moments(a[0, :, 0, :look_back], a[0, :, 0, look_back:], count)
+        a[i, i:] += a[i - 1, i - 1 : -1]
+        a[i, :i] = a[:i, i]
+    return Moments(a[:, :look_back], a[:, look_back:], count)
 
 
 def window_count(rows: int, look_back: int, horizon: int) -> int:

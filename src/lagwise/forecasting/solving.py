@@ -68,7 +68,6 @@ def ridge_path(
     penalties: Sequence[float],
     *,
     kernels: int,
-    rank: int | None = None,
     refill: Refill | None = None,
 ) -> Iterator[np.ndarray]:
     """Compute the map ``(look_back, horizon)`` for each penalty p, all from one eigendecomposition.
@@ -79,8 +78,6 @@ def ridge_path(
         moments: Of the training windows.
         penalties: The values of p.
         kernels: Number of groups of horizons.
-        rank: Find the best map of this rank in the same penalised error, which is ``(N + p I)^(-1/2)`` times the
-            truncated singular value decomposition of ``(N + p I)^(-1/2) r`` (reduced-rank regression, Izenman 1975).
         refill: Replaces missing targets by what the map forecasts, after which the map is solved for again, until it
             converges. These targets then have no error, so the map is that of least squares on the observed targets
             alone. Each round lowers the penalised error, as in the EM algorithm (Dempster et al. 1977).
@@ -92,28 +89,21 @@ def ridge_path(
     values, right = values.clip(min=0), vectors.T @ right
     scale = moments.count * (moments.cross.shape[1] // kernels)
 
-    def solved(right: np.ndarray, root: np.ndarray) -> np.ndarray:
-        solution = right / root
-        if rank is not None and rank < min(solution.shape):
-            directions = np.linalg.eigh(solution.T @ solution)[1][:, -rank:]
-            solution = solution @ directions @ directions.T
-        return expand(vectors @ (solution / root), len(moments.inputs))
+    def solved(right: np.ndarray, penalty: float) -> np.ndarray:
+        return expand(vectors @ (right / (values + max(penalty, 1e-12))[:, None]), len(moments.inputs))
 
     for penalty in penalties:
-        root = np.sqrt(values + max(penalty, 1e-12))[:, None]
-        maps = solved(right, root)
+        maps = solved(right, penalty)
         for _ in range(_MAX_ROUNDS):
             if refill is None:
                 break
             before, right = maps, vectors.T @ kernel_right(refill(maps), kernels) / scale
-            maps = solved(right, root)
+            maps = solved(right, penalty)
             if np.linalg.norm(maps - before) <= _RELATIVE_CHANGE * np.linalg.norm(maps):
                 break
         yield maps
 
 
-def parameter_count(look_back: int, horizon: int, *, kernels: int, rank: int | None = None) -> int:
+def parameter_count(look_back: int, horizon: int, *, kernels: int) -> int:
     """Count the parameters of a map of `ridge_path`."""
-    if rank is not None and rank < min(look_back, horizon):
-        return rank * (look_back + horizon)
     return kernels * (look_back + horizon // kernels - 1)

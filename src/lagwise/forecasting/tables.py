@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +21,11 @@ from lagwise.forecasting.cells import (
     find_time,
     only_number,
     outlier_notes,
-    to_columns,
     to_numbers,
     without_row_numbers,
 )
-from lagwise.forecasting.columns import KINDS, Columns
 from lagwise.forecasting.grids import Grid
-from lagwise.forecasting.times import plain_times, regular_times
+from lagwise.forecasting.times import regular_times
 from lagwise.tables import known, shown
 
 _MIN_VALUES = 3  # of a series
@@ -44,7 +42,6 @@ class SeriesTable:
         grid: the times, and what continues them.
         ids: of a long table, the ids of its series ``(series, columns of ids)``.
         target: of a long table, the column to forecast.
-        beside: columns beside the series: their kind and name, and values ``(times, series)``, also after the series.
     """
 
     frame: pd.DataFrame
@@ -52,7 +49,6 @@ class SeriesTable:
     grid: Grid
     ids: pd.DataFrame | None = None
     target: str = ""
-    beside: tuple[tuple[str, str, np.ndarray], ...] = ()
 
     @property
     def ends(self) -> np.ndarray:
@@ -63,38 +59,14 @@ class SeriesTable:
     @property
     def values(self) -> np.ndarray:
         """The numbers ``(rows, series)``, moved so that all series end in the last row."""
-        return _ending_together(self.frame.to_numpy(np.float64), self.ends, len(self.frame), len(self.frame))
+        x, rows = self.frame.to_numpy(np.float64), len(self.frame)
+        at = np.arange(rows)[:, None] + self.ends - rows
+        return np.where(at >= 0, np.take_along_axis(x, at.clip(0), axis=0), np.nan)
 
     def next_times(self, count: int, end: int | None = None) -> pd.Index:
         """The times of the next rows, by default after all rows."""
         after = self.grid.following(count)
         return after if end is None else self.frame.index[end:].append(after)[:count]
-
-    def columns(self, horizon: int) -> Columns | None:
-        """Align the columns beside the series with `values`; future ones go on for the horizon. None without columns.
-
-        ValueError names a column, a series and a time of the horizon without a value, and a series without any value.
-        """
-        names, rows = list(self.frame.columns), len(self.frame)
-        parts: dict[str, list[np.ndarray]] = {}
-        for kind, name, x in self.beside:
-            if (never := np.isnan(x).all(0)).any():
-                raise ValueError(f"column {name!r} has no value for series {names[int(never.argmax())]!r}")
-            own = _ending_together(x, self.ends, rows + horizon * (kind == "future"), rows)
-            if (gone := np.isnan(own[rows:])).any():
-                row, series = np.argwhere(gone)[0]
-                when = plain_times([self.next_times(horizon, int(self.ends[series]))[row]])[0]
-                raise ValueError(
-                    f"column {name!r} of the future has no value at {when} for series {names[series]!r}; add the "
-                    f"{horizon} rows of the horizon to the table, with its values and without values to forecast"
-                )
-            low = np.nanmin(x, axis=0)
-            if kind == "static" and (wrong := low != np.nanmax(x, axis=0)).any():
-                raise ValueError(
-                    f"column {name!r} is not static: series {names[int(wrong.argmax())]!r} has several values"
-                )
-            parts.setdefault(kind, []).append(low if kind == "static" else own)
-        return Columns(**{kind: np.stack(each, axis=-1) for kind, each in parts.items()}) if parts else None
 
 
 def read_series(
@@ -104,7 +76,6 @@ def read_series(
     *,
     ids: Sequence[str] | None = None,
     target: str | None = None,
-    beside: Mapping[str, Sequence[str]] | None = None,
     date_order: str | None = None,
     decimal: str | None = None,
     thousands: str | None = None,
@@ -123,8 +94,6 @@ def read_series(
         ids: The columns that tell the series of a long table apart; by default, where times repeat, the only one of
             text.
         target: The column to forecast; by default, in a long table, the only one with numbers.
-        beside: Columns that help, by kind: ``future`` ones, whose values are known in advance, in rows without a value
-            to forecast below; ``past`` ones; and in a long table ``static`` ones, with one value for each series.
         date_order: What dates of three numbers begin with: ``day``, ``month`` or ``year``; by default what gives the
             shortest regular grid.
         decimal: The decimal separator of text, "." or ","; by default as the numbers show.
@@ -153,11 +122,7 @@ def read_series(
     frame = without_row_numbers(frame, [time, *given])
     names = list(frame.columns)
     time = find_time(frame, ids or ()) if time is None else known(time, names, "column of times")
-    beside = {known(kind, KINDS, "kind of column"): list(some) for kind, some in (beside or {}).items() if some}
-    used = [known(each, names, f"{kind} column") for kind, some in beside.items() for each in some]
-    if twice := [each for i, each in enumerate(used) if each in (time, *given, *used[:i])]:
-        raise ValueError(f"column {shown(twice[0])} has two uses; name it once")
-    rest = [each for each in names if each not in (time, *used)]
+    rest = [each for each in names if each != time]
     found = find_ids(frame, time, rest) if ids is None and columns is None else []
     ids = [known(each, rest, "column of ids") for each in ids or found]
     others = [each for each in rest if each not in ids]
@@ -165,20 +130,14 @@ def read_series(
         target = only_number(frame, others)
     if found:
         notes.append(f"series are told apart by {ids[0]!r}; the column to forecast is {target!r}")
-    if not ids and beside.get("static"):
-        raise ValueError("static columns need a table with a row for each series and time; name its series with `id`")
     wanted = [target] if target is not None else columns
     chosen = others if wanted is None else [known(each, rest, "column") for each in wanted]
     if not chosen:
-        raise ValueError(f"{name} has no column to forecast besides {', '.join(map(repr, [time, *used]))}")
-
-    def numbers(names: Sequence[str], read: Callable[[pd.Series, str], Any]) -> list[Any]:
-        texts = [frame[each] for each in names if not pd.api.types.is_numeric_dtype(frame[each])]
-        mark = decimal or decimal_separator([each.dropna().astype(str).tolist() for each in texts], usual)
-        return [read(frame[each], mark) for each in names]
-
+        raise ValueError(f"{name} has no column to forecast besides {time!r}")
     try:
-        values = numbers(chosen, lambda column, mark: to_numbers(column, mark, missing or ()))
+        texts = [frame[each] for each in chosen if not pd.api.types.is_numeric_dtype(frame[each])]
+        mark = decimal or decimal_separator([each.dropna().astype(str).tolist() for each in texts], usual)
+        values = [to_numbers(frame[each], mark, missing or ()) for each in chosen]
     except ValueError:
         regular_times(frame[time], date_order=date_order)  # a wrong column of times is what to name first
         raise
@@ -194,17 +153,10 @@ def read_series(
     for each in full.columns.delete(kept):
         notes.append(f"series {each!r} has fewer than {_MIN_VALUES} values; no forecast is made")
     full = full.iloc[:, kept]
-    own = kept if ids else [0] * len(chosen)
-    along = tuple(
-        (kind, each, places.spread(x)[:, own])
-        for kind, some in beside.items()
-        for made in numbers(some, to_columns)
-        for each, x in made.items()
-    )
     if ids:
         _check_steps(full)
     keys = places.ids.iloc[kept].reset_index(drop=True) if ids else None
-    table = SeriesTable(full, (), Grid(full.index, places.grid.make), keys, chosen[0] if ids else "", along)
+    table = SeriesTable(full, (), Grid(full.index, places.grid.make), keys, chosen[0] if ids else "")
     return replace(table, notes=(*notes, *_gap_notes(table)))
 
 
@@ -281,14 +233,6 @@ def _check_steps(frame: pd.DataFrame) -> None:
                 f"series {name!r} has other steps than the table, one row for every {gcd} of its times; put series "
                 "with the same steps and times into a table of their own"
             )
-
-
-def _ending_together(x: np.ndarray, ends: np.ndarray, rows: int, last: int) -> np.ndarray:
-    """Move series ``(times, series)`` that end before the rows ``ends`` so that all end before the row ``last`` of so
-    many ``rows``; NaN where there is nothing."""
-    at = np.arange(rows)[:, None] + ends - last
-    longer = np.pad(x, ((0, max(0, int(at.max()) + 1 - len(x))), (0, 0)), constant_values=np.nan)
-    return np.where(at >= 0, np.take_along_axis(longer, at.clip(0), axis=0), np.nan)
 
 
 def _frame(data: Any) -> tuple[pd.DataFrame, str | None, list[str]]:

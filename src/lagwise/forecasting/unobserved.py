@@ -16,12 +16,10 @@ _COMPARED_PER_INTERVAL_WINDOW = 4  # windows that maps are compared on, for each
 
 
 class Stretch(NamedTuple):
-    """Stretch of consecutive rows of some series ``(rows, series)``: the filled values, where they were missing, and
-    the columns beside them ``(rows, series, columns)``."""
+    """Stretch of consecutive rows of some series ``(rows, series)``: the filled values, and where they were missing."""
 
     filled: np.ndarray
     missing: np.ndarray
-    columns: np.ndarray | None = None
 
 
 class Unobserved:
@@ -36,8 +34,8 @@ class Unobserved:
 
     def __init__(self, stretches: Sequence[Stretch], look_back: int, horizon: int):
         self.horizon, self._width = horizon, look_back + horizon - 1
-        places, values, used, beside, count = [], [], [], [], 0
-        for filled, missing, columns in stretches:
+        places, values, used, count = [], [], [], 0
+        for filled, missing in stretches:
             windows = window_count(len(filled), look_back, horizon)
             series = np.flatnonzero(missing[look_back:].any(0))
             size = len(filled) + horizon - 1  # the series with zeros before it, for windows that would begin earlier
@@ -47,13 +45,9 @@ class Unobserved:
             # Windows, marked by 1 beside their first target.
             own = np.ones((windows, len(series)))
             used.append(np.pad(own, ((self._width, horizon - 1), (0, 0))).T.ravel())
-            if columns is not None:
-                padded = np.pad(columns[:, series], ((horizon - 1, 0), (0, 0), (0, 0)))
-                beside.append(padded.transpose(1, 0, 2).reshape(-1, columns.shape[2]))
             count += size * len(series)
         self._places = np.concatenate(places).astype(int)
         self._values, self._weights = np.concatenate(values), np.concatenate(used)
-        self._beside = np.concatenate(beside) if beside else None
 
     def __bool__(self) -> bool:
         return len(self._places) > 0
@@ -61,47 +55,29 @@ class Unobserved:
     def cross(self, maps: np.ndarray) -> np.ndarray:
         """Sum ``u (f - y)`` over the filled targets y, their windows' inputs u and forecasts f: added to
         `Moments.cross`, it replaces targets by the maps' forecasts. Shape: that of maps, ``(look_back, horizon)``."""
-        return self.crosses(maps, None)[0][0]
-
-    def crosses(self, maps: np.ndarray, effects: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """`cross` of the inputs of the series and of each column ``(1 + columns, look_back, horizon)``, and of each
-        column in the row of the target ``(columns,)``, for forecasts by maps and by effects of columns ``(columns,
-        look_back + 1, horizon)``, whose last row is that of the target."""
-        every = [maps] if effects is None else [maps, *effects[:, :-1]]
-        now = np.zeros(0) if effects is None else effects[:, -1].mean(1)  # the same for every horizon
-        shifted, targets = np.zeros((len(every) * self._width, self.horizon)), np.zeros(len(now))
-        for places, inputs, weights, errors in self._errors(every, now):
+        shifted = np.zeros((self._width, self.horizon))
+        for inputs, weights, errors in self._errors(maps):
             shifted += inputs.T @ (weights * errors)
-            if self._beside is not None and len(now):
-                targets += self._beside[places].T @ (weights * errors).sum(1)
-        made = np.empty((len(every), *maps.shape))
+        made = np.empty_like(maps)
         for h, rows in self._rows(len(maps)):
-            made[:, :, h] = shifted.reshape(len(every), self._width, -1)[:, rows, h]
-        return made, targets
+            made[:, h] = shifted[rows, h]
+        return made
 
-    def _errors(
-        self, maps: Sequence[np.ndarray], now: np.ndarray | None = None
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """Places, inputs ``(targets, channels Q)``, weights and errors ``(targets, horizon)``, some thousand targets at
-        a time, of maps of the series and of columns, and weights of columns in the row of the target."""
+    def _errors(self, maps: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield inputs ``(targets, Q)``, weights and errors ``(targets, horizon)`` of a map, some thousand targets at a
+        time."""
         if not self:
             return
-        stacked, shifted = np.stack(maps), np.zeros((len(maps), self._width, self.horizon))
-        for h, rows in self._rows(stacked.shape[1]):
-            shifted[:, rows, h] = stacked[:, :, h]
-        shifted = shifted.reshape(-1, self.horizon)
+        shifted = np.zeros((self._width, self.horizon))
+        for h, rows in self._rows(len(maps)):
+            shifted[rows, h] = maps[:, h]
         before = sliding_window_view(self._values, self._width)
         weights = sliding_window_view(self._weights, self.horizon)
         for start in range(0, len(self._places), _TARGETS_PER_CHUNK):
             places = self._places[start : start + _TARGETS_PER_CHUNK]
             inputs = before[places - self._width]
-            known = self._values[places]
-            if self._beside is not None and len(maps) > 1 and now is not None:
-                beside = sliding_window_view(self._beside, self._width, axis=0)[places - self._width]
-                inputs = np.concatenate([inputs, beside.reshape(len(places), -1)], axis=1)
-                known = known - self._beside[places] @ now
-            errors = inputs @ shifted - known[:, None]
-            yield places, inputs, weights[places - self.horizon + 1][:, ::-1], errors
+            errors = inputs @ shifted - self._values[places][:, None]
+            yield inputs, weights[places - self.horizon + 1][:, ::-1], errors
 
     def _rows(self, look_back: int) -> Iterator[tuple[int, slice]]:
         """Yield for each column h of a map with this look-back the rows of S, which end where those of the longest
@@ -116,27 +92,24 @@ class HeldOut(NamedTuple):
     stretches: Sequence[Stretch]
     look_back: int
 
-    def products(self, parts: Sequence[tuple[np.ndarray, np.ndarray | None]]) -> tuple[np.ndarray, float]:
+    def products(self, maps: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
         """Sum the products of the errors of several maps ``(maps, maps)``, and count the observed targets, on at most
         2,000 windows of each stretch at even distances (fewer of hundreds of series).
 
-        parts: maps ``(look_back, horizon)``, and effects of columns (`forecast_errors`) or None.
+        Shapes: a map ``(look_back, horizon)``.
         """
-        found, count = np.zeros((len(parts), len(parts))), 0.0
+        found, count = np.zeros((len(maps), len(maps))), 0.0
         for stretch in self.stretches:
-            every = [self._errors(stretch, *part) for part in parts]
+            every = [self._errors(stretch, each) for each in maps]
             for errors in zip(*every, strict=True):
                 found += np.array([[np.nansum(one * other) for _, other in errors] for _, one in errors])
                 count += np.count_nonzero(~np.isnan(errors[0][1]))
         return found, float(count)
 
-    def _errors(
-        self, stretch: Stretch, maps: np.ndarray, effects: np.ndarray | None
-    ) -> Iterator[tuple[int, np.ndarray]]:
+    def _errors(self, stretch: Stretch, maps: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         look_back, horizon = maps.shape
         rows = slice(self.look_back - look_back, None)
         filled, targets = stretch.filled[rows], np.where(stretch.missing, np.nan, stretch.filled)[rows]
-        columns = None if effects is None or stretch.columns is None else stretch.columns[rows]
         most = _COMPARED_PER_INTERVAL_WINDOW * most_windows(horizon, filled.shape[1])
         chosen = some_windows(len(filled), look_back, horizon, most)
-        return forecast_errors([maps], filled, targets, chosen, effects=[effects], columns=columns)
+        return forecast_errors([maps], filled, targets, chosen)

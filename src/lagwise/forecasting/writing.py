@@ -24,34 +24,29 @@ _MAX_PLOTTED_SERIES = 8
 _PLOTTED_HORIZONS = 3  # of the history
 
 
-def check_names(names: Sequence[str], quantiles: Sequence[float] = ()) -> None:
-    """Raise ValueError if a series has the name that an end of another one's intervals, or one of its quantiles,
-    gets."""
-    taken = {f"{name}_{end}": name for name in names for end in ("lower", "upper", *(f"{q:g}" for q in quantiles))}
+def check_names(names: Sequence[str]) -> None:
+    """Raise ValueError if a series has the name that an end of another one's intervals gets."""
+    taken = {f"{name}_{end}": name for name in names for end in ("lower", "upper")}
     if both := next((name for name in names if name in taken), None):
         raise ValueError(f"series {both!r} has the name that intervals of {taken[both]!r} get; rename or omit it")
 
 
-def write_forecast(
-    table: SeriesTable, forecaster: LagForecaster, out: Path, quantiles: Sequence[float] = ()
-) -> tuple[pd.DataFrame, Path | str]:
+def write_forecast(table: SeriesTable, forecaster: LagForecaster, out: Path) -> tuple[pd.DataFrame, Path | str]:
     """Write the forecast of the rows after a table, by a forecaster fitted to its values.
 
-    ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, at times as year-month-day, and
-    NAME_0.1 for a quantile of 0.1. Of a long table it gets the ids, the time and these columns of its target, for each
-    series from its own end. A .png file of the same name gets the plot. Returns what was written, and the path of the
-    plot or why there is none. ValueError as `check_names`, and for forecasts too large for floating-point numbers.
+    ``out`` gets the columns NAME, NAME_lower and NAME_upper for each series NAME, at times as year-month-day. Of a long
+    table it gets the ids, the time and these columns of its target, for each series from its own end. A .png file of
+    the same name gets the plot. Returns what was written, and the path of the plot or why there is none. ValueError as
+    `check_names`, and for forecasts too large for floating-point numbers.
     """
     names = list(table.frame.columns) if table.ids is None else [table.target]
-    check_names(names, quantiles)
+    check_names(names)
     values = forecaster.predict()
     lower, upper = forecaster.predict_interval()
     if not np.isfinite(values).all():
         name = table.frame.columns[int(np.isfinite(values).all(0).argmin())]
         raise ValueError(f"forecasts of series {name!r} exceed floating-point numbers; divide it by its largest value")
     parts = {"": values, "_lower": lower, "_upper": upper}
-    if len(quantiles):
-        parts |= {f"_{q:g}": each for q, each in zip(quantiles, forecaster.predict_quantiles(quantiles), strict=True)}
     made = _long(table, parts) if table.ids is not None else _wide(table, parts)
     plot = out.with_suffix(".png")
     with saved_whole(out.parent, out.name) as partial:

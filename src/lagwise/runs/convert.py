@@ -16,9 +16,7 @@ from lagwise.models import LagwiseForCausalLM, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE, outlook
 from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
-from lagwise.runs.evaluate import require_unchanged
-from lagwise.tables import check_integer
-from lagwise.training import load_run, make_task
+from lagwise.training import load_run
 
 _TIMED_TURNS, _TOKENS_PER_TURN = 5, 64  # of a stream, after a turn that warms up
 
@@ -30,7 +28,6 @@ def convert_run(
     *,
     lags: int = 4096,
     max_order: int | None = None,
-    max_tokens: int | None = None,
     progress: bool = True,
     report: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
@@ -38,16 +35,12 @@ def convert_run(
 
     The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
     bound and error of a channel relative to its gain; tokens a second of both models after a prompt of the trained
-    length; with ``max_tokens`` also the task's headline metric of both on test data of so many tokens, at the trained
-    length and four times that, which takes minutes (omitted if the data are missing or have changed). The folder
-    evaluates and generates like any run. report: called before the work with a line on when it pays.
+    length. The folder evaluates and generates like any run. report: called before the work with a line on when it pays.
     ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds anything but an earlier
     conversion.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
-    if max_tokens is not None:
-        check_integer("max_tokens", max_tokens, min=2)
     out, run = Path(out or beside(Path(run), "-recurrent")), Path(run).resolve()
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another `out`")
@@ -84,22 +77,6 @@ def convert_run(
         shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
     for each in (model, converted):
         torch.nn.Module.to(each, default_device())
-    if recipe is not None and max_tokens is not None:
-        task = make_task(recipe)
-        try:
-            require_unchanged(run, recipe)
-            data = task.open(run=run, progress=progress)
-        except (ValueError, OSError) as error:
-            result["not_measured"] = str(error)
-        else:
-            usable = [n for n in (length, 4 * length) if model.length_limit is None or n <= model.length_limit]
-            name, options = data.headline.name, {"lengths": usable, "max_tokens": max_tokens, "progress": progress}
-            before, after = (
-                {each["length"]: each[name] for each in data.evaluate(own, **options)["test"]}
-                for own in (model, converted)
-            )
-            result |= {"metric": name, "label": data.headline.label}
-            result[name] = [{"length": n, "before": before[n], "after": after[n]} for n in usable]
     limit = model.length_limit
     turn = _TOKENS_PER_TURN if limit is None else min(_TOKENS_PER_TURN, (limit - 1) // (_TIMED_TURNS + 1))
     if turn:

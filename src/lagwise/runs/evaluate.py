@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,6 @@ from lagwise.training import Recipe, data_unchanged, load_run, make_task, own_fi
 from lagwise.training.dynamic import dynamic_score
 
 EVALUATION_FILE = "evaluation.json"
-_SCORED = {
-    "test": "length",
-    "sizes": "size",
-    "learned": "length",
-}  # lists of scores in a result, and what differs between them
 _MAX_NAME_BYTES = 200  # of changes in a file's name
 
 
@@ -54,9 +48,8 @@ def evaluate_run(
             (`lagwise.training.dynamic.dynamic_score`); the run is not changed.
 
     The result is also written to ``RUN/evaluation.json``, or with overrides to ``RUN/evaluation-CHANGES.json`` (a hash,
-    if there are many). The file keeps the scores at other lengths of earlier evaluations on the same data.
-    ``left_out`` of the result: lengths that are over the model's limit. Errors as `load_model` and the task's `open`
-    and `evaluate`.
+    if there are many). ``left_out`` of the result: lengths that are over the model's limit. Errors as `load_model` and
+    the task's `open` and `evaluate`.
     """
     if lengths is not None and (not lengths or min(lengths) < 1):
         raise ValueError(f"lengths must be integers of at least 1, got {list(lengths)}")
@@ -96,36 +89,8 @@ def evaluate_run(
     if len(changes.encode()) > _MAX_NAME_BYTES:
         changes = f"-{hashlib.sha256(changes.encode()).hexdigest()[:16]}"
     file = run / f"{Path(EVALUATION_FILE).stem}{changes}.json"
-    saved = result
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no earlier one, or a damaged one
-        saved = with_earlier(result, read_json(file))
-    write_json(file, saved)
+    write_json(file, result)
     return result
-
-
-def with_earlier(result: dict[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a result with an earlier one on the same data at other lengths, or sizes of images.
-
-    If both have a length, keep the score computed on more tokens. All other values are those of the evaluation on more
-    tokens, or of the newer one.
-    """
-    same = ("data", "given", "trained_at", "overrides", "kind", "labels")
-    if any(earlier.get(key) != result.get(key) for key in same):
-        return result
-    for name, key in _SCORED.items():
-        old, new = earlier.get(name), result.get(name)
-        if not isinstance(old, list):
-            continue
-        ordered = sorted([*old, *(new or [])], key=_counted)  # a stable order: of equal counts the newer wins
-        kept = sorted({str(score[key]): score for score in ordered}.values(), key=lambda score: score[key])
-        rest = earlier if new and max(map(_counted, old)) > max(map(_counted, new)) else result
-        result = {**rest, name: kept}
-    return result
-
-
-def _counted(score: Mapping[str, Any]) -> int:
-    """Return the number of tokens or sequences that a score was computed on, 0 if it is unknown."""
-    return next((score[name] for name in ("tokens", "masked", "sequences") if name in score), 0)
 
 
 def open_run(run: Path, overrides: Sequence[str] = (), *, plain: bool = False) -> tuple[Recipe, Task]:

@@ -46,7 +46,6 @@ def make_app(
     max_body: int = 2**20,
     api_key: str | None = None,
     origins: Sequence[str] = (),
-    metrics: bool = False,
 ) -> FastAPI:
     """Create the application that serves a model. It starts and stops the scheduler.
 
@@ -57,13 +56,12 @@ def make_app(
         max_body: Maximum bytes of a request.
         api_key: Key that requests to ``/v1`` must send as ``Authorization: Bearer``; by default none is required.
         origins: Origins whose web pages may ask the server (CORS), ``*`` for any; by default none.
-        metrics: Whether to serve ``/metrics`` in Prometheus' format.
     """
     if embedder is None:
         if scheduler is None:
             raise ValueError("give a scheduler for a language model, or an embedder for another model")
         embedder = Embedder(scheduler.session.model, scheduler.tokenizer, timeout=scheduler.timeout)
-    paths = (*_PATHS, *(_GENERATION if scheduler else ()), *(("/metrics",) if metrics else ()))
+    paths = (*_PATHS, *(_GENERATION if scheduler else ()))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -81,23 +79,6 @@ def make_app(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StarletteHTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
-
-    def counts() -> dict[str, int]:
-        return {**(scheduler.counts if scheduler else {}), "embedding": embedder.open}
-
-    if metrics:
-        from lagwise.serving.metrics import CONTENT_TYPE, Metrics
-
-        numbers = Metrics(
-            (*paths, f"/v1/models/{name}"),
-            counts,
-            lambda: {**(scheduler.tokens if scheduler else {}), "embedding": embedder.tokens},
-        )
-        app.add_middleware(numbers.around)
-
-        @app.get("/metrics")
-        async def prometheus() -> Response:
-            return Response(numbers.text(), media_type=CONTENT_TYPE)
 
     def generator() -> Scheduler:
         if scheduler is None:
@@ -171,7 +152,8 @@ def make_app(
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         alive = scheduler is None or scheduler.alive
-        return _json({"status": "ok" if alive else "stopped", **counts()}, 200 if alive else 503)
+        counts = {**(scheduler.counts if scheduler else {}), "embedding": embedder.open}
+        return _json({"status": "ok" if alive else "stopped", **counts}, 200 if alive else 503)
 
     return app
 

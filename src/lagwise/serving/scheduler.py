@@ -182,7 +182,6 @@ class Scheduler:
         self.rows, self.queue = check_integer("rows", rows), check_integer("queue", queue, 0)
         self.max_tokens, self.timeout, self.clock = check_integer("max_tokens", max_tokens), timeout, clock
         self._ends = end_tokens(model) | {tokenizer.eos_token_id}
-        self.tokens = {"prompt": 0, "completion": 0}  # counts of tokens read and generated since the start
         self._open: set[Answer] = set()
         self._waiting: deque[Answer] = deque()
         self._prompts: deque[Answer] = deque()
@@ -318,7 +317,6 @@ class Scheduler:
                     continue
                 writer = TextWriter(self.tokenizer, [prompt.ids[-_CONTEXT:]], answer.sampling.stop, False, answer.write)
                 self._running[self.session.join(prompt)] = answer, writer
-                self.tokens["prompt"] += len(prompt.ids)
             except Exception as error:
                 _log.exception("a prompt failed")
                 answer.end("error", error)
@@ -350,7 +348,6 @@ class Scheduler:
         answer, writer = self._running[handle]
         try:
             answer.tokens += 1
-            self.tokens["completion"] += 1
             ended = token in self._ends or writer.take(token)
             if ended or answer.tokens == answer.max_tokens:
                 writer.end()

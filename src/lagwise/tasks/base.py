@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Records = Iterable[Mapping[str, Any]]  # rows as mappings from columns
 #: Options of the data that not every task supports.
-_SPECIAL = ("streaming", "lengths", "evaluate_length", "format")
+_SPECIAL = ("lengths", "evaluate_length", "format")
 
 
 class Table(NamedTuple):
@@ -96,9 +96,8 @@ class Task:
     linear_head: ClassVar[type[PreTrainedModel] | None] = None
     #: what the model must read, a name of `LagwiseConfig.inputs`
     inputs: str = "tokens"
-    #: the options of data and training that it supports, of those that not every task does: ``streaming``,
-    #: ``lengths``, ``evaluate_length``, ``format``, ``carry_states`` (texts are longer than a step) and
-    #: ``sequence_parallel`` (losses and metrics are sums over tokens)
+    #: the options of data and training that it supports, of those that not every task does: ``lengths``,
+    #: ``evaluate_length``, ``format`` and ``sequence_parallel`` (losses and metrics are sums over tokens)
     supports: ClassVar[frozenset[str]] = frozenset()
     #: the first of the columns that `predict` adds
     predicts: ClassVar[str] = "predicted"
@@ -144,13 +143,6 @@ class Task:
             source: other data for evaluation.
         """
         raise NotImplementedError
-
-    def write_split(self, folder: Path) -> None:
-        """Write the splits of the data as files that `open` reads as the same splits. ValueError for a task that does
-        not."""
-        raise ValueError(
-            f"{type(self).__name__} does not write its split as files; tasks of running text and labelled rows do"
-        )
 
     def rows(self, source: str) -> Any:
         """The rows of a table to predict, as the task reads them, not yet read."""
@@ -270,13 +262,9 @@ class TaskData:
         """Return the sizes of training examples and the steps of an epoch."""
         raise NotImplementedError
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         """Return ``steps * batch_size`` examples in the order in which they are used; example i depends only on the
-        data, the arguments and i, so that a resumed run and any number of processes see the same.
-
-        pieces: of a task that supports ``carry_states``, the number of examples over which each continues the row of
-        the step before (`CarriedPieces`).
-        """
+        data, the arguments and i, so that a resumed run and any number of processes see the same."""
         raise NotImplementedError
 
     def validation_examples(self, tokens: int) -> Dataset:

@@ -30,18 +30,6 @@ def loss_curve(metrics: Log, *, bytes_per_token: float) -> Figure:
     return figure
 
 
-def accuracy_curve(metrics: Log, *, chance: float) -> Figure:
-    """Draw the accuracy on validation sequences over steps, from the lines of a run's metrics, and the accuracy of
-    guessing."""
-    figure, axes = single()
-    valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
-    axes.plot(*columns(valid), color="C0", marker="o", markersize=3, label="validation")
-    axes.axhline(chance, color="0.7", linestyle="--", label="guessing a value")
-    axes.set(xlabel="step", ylabel="share of correct answers", title="Learning", ylim=(-0.02, 1.02))
-    axes.legend(loc="center right")
-    return figure
-
-
 def length_curve(scores: Sequence[Mapping[str, Any]], name: str, label: str, *, trained_at: int) -> Figure:
     """A figure of each score over the length of the context, with the training length marked (TNN fig. 1, right)."""
     figure, axes = single()

@@ -184,7 +184,7 @@ class SeriesParts(TaskData):
         length = self.task.data.length
         return Sizes(-(-self._windows("train").count // batch_size), float(length), length)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return self._windows("train", drawn=steps * batch_size, seed=seed)
 
     def validation_examples(self, tokens: int) -> Dataset:

@@ -238,7 +238,7 @@ class LabelledImages(LabelledRows):
         height, width = self.rows.size
         return Sizes(-(-len(self.rows.splits["train"]) // batch_size), 1.0, height * width, "images")
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         if self.task.mixup or self.task.cutmix:
             self.mixing = Mixing(len(self.label_names), mixup=self.task.mixup, cutmix=self.task.cutmix, seed=seed)
         examples = ImageExamples(self.rows.splits["train"], self.reader, self.task.changes, seed)

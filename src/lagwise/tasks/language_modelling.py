@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lagwise.data import ScheduledExamples, token_bytes
-from lagwise.data.examples import CarriedPieces
 from lagwise.evaluation import compressor_bits_per_byte, evaluate, extrapolation
 from lagwise.evaluation.perplexity import Score
 from lagwise.models import LagwiseForCausalLM
@@ -24,14 +22,8 @@ from lagwise.tasks.running_text import DEFAULT_LENGTHS, DEFAULT_TOKENS, RunningT
 class PlainText(TextData):
     """A text to predict token by token."""
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
-        if pieces > 1:
-            tokens, end = self.text.splits["train"], self.text.tokenizer.eos_token_id
-            return CarriedPieces(tokens, end, self.sequence_lengths, batch_size, steps, seed, most=pieces)
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
-
-    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
-        return {"input_ids": (tokens := torch.from_numpy(ids)), "labels": tokens}
 
     def validation_examples(self, tokens: int) -> Dataset:
         return self.text.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
@@ -89,12 +81,10 @@ class LanguageModelling(RunningText):
     head = LagwiseForCausalLM
     predicts = "bits_per_byte"
     opened = PlainText
-    supports = RunningText.supports | {"carry_states"}
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
-        valid, scored = evaluation["valid"], max(score["tokens"] for score in evaluation["test"])
-        test = [score for score in evaluation["test"] if score["tokens"] == scored]
-        others = [score for score in evaluation["test"] if score["tokens"] < scored]  # kept from other evaluations
+        valid, test = evaluation["valid"], evaluation["test"]
+        scored = test[0]["tokens"]
         title = f"The same {test[0]['text_bytes']:,} test bytes"
         if evaluation["trained_at"] is not None:  # else the folder is of another program
             title += f"; trained at length {evaluation['trained_at']}"
@@ -104,17 +94,14 @@ class LanguageModelling(RunningText):
         learned = [score for score in evaluation.get("learned", ()) if score["tokens"] == scored]
         rows += [(f"learning after each score, length {s['length']}", *_columns(s)) for s in learned]
         rows += [(name, f"{value:.4f}", "") for name, value in evaluation["compressors"].items()]
-        rows += [(f"(length {s['length']}, only {s['tokens']:,} tokens)", *_columns(s)) for s in others]
         rows.append((f"(validation, {valid['tokens']:,} tokens, length {valid['length']})", *_columns(valid)))
         return [Table(title, ("", "bits/byte", "perplexity/token"), rows)]
 
     def figures(self, metrics: Log, evaluation: Mapping[str, Any] | None) -> Figures:
         figures = {"loss": lambda: loss_curve(metrics, bytes_per_token=_bytes_per_token(metrics))}
         if evaluation:
-            most = max(score["tokens"] for score in evaluation["test"])
-            same = [score for score in evaluation["test"] if score["tokens"] == most]
             figures["extrapolation"] = lambda: length_curve(
-                same, "bits_per_byte", "bits per byte", trained_at=self.data.length
+                evaluation["test"], "bits_per_byte", "bits per byte", trained_at=self.data.length
             )
         return figures
 

@@ -19,7 +19,6 @@ from lagwise.data import (
     ScheduledExamples,
     collate_documents,
     document_of,
-    masked_example,
     with_mask,
 )
 from lagwise.data.masking import EVALUATION_SEED
@@ -42,11 +41,8 @@ class HiddenText(TextData):
 
     task: MaskedLanguageModelling
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return self._masked(ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed), seed)
-
-    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
-        return masked_example(ids, self._masking, self._end_of_text, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
         length = self.task.data.evaluate_length or self.task.data.length
@@ -116,7 +112,6 @@ class MaskedLanguageModelling(RunningText):
     Options (as in `lagwise.data.Masking`):
         rate: the share of tokens that are hidden.
         whole_words: hide all tokens of a word or none.
-        span: mean length, in words, of a hidden span; 1 hides single words.
 
     Metrics: perplexity of a hidden token, the headline, and the share of hidden tokens that the model predicts
     correctly.
@@ -133,10 +128,9 @@ class MaskedLanguageModelling(RunningText):
         *,
         rate: Annotated[Number, Field(gt=0, lt=1)] = 0.15,
         whole_words: bool = True,
-        span: Annotated[Number, Field(ge=1, le=10)] = 1.0,
     ):
         super().__init__(data)
-        self.masking_options: dict[str, Any] = {"rate": rate, "whole_words": whole_words, "span": span}
+        self.masking_options: dict[str, Any] = {"rate": rate, "whole_words": whole_words}
 
     @staticmethod
     def prepared(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -7,23 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
-
 from lagwise.data import (
-    StreamedText,
-    TextStream,
     TokenData,
     content_key,
     load_tokenizer,
     open_source,
-    open_stream,
     prepare,
-    stream_key,
 )
 from lagwise.data.options import DataOptions
 from lagwise.data.reading import inner_suffix
-from lagwise.data.writing import write_text_split
 from lagwise.files import expanded
 from lagwise.tasks.base import Sizes, Task, TaskData
 
@@ -42,7 +34,7 @@ class RunningText(Task):
 
     #: the class of its data
     opened: type[TextData]
-    supports = frozenset({"streaming", "lengths", "evaluate_length", "sequence_parallel"})
+    supports = frozenset({"lengths", "evaluate_length", "sequence_parallel"})
 
     def __init__(self, data: DataOptions):
         super().__init__(data)
@@ -59,8 +51,6 @@ class RunningText(Task):
         return super().lengths() | ({} if evaluate_length is None else {"`evaluate_length`": evaluate_length})
 
     def key(self) -> str:
-        if self.data.streaming:
-            return stream_key(self.source, self.data.tokenizer)
         return content_key(open_source(self.source), self.data.tokenizer, self.data.vocab_size)
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TextData:
@@ -70,17 +60,10 @@ class RunningText(Task):
         options = self.data
         if run is None and progress and self.by_default:  # before the minutes that reading it may take
             print("no data are given, so the text is Python's standard library", file=sys.stderr)
-        if options.streaming:
-            return self.opened(self, open_stream(self.source, options.tokenizer if run is None else str(run)))
         text = prepare(self.source, options.tokenizer, vocab_size=options.vocab_size, progress=progress)
         if run is not None and self.prepared(text.tokenizer).get_vocab() != load_tokenizer(str(run)).get_vocab():
             text = prepare(self.source, str(run), progress=progress)
         return self.opened(self, text)
-
-    def write_split(self, folder: Path) -> None:
-        if self.data.streaming:
-            raise ValueError("streamed text is not written again, so it has no split to write; leave out `streaming`")
-        write_text_split(open_source(self.source), folder)
 
     @property
     def source(self) -> str:
@@ -94,7 +77,7 @@ class TextData(TaskData):
 
     task: RunningText
 
-    def __init__(self, task: RunningText, text: TokenData | StreamedText):
+    def __init__(self, task: RunningText, text: TokenData):
         super().__init__(task, task.prepared(text.tokenizer))
         self.text: Any = text
 
@@ -102,8 +85,6 @@ class TextData(TaskData):
         source = "Python's standard library" if self.task.source == "stdlib" else self.task.source
         tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in self.text.splits.items())
         notes = [f"text: {source}; tokens: {tokens}"]
-        if isinstance(self.text, StreamedText):
-            notes[0] += f" (held out: {self.text.held_out}); the rest is read while the model trains"
         if inner_suffix(Path(self.task.source)) in (".csv", ".tsv"):
             notes.append("a table is read as plain text here; recipes for its columns are classify and forecast-tnn")
         if expanded(self.task.source).is_dir():
@@ -117,26 +98,5 @@ class TextData(TaskData):
 
     def sizes(self, batch_size: int) -> Sizes:
         tokens = sum(self.sequence_lengths) / len(self.sequence_lengths)
-        whole = self.text.splits.get("train", ())  # none of streamed text, which is not read yet
-        steps = max(1, round(len(whole) / (batch_size * tokens)))
+        steps = max(1, round(len(self.text.splits["train"]) / (batch_size * tokens)))
         return Sizes(steps, tokens, self.task.data.length)
-
-    def training_example(self, ids: np.ndarray, seed: Sequence[int]) -> dict[str, Tensor]:
-        """The example of a window of streamed text. seed: of what is random in it."""
-        raise NotImplementedError
-
-    def training_stream(self, batch_size: int, seed: int, reader: int, readers: int) -> TextStream:
-        """The batches of one of several processes that share a streamed text."""
-        assert isinstance(self.text, StreamedText)
-        options = self.task.data
-        return TextStream(
-            self.text,
-            self.training_example,
-            self.collate,
-            length=options.length,
-            batch_size=batch_size,
-            shuffled=options.shuffle_tokens,
-            seed=seed,
-            reader=reader,
-            readers=readers,
-        )

@@ -17,7 +17,6 @@ from torch.utils.data import Dataset
 from lagwise.data import (
     FORMATS,
     BucketedExamples,
-    DocumentPackingCollator,
     EncodedExamples,
     LabelledData,
     PaddingCollator,
@@ -35,12 +34,11 @@ from lagwise.data.batches import by_length, length_step, like_lengths, series, w
 from lagwise.data.encoding import feature_scale, sizes_differ
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
-from lagwise.data.labelled_rows import RATE, read_labelled
+from lagwise.data.labelled_rows import RATE
 from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.options import DataOptions
 from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.tokenizers import without_template
-from lagwise.data.writing import check_split_folder, write_row_split
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.loading import save_tokenizer
 from lagwise.models.rates import require_rate
@@ -82,7 +80,7 @@ class SequenceClassification(Labelled):
             leave the longest training series 256 steps.
         wide: whether the model has a first answer's map of n-grams of texts, or of random convolutions of series,
             beside its layers (`Wide`): fitted before they are trained, and joined with them in the end, with a share of
-            the logits that held-out rows choose. Not if rows are packed, or samples have times.
+            the logits that held-out rows choose. Not if samples have times.
         features: columns of .csv and .tsv files of series that are read, in this order; found in the data.
         lines: whether each line of .csv and .tsv files is a series, not a sample; by default where they have labels.
         rate: sampling rate of sound files in Hz for which the parameters of kernels are: that of the first file. Other
@@ -95,7 +93,6 @@ class SequenceClassification(Labelled):
         separate: cut each text of a pair to half of ``data.length``, without an end of text between them, instead of
             the longer one first: for models that process them separately (``model.pooling``).
         group: a column whose equal values stay in one split, such as the person that rows are of.
-        packing: put several rows into one of ``data.length`` instead of padding each batch to its longest row.
 
     All these metrics are computed, for numbers also the mean squared error. The default headlines are the accuracy,
     Pearson's correlation, and micro F1.
@@ -124,7 +121,6 @@ class SequenceClassification(Labelled):
         class_weights: str = "none",
         label_smoothing: Share = 0.0,
         separate: bool = False,
-        packing: bool = False,
         group: str | None = None,
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
@@ -138,7 +134,7 @@ class SequenceClassification(Labelled):
         self.text, self.label, self.threshold = text, label, threshold
         if isinstance(label, list) and len(label) < 2:
             raise ValueError(f"`label` must be a column, or two or more columns of 0 and 1, got {label!r}")
-        self.separate, self.packing, self.group = separate, packing, group
+        self.separate, self.group = separate, group
         if time is not None and stride is None:
             stride = 1
         if time is not None and stride != 1:
@@ -146,9 +142,9 @@ class SequenceClassification(Labelled):
         self.finds_stride, self.time = stride is None, time
         self.stride = MOST_STRIDE if stride is None else stride
         self.features, self.lines, self.rate = features, lines, rate
-        self.wide = wide and not packing and time is None
-        if stride != 1 and (inputs == "tokens" or packing):
-            raise ValueError(f"`stride` is for series that are not packed, got {stride!r}")
+        self.wide = wide and time is None
+        if stride != 1 and inputs == "tokens":
+            raise ValueError(f"`stride` is for series, got {stride!r}")
         if inputs == "tokens":
             what = "sequence_classification with `inputs=tokens`"
             require_none(what, features=features, lines=lines, rate=rate, time=time)
@@ -186,18 +182,6 @@ class SequenceClassification(Labelled):
         options: dict[str, Any] = {name: getattr(self, name) for name in names}
         return open_series(source, self.label, **options, any_rate=any_rate)
 
-    def write_split(self, folder: Path) -> None:
-        if self.data.format is not None:
-            raise ValueError(f"the files of `format={self.data.format}` name their splits, which are not written again")
-        check_split_folder(folder)
-        source, values = self.source, self.inputs == "values"
-        columns = input_columns(self.text, self.label, self.kind, self.inputs, self.data.length, self.separate)
-        write_row_split(
-            source,
-            read_labelled(source, columns, self.label, kind=self.kind, values=values, group=self.group).places,
-            folder,
-        )
-
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:
         run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
         if source is not None:
@@ -222,8 +206,6 @@ class SequenceClassification(Labelled):
             if self.finds_stride:
                 self.stride = max(1, min(MOST_STRIDE, longest // _MIN_LONGEST_STEPS))
             check_samples(self, rows.features or 1, longest)
-        if rows.rates and self.packing:
-            raise ValueError(f"`packing` needs sounds of one sampling rate, got {_hertz(rows.rates)}; resample them")
         found = ClassifiedRows(self, tokenizer, rows)
         own = found.resolved().get("rate")
         if self.rate not in (None, own):
@@ -343,7 +325,7 @@ class ClassifiedRows(LabelledRows):
         if self.task.time is not None:
             scale["time"] = typical_time(series(train))
         values = (each[:, self.task.time is not None :] for each in series(train))
-        if not self.task.packing and sizes_differ(values):
+        if sizes_differ(values):
             scale["by_row"] = True
         return scale
 
@@ -401,7 +383,7 @@ class ClassifiedRows(LabelledRows):
         lengths = self.rows.splits["train"]["length"][:]
         return Sizes(-(-len(lengths) // batch_size), float(np.mean(lengths)) / self.task.stride, self._longest)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         examples = BucketedExamples(self.rows.splits["train"], batch_size, steps=steps, seed=seed)
         return ChangedExamples(examples, self.change, seed, 1) if self.change else examples
 
@@ -411,8 +393,6 @@ class ClassifiedRows(LabelledRows):
     def collate(self, rows: Sequence[Mapping[str, Any]], training: bool = True) -> dict[str, Tensor]:
         if not training:
             return self.task.padded(self.tokenizer, rows)
-        if self.task.packing:
-            return with_all_labels(DocumentPackingCollator(self.task.data.length)(rows))
         return self.task.padded(self.tokenizer, rows, multiple_of=partial(length_step, most=self._longest))
 
     def _hertz_of(self, rows: Rows) -> Any:

@@ -265,7 +265,7 @@ class SeriesWithClasses(TaskData):
         samples, steps = sum(self.rows.splits["train"]["length"][:]), self.task.steps(self.task.data.length)
         return Sizes(max(1, round(samples / (batch_size * self.task.data.length))), float(steps), steps)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         windows = self._windows("train")
         return RandomWindows(windows.draw, windows.lengths, steps * batch_size, seed)
 

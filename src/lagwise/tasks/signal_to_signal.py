@@ -339,7 +339,7 @@ class SignalData(TaskData):
         steps = -(-length // self.task.stride)
         return Sizes(max(1, round(samples / (batch_size * length))), float(steps), steps)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         signals = self.signals["train"]
         return RandomWindows(partial(signals.draw, self.task.data.length), signals.lengths, steps * batch_size, seed)
 

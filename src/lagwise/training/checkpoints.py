@@ -41,12 +41,10 @@ def newest_whole_checkpoint(run: Path, trainer: Any = None) -> Path | None:
     """Find the newest checkpoint that can be resumed; None if the run has none yet.
 
     All its files must be readable, and the optimiser, the schedule and the log must be of the step in its name. With a
-    ``trainer``, the weights must have the keys and shapes of its model, and the optimiser state those of its optimizer;
-    its averages, carried states and place in a stream are loaded. If there are checkpoints, but none can be resumed, a
-    ValueError says what is wrong with each.
+    ``trainer``, the weights must have the keys and shapes of its model, and the optimiser state those of its optimizer.
+    If there are checkpoints, but none can be resumed, a ValueError says what is wrong with each.
     """
     model, optimizer = (None, None) if trainer is None else (trainer.model, trainer.optimizer)
-    loaded = [] if trainer is None else [trainer.average, trainer.carried, trainer.streamed]
     complaints = []
     for folder in reversed(checkpoints(run)):
         try:
@@ -63,9 +61,6 @@ def newest_whole_checkpoint(run: Path, trainer: Any = None) -> Path | None:
             if any(group["lr"] != rate for group, rate in rates):
                 raise ValueError("optimizer.pt is of another step than scheduler.pt")
             _check_random_states(folder)
-            for part in loaded:
-                if part is not None:
-                    part.load(folder)
             return folder
         except _DAMAGE as error:
             complaints.append(f"{folder.name}: {one_line(error)}")

@@ -17,8 +17,6 @@ def check_compiled(options: TrainingOptions) -> None:
     """ValueError for options that exclude compiled steps, or if this machine cannot compile."""
     if not options.compile:
         return
-    if options.carry_states > 1:  # whose caches change between steps
-        raise ValueError("`compile` does not go with `carry_states`; leave one of them out")
     lacking = _lacking(default_device().type)
     if lacking is not None:
         raise ValueError(f"`compile` needs {lacking}; or leave it out")
@@ -44,15 +42,6 @@ def compile_model(model: Any, how: bool | str = True) -> None:
     else:
         for layer in model.base_model.layers:
             layer.compile()
-
-
-def could_be_graphs(options: TrainingOptions) -> bool:
-    """Whether steps could run as CUDA graphs, but do not."""
-    try:
-        _check_graphs(options)
-    except ValueError:
-        return False
-    return options.compile != REDUCE_OVERHEAD and options.carry_states <= 1
 
 
 def _check_graphs(options: TrainingOptions) -> None:

@@ -30,7 +30,7 @@ def finish(trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, p
     model.split_sequences(None)
     state = whole_state(model) if is_sharded(model) else None
     if trainer.is_world_process_zero():
-        with quiet(), trainer.average.in_use(), saved_whole(out, "the model", last="config.json") as partial:
+        with quiet(), saved_whole(out, "the model", last="config.json") as partial:
             model.save_pretrained(partial, state_dict=state)
             if trainer.best.keep and not trainer.best.take(partial):
                 warnings.warn(f"{str(out / BEST)!r} is missing: the run ends with its last model", stacklevel=2)

@@ -90,13 +90,6 @@ class TrainingOptions:
     of rows, on one NVIDIA GPU and without `accumulate`. Evaluations are not compiled."""
     gradient_checkpointing: Switch = False
     """Recompute blocks in the backward pass, to save memory."""
-    average: Share = 0.0
-    """Decay of a moving average of the weights, which is then evaluated and kept; 0 for none."""
-    carry_states: Annotated[Whole, Field(ge=0)] = 0
-    """Number of steps over which each row of a batch reads one text, each from the state that the step before has left,
-    from the beginning of a document to its end; gradients reach back to the start of a piece of `data.length` tokens,
-    or of one drawn from `data.lengths`. Of language models whose state does not grow with the text. Many steps read
-    fewer different texts. 0 and 1 carry none."""
     workers: Annotated[Whole, Field(ge=0, le=MAX_WORKERS)] = 0
     """Processes that prepare batches, such as augmented images; 0 prepares them between the steps."""
     seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0

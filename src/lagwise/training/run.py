@@ -29,11 +29,11 @@ from lagwise.training.folder import (
 from lagwise.training.hardware import describe
 from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import keep_first_answer, needs_no_training
-from lagwise.training.minutes import planned_for_minutes
 from lagwise.training.model import own_fields, with_start
+from lagwise.training.planning import planned
 from lagwise.training.processes import of_first_process, processes
 from lagwise.training.recipe import Recipe, rooted
-from lagwise.training.setup import check_recipe, completed, make_trainer, open_data, training_arguments
+from lagwise.training.setup import make_trainer, open_data, training_arguments
 from lagwise.training.trainer import LagwiseTrainer
 
 
@@ -57,10 +57,7 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     """
     out, asked = Path(out), as_json(recipe)
     check_unused(out)
-    recipe = with_start(rooted(recipe))
-    recipe, data = completed(recipe, open_data(check_recipe(recipe), progress))
-    if recipe.training.minutes is not None and recipe.training.first_answer != "only":
-        recipe = planned_for_minutes(recipe, data, progress)
+    recipe, data = planned(with_start(rooted(recipe)), progress)
     arguments, state = training_arguments(recipe, out), PartialState()
     # The key is taken before the Trainer makes the run's folder, which may lie in that of the data.
     about = {"data": data.task.key() if state.is_main_process else "", "processes": arguments.world_size}
@@ -122,8 +119,9 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
     if not of_first_process((out / RECIPE_FILE).is_file()):  # which writes the file, perhaps before others look
         return train(recipe, out, progress=progress)
     if (out / RUN_FILE).is_file() and (begun := read_json(out / RUN_FILE).get("asked")):  # not in runs of 0.2
-        usual = as_json(Recipe())  # of options that the version that began the run did not have
-        check_asked(out, begun | {name: usual[name] | begun[name] for name in ("data", "training")}, as_json(recipe))
+        usual = as_json(Recipe())  # of options that the version that began the run did not have; others are gone
+        own = {name: {**usual[name], **begun[name]} for name in ("data", "training")}
+        check_asked(out, begun | {name: {key: own[name][key] for key in usual[name]} for name in own}, as_json(recipe))
     return resume(out, progress=progress)
 
 

@@ -17,10 +17,8 @@ from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
 from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
-from lagwise.training.averaging import AveragedWeights
-from lagwise.training.carrying import CarriedStates, check_carried
 from lagwise.training.checkpoints import BestModel
-from lagwise.training.compilation import check_compiled, compile_model, could_be_graphs
+from lagwise.training.compilation import check_compiled, compile_model
 from lagwise.training.first_answer import needs_first_answer, require_linear
 from lagwise.training.folder import make_task
 from lagwise.training.hardware import bfloat16_is_fast, check_precision
@@ -38,8 +36,7 @@ from lagwise.training.processes import (
 )
 from lagwise.training.recipe import MAX_STEPS, Recipe
 from lagwise.training.sharding import check_shards, shard
-from lagwise.training.streaming import check_streaming, streamed_text
-from lagwise.training.trainer import HostHint, LagwiseTrainer, Progress
+from lagwise.training.trainer import LagwiseTrainer, Progress
 
 
 def check_recipe(recipe: Recipe) -> Task:
@@ -57,8 +54,6 @@ def check_recipe(recipe: Recipe) -> Task:
     check_sharing()
     check_restarts()
     task, kind = make_task(recipe), recipe.training.first_answer
-    check_streaming(recipe.data, recipe.training)
-    check_carried(task, recipe.training)
     if needs_first_answer(recipe, task):
         require_linear(task)
     if kind != "only":
@@ -124,9 +119,7 @@ def training_arguments(recipe: Recipe, out: Path) -> TrainingArguments:
         use_cpu=(on_cpu := default_device().type == "cpu"),
         ddp_backend="gloo" if world > 1 and on_cpu else None,
         ddp_find_unused_parameters=False,
-        # the examples are already shuffled; a stream has no sampler
-        train_sampling_strategy="random" if recipe.data.streaming else "sequential",
-        ignore_data_skip=recipe.data.streaming,  # a stream goes on by itself
+        train_sampling_strategy="sequential",  # the examples are already shuffled
         logging_steps=options.log_every,
         logging_nan_inf_filter=False,
         eval_strategy="steps",
@@ -167,22 +160,14 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     out = Path(str(arguments.output_dir))
-    average = AveragedWeights(model, options.average)
     metric = data.headline
     best = BestModel(out, metric.name, metric.greater_is_better, options.patience, options.select == "best")
-    streamed = streamed_text(recipe, data, arguments)
-    training: Any
-    if streamed is not None:
-        training = streamed.loader.stream
-    else:
-        pieces = max(1, options.carry_states)
-        training = data.training_examples(options.steps, options.batch_size, options.seed, pieces)
+    training: Any = data.training_examples(options.steps, options.batch_size, options.seed)
     validation: Any = data.validation_examples(options.evaluate_tokens)
     sharing = None
     if (count := options.sequence_parallel) > 1:
         sharing = Sharing(count, len(validation), arguments.per_device_eval_batch_size)
-        if streamed is None:
-            training = SharedRows(training, arguments.per_device_train_batch_size, count)
+        training = SharedRows(training, arguments.per_device_train_batch_size, count)
         validation = SharedRows(validation, arguments.per_device_eval_batch_size, count)
         model.split_sequences(sharing.group)
     if options.shard:
@@ -190,9 +175,7 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
     if options.compile:
         compile_model(model, options.compile)
     show = progress and arguments.process_index == 0
-    callbacks: list[Any] = [average, best, Progress(data, options.batch_size * sizes.tokens, sizes.unit, show=show)]
-    if show and could_be_graphs(options):
-        callbacks.append(HostHint())
+    callbacks: list[Any] = [best, Progress(data, options.batch_size * sizes.tokens, sizes.unit, show=show)]
     return LagwiseTrainer(
         model=model,
         args=arguments,
@@ -203,11 +186,8 @@ def make_trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, p
         processing_class=data.tokenizer,
         data=data,
         sharing=sharing,
-        streamed=streamed,
         options=options,
         best=best,
-        average=average,
-        carried=CarriedStates(model, arguments.process_index) if options.carry_states > 1 else None,
     )
 
 

@@ -39,8 +39,6 @@ def check_shards(options: TrainingOptions) -> None:
         return
     if options.optimizer != "adamw":
         raise ValueError(f"`shard` needs `optimizer=adamw`, got {options.optimizer!r}")
-    if options.average:
-        raise ValueError(f"`shard` keeps no average of the weights, got `average` {options.average:g}")
     if options.first_answer != "none":
         raise ValueError(f"`shard` needs `first_answer=none`, got {options.first_answer!r}")
 

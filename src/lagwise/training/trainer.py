@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,15 +24,12 @@ from lagwise.models.sharded import is_sharded
 from lagwise.process import denormals_as_zero, group_size
 from lagwise.progress import progress_bar
 from lagwise.tasks import TaskData
-from lagwise.training.averaging import AveragedWeights
-from lagwise.training.carrying import CarriedStates
 from lagwise.training.checkpoints import BestModel, checkpoints
 from lagwise.training.folder import METRICS_FILE
 from lagwise.training.optimizer import clip_gradients, sparse_tables
 from lagwise.training.processes import Sharing
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 from lagwise.training.sharding import load_optimizer, load_weights, own_part, save_shards
-from lagwise.training.streaming import SavedStream
 
 
 class LagwiseTrainer(Trainer):
@@ -45,17 +41,14 @@ class LagwiseTrainer(Trainer):
         *args: Any,
         data: TaskData,
         best: BestModel,
-        average: AveragedWeights,
         options: TrainingOptions,
-        carried: CarriedStates | None = None,
         sharing: Sharing | None = None,
-        streamed: SavedStream | None = None,
         **kwargs: Any,
     ):
         kwargs |= {"data_collator": data.collate, "compute_metrics": self._metrics, "compute_loss_func": data.loss}
         super().__init__(*args, **kwargs)
-        self.data, self.best, self.average, self.carried = data, best, average, carried
-        self.sharing, self.streamed, self.options = sharing, streamed, options
+        self.data, self.best = data, best
+        self.sharing, self.options = sharing, options
         if is_sharded(self._module):  # accelerate would wrap it in DistributedDataParallel
             self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         elif group_size() == 1 and self.args.device.type == "cpu":
@@ -101,23 +94,11 @@ class LagwiseTrainer(Trainer):
         loss_only = not return_outputs or type(self.data).reduce is TaskData.reduce
         if loss_only and isinstance(self.accelerator.unwrap_model(model), VocabularyHead):
             inputs = {**inputs, "skip_logits": True}
-        if self.carried is None or not model.training:
-            return super().compute_loss(model, inputs, return_outputs, **kwargs)
-        given = {name: value for name, value in inputs.items() if name not in ("row", "begins")}
-        if given["attention_mask"].all():
-            del given["attention_mask"]
-        row = int(inputs["row"][0])
-        given["past_key_values"] = cache = self.carried.before(row, inputs["begins"])
-        result = super().compute_loss(model, given, return_outputs, **kwargs)
-        self.carried.after(row, cache)
-        return result
+        return super().compute_loss(model, inputs, return_outputs, **kwargs)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         inputs = super()._prepare_inputs(inputs)
         return inputs if self.sharing is None else self.sharing.shard(inputs)
-
-    def get_train_dataloader(self) -> Any:
-        return super().get_train_dataloader() if self.streamed is None else self.streamed.loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         collate, self.data_collator = self.data_collator, functools.partial(self.data.collate, training=False)
@@ -125,11 +106,6 @@ class LagwiseTrainer(Trainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.data_collator = collate
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate the averaged weights, if there are any: the best model is chosen among them."""
-        with self.average.in_use():
-            return super().evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         for name in ("loss", "eval_loss"):
@@ -255,12 +231,6 @@ class LagwiseTrainer(Trainer):
         self._saving = True
         try:
             super()._save_checkpoint(model, trial)
-            if self.carried is not None:
-                self.carried.save(run / PARTIAL / name)
-            if self.streamed is not None:
-                self.streamed.save(run / PARTIAL / name)
-            if self.args.should_save:
-                self.average.save(run / PARTIAL / name)
         except Exception as error:  # on a full disk, each of the writing libraries raises another type
             shutil.rmtree(run / PARTIAL, ignore_errors=True)
             raise OSError(
@@ -308,32 +278,6 @@ class Progress(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar.close()
-
-
-class HostHint(TrainerCallback):
-    """A hint, printed once, that the GPU waits for Python: it has hardly any work left when a step has been
-    launched."""
-
-    MEASURED_STEP = 30  # by then kernels are compiled and tables are made
-    WAITING_SHARE = 0.1  # of a step's time, below which the GPU's remaining work means that it waits
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.MEASURED_STEP:
-            torch.cuda.synchronize()
-            self.started = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step != self.MEASURED_STEP + 1:
-            return
-        launched = time.perf_counter() - self.started
-        torch.cuda.synchronize()
-        step = time.perf_counter() - self.started
-        if step - launched < self.WAITING_SHARE * step:
-            print(
-                f"The GPU waits for Python, which takes {launched * 1e3:.1f} of the {step * 1e3:.1f} ms of a step: "
-                f"`compile={REDUCE_OVERHEAD}` or larger batches use more of it",
-                file=sys.stderr,
-            )
 
 
 def _mean_loss(history: list[dict[str, float]]) -> float:

@@ -109,38 +109,6 @@ def stream_signal(
 
 
 @app.command()
-def drafts(
-    run: Annotated[Path, run_argument("Folder of a trained language model.")],
-    draft: Annotated[Path, path_option("Folder of a smaller model with the same tokenizer.")],
-    sizes: Annotated[str, typer.Option(help="Maximum tokens per draft, separated by commas.")] = "2,4,8",
-    prompts: Prompts = 8,
-    prompt_tokens: PromptTokens = 256,
-    tokens: NewTokens = 128,
-    repeats: Repeats = 5,
-    threads: Threads = 1,
-    out: Out = None,
-) -> None:
-    """Measure tokens per second of greedy decoding with a draft model, with prompt lookup, and without drafts.
-
-    lagwise bench drafts runs/mega-lm --draft runs/mega-small --out drafts.json
-    """
-    import torch
-
-    from lagwise.cli.terminal import print_table
-    from lagwise.models.loading import default_device, load_language_model
-    from lagwise_papers.bench.drafts import run_prompts, table_rows, time_drafts
-
-    torch.set_num_threads(threads)
-    model, assistant = (load_language_model(each, device=default_device())[0] for each in (run, draft))
-    chosen = run_prompts(run, prompts, prompt_tokens)
-    rows = time_drafts(model, assistant, chosen, sizes=integers(sizes, "--sizes"), new_tokens=tokens, repeats=repeats)
-    head = ("draft", "tokens", "tokens/s", "/none", "forwards/token", "same text")
-    parameters = {"model": model.num_parameters(), "draft": assistant.num_parameters()}
-    print_table("Model of {model:,} parameters, draft of {draft:,}".format(**parameters), head, table_rows(rows))
-    _save(out, {"parameters": parameters, "rows": rows})
-
-
-@app.command()
 def toeplitz(
     lengths: Lengths = "512,2048,8192",
     channels: Channels = 512,
@@ -304,8 +272,6 @@ def forecast(
     rows = run_benchmarks(folder, data.split(","), model or ())
     print_table("Mean squared error, averaged over horizons", *table_rows(rows))
     print_table("Share of test values within 90% intervals, averaged over horizons", *coverage_rows(rows))
-    title = "Continuous ranked probability score of standardised series, averaged over horizons"
-    print_table(title, *coverage_rows(rows, "crps"))
     _save(out, {"cells": rows})
 
 
@@ -422,8 +388,7 @@ def serve(
 
     from lagwise.cli.terminal import print_table
     from lagwise.models.loading import load_language_model
-    from lagwise_papers.bench.drafts import run_prompts
-    from lagwise_papers.bench.serving import make_transformer, measure, started, table_rows
+    from lagwise_papers.bench.serving import make_transformer, measure, run_prompts, started, table_rows
 
     counts = integers(clients, "--clients")
     torch.set_num_threads(threads)

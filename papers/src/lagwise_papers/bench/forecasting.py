@@ -90,7 +90,6 @@ def models(benchmark: Benchmark, horizon: int) -> dict[str, dict[str, Any]]:
         "ridge, look-backs averaged, four folds": {"look_back": benchmark.look_backs, "folds": 4},
         "ridge, look-backs averaged, fitted again": {"look_back": benchmark.look_backs, "refit": True},
         **logs,
-        "ridge of low rank": {**small, "rank": 10_000 // (benchmark.look_back + horizon)},
         f"{kernels} Toeplitz kernels": {**small, "model": "toeplitz", "kernels": kernels},
         "Toeplitz kernel": {**small, "model": "toeplitz"},
     }
@@ -134,12 +133,11 @@ def run_benchmark(x: np.ndarray, benchmark: Benchmark, horizon: int, options: Ma
     scores = forecaster.evaluate(tested)
     if forecaster.logs:  # its scores are those of logarithms
         restored: dict[str, Any] = _restored(forecaster, tested, x[:train].std(0))
-        scores = scores._replace(crps=None, **restored)
+        scores = scores._replace(**restored)
     return {
         "mse": scores.mse,
         "mae": scores.mae,
         "coverage": scores.coverage,
-        "crps": scores.crps,
         "windows": scores.windows,
         "validation_mse": forecaster.validation_error_,
         "folds": forecaster.folds,
@@ -178,16 +176,15 @@ def run_benchmarks(
     return rows
 
 
-def chosen(rows: Sequence[Mapping[str, Any]], most: float = float("inf")) -> list[dict[str, Any]]:
-    """The row of each cell with the lowest validation error, among models with at most ``most`` parameters, without
-    those of several folds or of logarithms, whose errors are not those of the same values."""
+def chosen(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The row of each cell with the lowest validation error, without those of several folds or of logarithms, whose
+    errors are not those of the same values."""
     cells: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         best = cells.get((row["data"], row["horizon"]))
         if (
             row.get("folds", 1) == 1
             and row["model"] != LOGS
-            and row["parameters"] <= most
             and (best is None or row["validation_mse"] < best["validation_mse"])
         ):
             cells[row["data"], row["horizon"]] = dict(row)
@@ -215,16 +212,14 @@ def table_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
     return head, lines
 
 
-def coverage_rows(rows: Sequence[Mapping[str, Any]], key: str = "coverage") -> tuple[list[str], list[list[str]]]:
-    """Shares of test values within the intervals, or with ``key="crps"`` the ranked probability score, averaged over
-    horizons: a header and rows of text."""
+def coverage_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Shares of test values within the intervals, averaged over horizons: a header and rows of text."""
     names = list(dict.fromkeys(row["data"] for row in rows))
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        parts = [[row[key] for row in own if row["data"] == name and row[key] is not None] for name in names]
-        if any(parts):
-            lines.append([model, *(f"{np.mean(part):.3f}" if part else "" for part in parts)])
+        parts = [[row["coverage"] for row in own if row["data"] == name] for name in names]
+        lines.append([model, *(f"{np.mean(part):.3f}" if part else "" for part in parts)])
     return ["", *names], lines
 
 
@@ -233,5 +228,3 @@ def _labelled(rows: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Sequence
         yield model, [row for row in rows if row["model"] == model]
     if best := chosen(rows):
         yield "chosen by validation", best
-    if small := chosen(rows, 10_000):
-        yield "chosen by validation, at most 10,000 parameters", small

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import threading
@@ -17,90 +16,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lagwise.process import denormals_as_zero, keep_freed_memory
+from lagwise.process import keep_freed_memory
 from lagwise_papers.bench.timing import save_results
 
 _WRITING = threading.Lock()  # runs finish in several threads
-_WARMUP, _TIMED, _APART = 3, 15, 20  # steps that are not timed, that are, and their distance in the data
 
 
-@denormals_as_zero()
 def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
     """Mean CPU seconds of a training step and of an evaluation on the valid split, of each recipe with its overrides,
-    on one thread and the task's data.
-
-    The jobs take steps in turn, so that other load on the machine affects all of them equally. Steps differ in
-    duration, so they are spread over the data, and their mean determines a run's time. The largest batches come first:
-    while the memory of the process grows, steps take several times as long, and a training soon has done with that.
-    """
-    import torch
-
-    torch.set_num_threads(1)
-    timed = [_timed(recipe, overrides) for recipe, overrides in jobs]
-    seconds: list[list[float]] = [[] for _ in jobs]
-    for number in range(_WARMUP + _TIMED):
-        for job, (step, _) in enumerate(timed):
-            seconds[job].append(step(number))
-    return [
-        {"seconds": statistics.fmean(found[_WARMUP:]), "evaluation_seconds": evaluation()}
-        for found, (_, evaluation) in zip(seconds, timed, strict=True)
-    ]
-
-
-def _timed(recipe_name: str, overrides: Sequence[str]) -> tuple[Callable[[int], float], Callable[[], float]]:
-    """Functions that take one of a recipe's training steps by its number, those to warm up first, and estimate an
-    evaluation from some batches of the valid split; both return CPU seconds."""
+    on one thread and the task's data, as `lagwise.training.minutes` takes them."""
     import torch
 
     from lagwise.training import check_recipe, load_recipe
-    from lagwise.training.hardware import bfloat16_is_fast
-    from lagwise.training.model import build_model
-    from lagwise.training.optimizer import make_optimizer, sparse_tables
+    from lagwise.training.planning import measured
 
-    recipe = load_recipe(recipe_name, overrides)
-    data = check_recipe(recipe).open(progress=True)
-    model = build_model(recipe, data).train()
-    options = recipe.training
-    optimizer = make_optimizer(model, dataclasses.replace(options, learning_rate=1e-6))
-    batch, micro = options.batch_size, options.batch_size // options.accumulate
-    examples: Any = data.training_examples((_WARMUP + _TIMED) * _APART, batch, 0)
-    held_out: Any = data.validation_examples(options.evaluate_tokens)
-
-    def loss(inputs: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16_is_fast()):
-            if data.loss is None:
-                return model(**inputs).loss
-            labels = inputs.pop("labels")
-            return data.loss(model(**inputs), labels)
-
-    def inputs_of(first: int) -> Any:
-        return data.collate([examples[first + i] for i in range(micro)])
-
-    starts = range(0, (_WARMUP + _TIMED) * _APART * batch, batch)
-    largest = max(starts, key=lambda first: max(tensor.numel() for tensor in inputs_of(first).values()))
-    steps = [largest] * _WARMUP + list(starts[::_APART][_WARMUP:])
-
-    def step(number: int) -> float:
-        begun = time.process_time()
-        with sparse_tables(model, options):
-            for first in range(steps[number], steps[number] + batch, micro):
-                loss(inputs_of(first)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return time.process_time() - begun
-
-    def evaluation() -> float:
-        count = -(-len(held_out) // micro)
-        chosen = sorted({number * count // _TIMED for number in range(_TIMED)})
-        model.eval()
-        begun = time.process_time()
-        with torch.inference_mode():
-            for number in chosen:
-                rows = range(number * micro, min(len(held_out), (number + 1) * micro))
-                loss(data.collate([held_out[i] for i in rows], training=False))
-        return (time.process_time() - begun) * count / len(chosen)
-
-    return step, evaluation
+    torch.set_num_threads(1)
+    found = []
+    for name, overrides in jobs:
+        recipe = load_recipe(name, overrides)
+        seconds, evaluation = measured(recipe, check_recipe(recipe).open(progress=True), time.process_time)
+        found.append({"seconds": seconds, "evaluation_seconds": evaluation})
+    return found
 
 
 def planned(

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from lagwise.data import prepare
 from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
+from lagwise.training import load_run
 
 _PATIENCE = 300  # timeout in seconds for a server to start and for an answer
 
@@ -228,6 +231,14 @@ def _answers(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def run_prompts(run: Path, count: int, length: int) -> list[Tensor]:
+    """Token ids ``(length,)`` from evenly spaced positions in the test text of a run."""
+    options = load_run(run).data
+    text = prepare(options.source or "stdlib", options.tokenizer, vocab_size=options.vocab_size).splits["test"]
+    starts = torch.linspace(0, len(text) - length, count).long().tolist()
+    return [torch.tensor(text[start : start + length].astype("int64")) for start in starts]
 
 
 def table_rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import lagwise.data.arrow as pa
@@ -35,13 +34,6 @@ def read(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
         for key, values in rows.items():
             values.append(found.get(key))
     return pa.table({k: pa.array(v, pa.string()) for k, v in rows.items() if columns is None or k in columns})
-
-
-def written(data: bytes, path: Path) -> list[str]:
-    """The lines of each record as they are. Errors as in `read`."""
-    lines = _lines(data, path)
-    places = [*(place for place, _, _ in _records(lines, path)), len(lines)]
-    return ["".join(f"{line}\n" for line in lines[start:end]) for start, end in pairwise(places)]
 
 
 def _lines(data: bytes, path: Path) -> list[str]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
 from lagwise.data.options import DataOptions
-from lagwise.data.tokenizers import is_vocabulary_of_letters, load_tokenizer, vocabulary_tokenizer
+from lagwise.data.tokenizers import END_OF_TEXT, PAD, UNKNOWN
 from lagwise.files import RECIPE_FILE, TOKENIZER, expanded, is_unused, one_line, read_json, saved_whole
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.loading import check_weights, quiet, save_tokenizer
@@ -19,6 +19,7 @@ from lagwise.tasks.classes import class_fields
 from lagwise.training import Recipe
 from lagwise_papers.data.dna import DNA
 from lagwise_papers.imports.hyena import SPECIAL, from_hyena_dna
+from lagwise_papers.imports.letters import read_letters, vocabulary_tokenizer
 from lagwise_papers.imports.mega import from_mega
 
 _LONGEST = 1 << 20  # tokens of a row, of a model without a limit
@@ -85,9 +86,10 @@ def _tokenizer(folder: Path, kind: str, values: Mapping[str, Any], most: int) ->
         if len(SPECIAL) + len(letters) != values.get("vocab_size", len(SPECIAL) + len(DNA)):
             raise ValueError(f"HyenaDNA's tokenizer has {len(SPECIAL)} tokens and the letters {letters}, not as many")
         return vocabulary_tokenizer([*SPECIAL, *letters], end="[SEP]", unknown="[UNK]", pad="[PAD]")
-    if not is_vocabulary_of_letters(folder):
+    tokens = read_letters(folder)
+    if tokens is None:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    tokenizer = load_tokenizer(str(folder))
+    tokenizer: Any = vocabulary_tokenizer(tokens, end=END_OF_TEXT, unknown=UNKNOWN, pad=PAD)
     if len(tokenizer) > most:
         raise ValueError(f"vocab.txt makes {len(tokenizer)} tokens, more than the model's {most}")
     return tokenizer

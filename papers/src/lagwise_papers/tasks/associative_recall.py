@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,12 +14,16 @@ from torch.utils.data import DataLoader, Dataset
 from lagwise.data import ScheduledExamples
 from lagwise.data.batches import IGNORED
 from lagwise.data.options import DataOptions
+from lagwise.figures import columns, single
 from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
 from lagwise.tasks.base import Sizes, Table, Task, TaskData, require_none, usable_lengths
-from lagwise.tasks.figures import Figures, Log, accuracy_curve
+from lagwise.tasks.figures import Figures, Log
 from lagwise.tasks.scores import headline_of
 from lagwise_papers.data.associative_recall import AssociativeRecall, DrawnExamples
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEFAULT_SEQUENCES = 1000
 _TOKENS_A_BATCH = 16384
@@ -37,7 +41,7 @@ class GeneratedRecall(TaskData):
     def sizes(self, batch_size: int) -> Sizes:
         return Sizes(None, sum(self._lengths) / len(self._lengths), self.task.data.length)
 
-    def training_examples(self, steps: int, batch_size: int, seed: int, pieces: int = 1) -> Dataset:
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
         return ScheduledExamples(self.task.generator, self._lengths, batch_size, steps, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
@@ -142,3 +146,15 @@ class AssociativeRecallTask(Task):
             raise ValueError(f"{row['text']!r:.80} has a word that is not a key or value of this task") from error
         answer = int(model(ids.to(model.device), logits_to_keep=1).logits[0, -1].argmax())
         return {"answer": tokenizer.decode([answer])}
+
+
+def accuracy_curve(metrics: Log, *, chance: float) -> Figure:
+    """Draw the accuracy on validation sequences over steps, from the lines of a run's metrics, and the accuracy of
+    guessing."""
+    figure, axes = single()
+    valid = [(line["step"], line["eval_accuracy"]) for line in metrics if "eval_accuracy" in line]
+    axes.plot(*columns(valid), color="C0", marker="o", markersize=3, label="validation")
+    axes.axhline(chance, color="0.7", linestyle="--", label="guessing a value")
+    axes.set(xlabel="step", ylabel="share of correct answers", title="Learning", ylim=(-0.02, 1.02))
+    axes.legend(loc="center right")
+    return figure

@@ -24,7 +24,7 @@ class DnaClassification(SequenceClassification):
         reverse_complement: read every second training sequence, at random, as its reverse complement, the other strand;
             needs a tokenizer of letters, such as ``dna``.
         text: the column of the sequences.
-        label, kind, metric, wide, class_weights, label_smoothing, packing, threshold: as in `SequenceClassification`.
+        label, kind, metric, wide, class_weights, label_smoothing, threshold: as in `SequenceClassification`.
     """
 
     def __init__(
@@ -39,12 +39,11 @@ class DnaClassification(SequenceClassification):
         wide: bool = False,
         class_weights: str = "none",
         label_smoothing: Share = 0.0,
-        packing: bool = False,
         threshold: Annotated[Number, Field(gt=0, lt=1)] | None = None,
     ):
         same: dict[str, Any] = {"text": text, "label": label, "kind": kind, "metric": metric, "wide": wide}
         same |= {"class_weights": class_weights, "label_smoothing": label_smoothing}
-        super().__init__(data, **same, packing=packing, threshold=threshold)
+        super().__init__(data, **same, threshold=threshold)
         self.reverse_complement = reverse_complement
 
     def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> ClassifiedRows:

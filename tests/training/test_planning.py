@@ -1,0 +1,33 @@
+"""The vocabulary that a training and its text suit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lagwise.models.loading import load_model
+from lagwise.training import Recipe, load_recipe, planning, train
+
+
+@pytest.mark.parametrize(
+    ("steps", "text", "vocabulary"), [(10, 1000, 4096), (9, 1000, 258), (10, 10**9, 258)], ids=["long", "short", "text"]
+)
+def test_long_trainings_on_long_texts_read_byte_pairs(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, text: int, vocabulary: int
+) -> None:
+    tiny_recipe.data.tokenizer, tiny_recipe.training.steps = "auto", steps
+    tokens = tiny_recipe.training.batch_size * tiny_recipe.data.length
+    monkeypatch.setattr(planning, "_MIN_TOKENS_READ", 10 * tokens)
+    monkeypatch.setattr(planning, "_MIN_TEXT_BYTES", text)
+    run = train(tiny_recipe, tmp_path / "run", progress=False)
+    assert load_recipe(str(run / "recipe.yaml")).data.tokenizer == ("bpe" if vocabulary == 4096 else "bytes")
+    assert len(load_model(run)[1]) <= vocabulary
+
+
+def test_other_tasks_do_not_choose(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "".join(f"text {i},{i % 2}\n" for i in range(60)), encoding="utf-8")
+    recipe = load_recipe("classify", [f"data.source={rows}", "data.tokenizer=auto"])
+    with pytest.raises(ValueError, match="tokenizer must be 'bytes'"):
+        train(recipe, tmp_path / "run", progress=False)
