@@ -215,7 +215,7 @@ class Watch:
         """Write all that continuing needs to a file, which only a complete one replaces. OSError if it cannot be."""
         tensors = {**self.carried.tensors(), "scores": torch.from_numpy(self.scores)}
         tensors |= {} if self.learner is None else self.learner.tensors()
-        about = {"own": self._own, "place": self.place, "lines": self.lines, "rows": self._rows}
+        about: dict[str, Any] = {"own": self._own, "place": self.place, "lines": self.lines, "rows": self._rows}
         about["streams"] = [*self._streams.items()]
         with saved_whole(path.parent, path.name) as partial:
             save_file(tensors, partial / path.name, metadata={"watch": json.dumps(about)})
