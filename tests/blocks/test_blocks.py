@@ -54,19 +54,6 @@ def test_channel_mixers_equal_their_formulas() -> None:
     assert (glu.gate.out_features, mlp.up.out_features) == (12, 24)
 
 
-def test_attention_mixer_equals_torchs_attention() -> None:
-    mixer = AttentionMixer(8, heads=2, position="none")
-    theirs = nn.MultiheadAttention(8, 2, batch_first=True)
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(mixer.qkv.weight)
-        theirs.in_proj_bias.copy_(mixer.qkv.bias)
-        theirs.out_proj.weight.copy_(mixer.out.weight)
-        theirs.out_proj.bias.copy_(mixer.out.bias)
-    x = torch.randn(2, 9, 8)
-    future = torch.ones(9, 9, dtype=torch.bool).triu(1)
-    torch.testing.assert_close(mixer(x), theirs(x, x, x, attn_mask=future)[0], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.covers("TNN §3.1 and fig. 2")
 def test_prenorm_block_is_two_residual_layers() -> None:
     block = PreNormBlock(6, **TABLE_7["GTU + GLU"]).double()
@@ -289,23 +276,15 @@ def test_blocks_may_be_bidirectional(spec: dict) -> None:
     ("options", "message"),
     [
         ({"norm": "rmss"}, "did you mean 'rms'"),
-        ({"token_mixer": {"name": "gtv"}}, "did you mean 'gtu'"),
-        ({"channel_mixer": {"name": "glu", "expand": 2}}, "did you mean 'expansion'"),
         ({"token_mixer": {"name": "attention", "heads": 4}}, "heads must divide the 6 channels"),
         ({"token_mixer": {"name": "gtu", "expansion": 0}}, "at least one channel"),
         ({"channel_mixer": {"name": "mlp", "expansion": 0.01}}, "at least one channel"),
         ({"token_mixer": {"name": "gtu", "causal": False}}, "option of token mixer"),
         ({"name": "mega", "memory": {"name": "emma"}}, "unknown memory: 'emma'; did you mean 'ema'"),
-        ({"name": "mega", "query_size": 0}, "query_size must be an integer of at least 1, got 0"),
         ({"name": "mega", "query_size": 3}, "even size of queries, got 3"),
         ({"name": "mega", "memory": {}}, "memory must be a mapping with a 'name'"),
-        ({"name": "mega", "memory": {"name": "tcn", "residual": "no"}}, "residual must be true or false"),
-        ({"name": "mega", "memory": {"name": "tcn", "dilation": 2.5}}, "dilation must be an integer"),
-        ({"name": "mega", "memory": {"name": "ema", "truncation": 2.5}}, "truncation must be an integer"),
-        ({"name": "mega", "chunk": True}, "chunk must be an integer"),
         ({"name": "megalodon", "heads": 3}, "heads must divide the 128 channels, got 3"),
         ({"name": "megalodon", "groups": 4}, "groups must divide the 6 channels, got 4"),
-        ({"name": "megalodon", "value_size": 0}, "value_size must be an integer of at least 1"),
         ({"norm": "timestep"}, "unknown norm: 'timestep'"),
         ({"name": "chain"}, "list of at least one block"),
         ({"name": "chain", "blocks": [{"name": "prenorm", "norms": "rms"}]}, "option of block 0 of the chain"),

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lagwise.cli import demo
 from lagwise.cli.main import app
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
@@ -169,20 +168,3 @@ def test_a_converted_run_streams_in_constant_memory(tiny_recipe: Recipe, tmp_pat
     result = runner.invoke(app, ["convert", str(trained), "--out", str(tmp_path / "mine")])
     assert isinstance(result.exception, FileExistsError)
     assert [f.name for f in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
-
-
-def test_only_finished_demos_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(recipe: object, out: Path) -> None:
-        out.mkdir()
-        (out / "recipe.yaml").touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo, "train", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        demo.run_demo(tmp_path / "demo", [], write=print)
-    with pytest.raises(ValueError, match=r"one that did not finish.*lagwise train --resume"):
-        demo.run_demo(tmp_path / "demo", [], write=print)
-    assert (tmp_path / "demo" / "recipe.yaml").exists()
-    (tmp_path / "demo" / ".lagwise-demo").touch()
-    with pytest.raises(KeyboardInterrupt):
-        demo.run_demo(tmp_path / "demo", [], write=print)

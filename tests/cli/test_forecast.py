@@ -60,10 +60,6 @@ def test_forecasts_with_intervals_and_a_plot(data: Path) -> None:
         (["--horizon", "200", "--columns", "load"], "horizon = 200 needs at least 401 rows"),
         (["--horizon", "24", "--columns", "load", "--look-back", "280"], "look_back = 280 is longer than"),
         (["--horizon", "24", "--model", "arima"], "unknown --model: 'arima'"),  # before the table is read
-        (
-            ["--horizon", "24", "--future", "load,price,site"],
-            "no column to forecast besides 'date', 'load', 'price', 'site'",
-        ),
         (["--horizon", "24", "--time", "when"], "unknown column of times: 'when'"),
         (["--horizon", "24", "--time", "site"], "column 'site' has 'A' in row 1, which is not read as a time"),
     ],

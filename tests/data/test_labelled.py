@@ -225,7 +225,7 @@ class TestErrors:
             (reviews(), {"text": ["a", "b"], "inputs": "values"}, "`text` must name one column"),
             (reviews(), {"inputs": "token"}, "unknown `inputs`: 'token'; did you mean 'tokens'"),
             (reviews(), {"length": 0}, "`length` must be an integer of at least 1"),
-            (reviews(), {"tokenizer": "word"}, "'words', 'characters', .*a folder or"),
+            (reviews(), {"tokenizer": "word"}, "'words', 'characters', .*or a folder"),
         ],
     )
     def test_errors_are_one_line(self, tmp_path: Path, rows: list, options: dict[str, Any], message: str) -> None:

@@ -295,12 +295,3 @@ def test_too_few_rows_without_labels_are_trained(texts: list[str]) -> None:
     assert {split: len(own) for split, own in found.items()} == {"train": 16 + len(texts), "valid": 2, "test": 2}
     with pytest.raises(ValueError, match=r"1 of None"):
         split_rows({"train": Dataset.from_dict(rows[20:21])}, "label", kinds=[None])
-
-
-@pytest.mark.parametrize("noted", [True, False])
-def test_labels_between_commas_that_are_read_as_amounts_are_noted(noted: bool, tmp_path: Path) -> None:
-    cells = (("1,2", "2,3", "3")[i % 3] if noted else f"{i},5" for i in range(60))
-    (tmp_path / "a.csv").write_text("text;label\n" + "".join(f"row {i};{cell}\n" for i, cell in enumerate(cells)))
-    found = read_labelled(open_rows(str(tmp_path / "a.csv")), ("text",), "label")
-    assert found.kind == "regression"
-    assert any("'1,2' are read as numbers" in note for note in found.notes) == noted

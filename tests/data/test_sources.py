@@ -24,7 +24,6 @@ from lagwise.cli.main import app
 from lagwise.data import load_tokenizer, open_rows, open_source, prepare_labelled, reading
 from lagwise.data import sources as sources_module
 from lagwise.data.sources import document_parts
-from lagwise.data.writing import write_row_split
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM
 from lagwise.models.loading import save_tokenizer
 from lagwise.runs import evaluate_run
@@ -201,8 +200,6 @@ def test_a_json_array_is_read_as_lines_are(tmp_path: Path) -> None:
         assert source.columns == ("text", "label")
         assert source.read()["train"][:] == wanted
         assert [*map("".join, document_parts(tmp_path / name))] == wanted["text"]
-        write_row_split(source, {"train": ("train", [1, 3])}, tmp_path / f"split-{name}")
-        assert open_rows(str(tmp_path / f"split-{name}")).read()["train"]["text"] == ["ä 1", "ä 3"]
     for text, message in (("[1]", "element 1 of the array is not an object but int"), ("[{", "not a JSON array")):
         (tmp_path / "a.json").write_text(text)
         with pytest.raises(ValueError, match=message):

@@ -84,7 +84,7 @@ class TestTokenizers:
             assert data.tokenizer.decode(ids[:-1]).startswith("before <|endoftext|> after")
 
     def test_unknown_tokenizers(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"'words', 'characters', .*a folder or"):
+        with pytest.raises(ValueError, match=r"'words', 'characters', .*or a folder"):
             load_tokenizer("word")
         with pytest.raises(ValueError, match="no tokenizer in folder"):
             load_tokenizer(str(tmp_path))

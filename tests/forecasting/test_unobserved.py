@@ -30,7 +30,7 @@ def gappy(rows: int = 300, share: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
 def explicit(stretches: list[Stretch], look_back: int, level: str) -> tuple[np.ndarray, np.ndarray]:
     """Centred windows: inputs, and targets (NaN where missing)."""
     inputs, targets = [], []
-    for filled, missing, _ in stretches:
+    for filled, missing in stretches:
         for series in range(filled.shape[1]):
             for start in range(len(filled) - look_back - HORIZON + 1):
                 window = filled[start : start + look_back + HORIZON, series]
@@ -80,7 +80,7 @@ def test_held_out_errors_count_only_observed_targets(look_back: int) -> None:
     maps = np.random.default_rng(1).normal(size=(look_back, HORIZON))
     inputs, targets = explicit([Stretch(filled, missing)], LOOK_BACK, "none")
     errors = [inputs[:, -look_back:] @ each - targets for each in (maps, 2 * maps)]
-    products, count = HeldOut([Stretch(filled, missing)], LOOK_BACK).products([(maps, None), (2 * maps, None)])
+    products, count = HeldOut([Stretch(filled, missing)], LOOK_BACK).products([maps, 2 * maps])
     for i, j in np.ndindex(2, 2):
         assert products[i, j] == pytest.approx(np.nansum(errors[i] * errors[j]))
     assert count == np.count_nonzero(~np.isnan(errors[0]))

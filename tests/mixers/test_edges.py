@@ -60,15 +60,6 @@ def test_padding_does_not_count_towards_a_kernels_longest_text() -> None:
         mixer(x, mask=mask)
 
 
-@pytest.mark.parametrize(("name", "options"), [("lru", {"least_radius": 0.9}), ("s5", {})])
-def test_poles_stay_in_float32_when_a_mixer_is_changed_to_bfloat16(name: str, options: dict) -> None:
-    mixer, x = make(name, options, dtype=torch.float32), noise(1, 2000, torch.float32)
-    before = mixer(x)
-    low = mixer.bfloat16()
-    assert {p.dtype for p in low.parameters()} == {torch.float32, torch.bfloat16}
-    assert (low(x.bfloat16()).float() - before).abs().max() / before.abs().max() < 0.02
-
-
 @pytest.mark.real_device
 def test_a_state_made_under_autocast_continues_without_it(device: torch.device) -> None:
     mixer, x = make("attention", {}, dtype=torch.float32), noise(1, 9, torch.float32)

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from every_mixer import CHANNELS, every_trained_direction, make, noise
+from every_mixer import every_trained_direction, make, noise
 from torch import Tensor
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -84,27 +84,3 @@ def test_vmap_equals_a_loop(name: str, options: dict, causal: bool) -> None:
         loss(models[0], dict(models[0].named_parameters()), signal).backward()
         for key, parameter in models[0].named_parameters():
             torch.testing.assert_close(gradients[key][i], parameter.grad, rtol=1e-7, atol=1e-9)
-
-
-def test_fast_attention_refuses_a_second_derivative() -> None:
-    x = torch.randn(1, 20, CHANNELS, requires_grad=True)
-    y = make("chunked_attention", {}, dtype=torch.float32)(x)
-    (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"derivative for .*attention.* is not implemented"):
-        torch.autograd.grad(first.square().sum(), x)
-
-
-def test_gradients_batched_by_autograd_itself_are_refused() -> None:
-    """Autograd's own `vmap` supports few operations; `torch.func.vmap` supports ours."""
-    mixer = make("toeplitz", {})
-    x = noise(1, 20).requires_grad_()
-    y = mixer(x)
-    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
-        torch.autograd.grad(y, x, torch.ones(3, *y.shape, dtype=y.dtype), is_grads_batched=True)
-
-
-def test_vmap_over_masks_is_refused_for_grids_per_row() -> None:
-    mixer = make("toeplitz", {"kernel": {"name": "warped"}, "engine": "ski"}, causal=False)
-    masks = torch.ones(3, 2, 20)
-    with pytest.raises(RuntimeError, match=r"vmap: .* data-dependent control flow"):
-        vmap(lambda x, mask: mixer(x, mask=mask), (None, 0))(noise(2, 20), masks)

@@ -105,27 +105,6 @@ def test_a_cache_is_a_pytree_of_tensors(recipe: str) -> None:
     assert any(path.startswith("['states'][0]") for path in paths)
 
 
-def test_a_cache_passes_through_an_exported_step() -> None:
-    model = tiny("mega-lm").float()
-    ids = torch.randint(0, 256, (1, 30))
-    cache = model(ids[:, :20]).past_key_values
-
-    class Step(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, token: torch.Tensor, cache: StreamingCache) -> tuple[torch.Tensor, StreamingCache]:
-            out = self.model(token, past_key_values=cache, use_cache=True)
-            return out.logits, out.past_key_values
-
-    with torch.no_grad():
-        exported = torch.export.export(Step(), (ids[:, 20:21], cache.copy()), strict=False).module()
-        logits, after = exported(ids[:, 20:21], cache.copy())
-    assert isinstance(after, StreamingCache)
-    torch.testing.assert_close(logits, model(ids[:, :21]).logits[:, -1:], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("token", [-1, 20])
 @pytest.mark.parametrize("name", ["bos_token_id", "eos_token_id", "pad_token_id"])
 def test_special_tokens_are_in_the_vocabulary(name: str, token: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lagwise.models import LagwiseForCausalLM, StreamingCache
 
-NEW = 40
+NEW = 24
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": 257}
 GREEDY["eos_token_id"] = 256  # which prompt lookup of earlier versions of transformers cannot do without
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
@@ -47,20 +47,6 @@ def test_the_text_equals_greedy_decoding(recipe: str) -> None:
         assert torch.equal(model.generate(ids, assistant_model=draft, **GREEDY), expected)
     found = model.generate(ids, prompt_lookup_num_tokens=5, **GREEDY)
     assert torch.equal(found[:, : expected.shape[1]], expected)  # earlier versions of transformers go beyond the length
-
-
-@pytest.mark.slow
-@every_recipe
-def test_prompts_padded_on_the_left(recipe: str) -> None:
-    model, ids = tiny(recipe, sharp=True), prompt()
-    padded = {
-        "input_ids": torch.nn.functional.pad(ids, (7, 0), value=257),
-        "attention_mask": torch.nn.functional.pad(torch.ones_like(ids), (7, 0)),
-    }
-    expected = model.generate(ids, **GREEDY)
-    for options in ({"assistant_model": noisy(model, recipe)}, {"prompt_lookup_num_tokens": 5}):
-        found = model.generate(**padded, **options, **GREEDY)[:, 7:]
-        assert torch.equal(found[:, : expected.shape[1]], expected)
 
 
 def test_a_good_draft_saves_forwards_and_tokens_are_not_reprocessed() -> None:

@@ -27,7 +27,6 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "tcnca": {"name": "mega", "memory": TCN, "query_size": 8, "chunk": 11, "function": "laplace", "position": "simple"},
 }
 every_block = pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-both_ways = pytest.mark.parametrize("causal", [True, False])
 
 
 def make(block: dict[str, Any], *, causal: bool = False, **fields: Any) -> LagwiseForSequenceClassification:
@@ -61,26 +60,6 @@ def test_pooling_ignores_padding(pooling: str, block: str) -> None:
     padded = torch.cat([torch.full((2, 4), 257), ids, torch.full((2, 3), 257)], dim=1)
     mask = torch.tensor([[0] * 4 + [1] * 30 + [0] * 3] * 2)
     torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@both_ways
-def test_it_learns_the_position_of_a_token(causal: bool) -> None:
-    """The label is whether the only 7 of a text is in its first half, which a bag of tokens cannot tell."""
-    torch.manual_seed(0)
-    model = make({"name": "mega", "query_size": 8, "chunk": 8}, causal=causal, vocab_size=10, initializer_range=0.1)
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    right = []
-    for _ in range(250):
-        ids, place = torch.randint(0, 5, (24, 16)), torch.randint(0, 16, (24,))
-        ids[torch.arange(24), place] = 7
-        out = model(ids, labels=(place < 8).long())
-        out.loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        right.append((out.logits.argmax(1) == (place < 8)).float().mean().item())
-    assert sum(right[-25:]) / 25 > 0.9
 
 
 def test_invalid_configurations_are_refused() -> None:
@@ -124,17 +103,6 @@ def test_pipelines_and_the_trainer_with_a_bert_style_tokenizer(tmp_path: Path) -
     )
     trainer = Trainer(model, arguments, train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer))
     assert torch.isfinite(torch.tensor(trainer.train().training_loss))
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("pooling", SINGLE)
-def test_classifiers_export_with_and_without_a_mask(pooling: str) -> None:
-    model, ids = make(BLOCKS["tnn"], pooling=pooling), torch.randint(0, 256, (2, 20))
-    mask = torch.ones(2, 20, dtype=torch.long)
-    mask[1, 13:] = 0
-    for kwargs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}):
-        exported = torch.export.export(model, (), kwargs, strict=False)
-        torch.testing.assert_close(exported.module()(**kwargs).logits, model(**kwargs).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", PAIRS)

@@ -101,28 +101,6 @@ def test_streams_switch_between_the_model_and_its_step(kind: str, form: Any, mon
 
 
 @pytest.mark.cpu
-@torch.no_grad()
-def test_generating_and_sessions_use_it() -> None:
-    model, ids = tiny_step("mega-lm"), torch.randint(258, (1, 9))
-    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
-    plain = model.generate(ids, **options)
-    one = in_place(model, 1)
-    assert torch.equal(model.generate(ids, **options), plain)
-    assert one.runs == 19
-    two, session = in_place(model, 2), StreamingSession(model)
-    first, second = session.add(ids[0]), session.add(plain[0, :15])
-    for number in range(9, 20):
-        rows = [session.logits[0], session.logits[1]]
-        assert rows[0].argmax() == plain[0, number]
-        assert number > 13 or rows[1].argmax() == plain[0, number + 6]
-        session.step({first: int(plain[0, number]), second: int(plain[0, min(28, number + 6)])})
-    session.drop(second)
-    session.step({first: int(plain[0, 20])})
-    assert session.logits[0].argmax() == plain[0, 21]
-    assert (one.runs, two.runs) == (20, 11)
-
-
-@pytest.mark.cpu
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()

@@ -77,18 +77,6 @@ def test_the_definition_of_matches(sizes: list[int], vocabulary: int) -> None:
     check_definition(embedding, matches_by_definition, torch.randint(min(vocabulary, 7), (3, 63)))
 
 
-@pytest.mark.parametrize("sizes", [[1, 1, 61], [20, 1, 1, 30, 11], [63]])
-@pytest.mark.parametrize("matched", [[1], [2, 4]])
-def test_chunks_find_what_the_whole_text_finds(sizes: list[int], matched: list[int]) -> None:
-    embedding, ids = MatchEmbedding(3, sizes=matched, vocab_size=3), torch.randint(3, (2, 63))
-    whole, _ = embedding(ids, Layout(), None)
-    known, parts = no_context([embedding], 2, ids.device), []
-    for chunk in ids.split(sizes, 1):
-        y, known = embedding(chunk, Layout(), known)
-        parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, 1), whole)
-
-
 def test_an_entry_that_other_tokens_took_is_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MatchEmbedding, "BUCKETS", 1)  # so every place takes the only entry
     embedding = MatchEmbedding(3, sizes=[2], vocab_size=9)
@@ -134,22 +122,6 @@ def test_both_matter_and_stream() -> None:
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-10)
     short = both(ids.int(), use_cache=False).logits  # ids of 32 bits
     torch.testing.assert_close(short, expected)
-
-
-@torch.no_grad()
-def test_generation_repeats_what_came_next() -> None:
-    """A model whose only knowledge is the embedding of matches continues a text that repeats itself."""
-    copies = tiny("tnn-lm", match_sizes=[2], tie_word_embeddings=False)
-    for name, parameter in copies.model.named_parameters():
-        if name.startswith(("layers", "embed_tokens")):
-            parameter.zero_()
-    vocabulary, width = copies.lm_head.weight.shape
-    vectors = torch.nn.functional.normalize(torch.randn(vocabulary, width, dtype=torch.double), dim=1)
-    copies.model.embed_matches.table.weight.copy_(torch.nn.functional.pad(vectors, (0, 0, 1, 0)))
-    copies.lm_head.weight.copy_(vectors)
-    period = [7, 3, 9, 1, 200]
-    text = copies.generate(torch.tensor([period + period[:2]]), max_new_tokens=20, do_sample=False)[0]
-    assert text.tolist() == [period[i % 5] for i in range(27)]
 
 
 def test_padding_between_tokens_is_the_same_whole_and_in_parts() -> None:

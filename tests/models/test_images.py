@@ -121,13 +121,6 @@ def test_positions_on_a_grid_need_images() -> None:
         model(pixel_values=torch.zeros(1, 1, 4, 4), seq_idx=torch.tensor([[0, 0, 1, 1]]))
 
 
-def test_an_image_classifier_exports() -> None:
-    model, pixels = make(MIXERS["SKI-TNN"], num_hidden_layers=1).model.eval(), torch.randn(2, 1, 8, 12)
-    exported = torch.export.export(model, (), {"pixel_values": pixels}, strict=False).module()
-    expected = model(pixel_values=pixels).last_hidden_state
-    torch.testing.assert_close(exported(pixel_values=pixels)["last_hidden_state"], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_a_kernels_limit_applies_to_each_axis() -> None:
     model = make({"name": "gtu2d", "kernel": {"name": "free", "max_length": 6}})
     assert model.model.length_limit is None

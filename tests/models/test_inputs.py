@@ -154,23 +154,6 @@ def test_unknown_norms_are_named() -> None:
         make("tokens", norm={"name": "rms", "epsilon": 0})
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_much_padding_does_not_change_hidden_states(causal: bool) -> None:
-    torch.manual_seed(0)
-    model = LagwiseModel(LagwiseConfig(hidden_size=16, num_hidden_layers=2, causal=causal)).double().eval()
-    lengths = (40, 3, 17)
-    ids, mask = torch.full((3, 40), 257), torch.zeros(3, 40, dtype=torch.long)
-    rows = [torch.randint(0, 256, (n,)) for n in lengths]
-    for i, row in enumerate(rows):
-        ids[i, : len(row)], mask[i, : len(row)] = row, 1
-    out = model(ids, attention_mask=mask, use_cache=False, output_hidden_states=True)
-    for i, row in enumerate(rows):
-        alone = model(row[None], use_cache=False, output_hidden_states=True)
-        for ours, wanted in zip(out.hidden_states, alone.hidden_states, strict=True):
-            torch.testing.assert_close(ours[i, : len(row)], wanted[0], rtol=0, atol=1e-9)
-    assert out.last_hidden_state[1, 3:].abs().max() == 0
-
-
 def test_a_signal_far_from_zero_keeps_its_digits_in_bfloat16() -> None:
     inputs = {"name": "values", "features": 1, "mean": [1000.0], "std": [1.0]}
     model, x = make("values", inputs=inputs), 1000 + torch.randn(2, 30, 1)

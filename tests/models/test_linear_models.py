@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from needs import needs_onnx
 from safetensors import safe_open
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
@@ -302,32 +301,6 @@ def test_wrong_options_are_named() -> None:
     with pytest.raises(ValueError, match=r"columns of a table.* sklearn.ensemble.HistGradientBoostingClassifier\(\)"):
         LagwiseLinearForSequenceClassification(table)  # of version 0.3
     assert AutoModelForSequenceClassification._model_mapping[LagwiseLinearConfig]
-
-
-@pytest.mark.slow
-@pytest.mark.cpu
-@needs_onnx
-def test_exported_texts_have_the_logits_of_the_model(tmp_path: Path) -> None:
-    import onnxruntime
-
-    own, (ids, mask) = spellings(load_tokenizer("bytes")), byte_rows(TEXTS)
-    rows = {"input_ids": ids, "attention_mask": mask}
-    options, made = Ngrams.chosen(own, [rows], words=2, characters=[2, 3], pairs=False, min_rows=1)
-    config = LagwiseLinearConfig(features={"name": "ngrams", **options}, inputs={"name": "tokens"}, num_labels=3)
-    model = LagwiseLinearForSequenceClassification(config).eval()
-    model.features.load_state_dict(made.state_dict())
-    torch.manual_seed(0)
-    torch.nn.init.normal_(model.classifier.weight)
-    with torch.no_grad():
-        export_forward(model, tmp_path / "texts.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "texts.onnx")
-    for text in (*TEXTS, "the  cat\nsat; unseen words", "-"):
-        row = byte_rows([text])[0]
-        given = {"input_ids": row.cpu().numpy(), "attention_mask": np.ones(row.shape, dtype=np.int64)}
-        found = session.run(None, given)[0]
-        with torch.no_grad():
-            torch.testing.assert_close(torch.from_numpy(found), model(input_ids=row).logits.cpu())
-        assert (abs(found - model.classifier.bias.detach().cpu().numpy()) > 0.01).any() == (text != "-")
 
 
 @pytest.mark.slow

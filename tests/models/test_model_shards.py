@@ -101,11 +101,6 @@ def check(names: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_models_of_recipes_on_two_processes() -> None:
-    assert run_together(check, ["tnn-lm", "best-lm", "mega-mlm", "megalodon-lm"]) == [0, 0]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("count", sorted(SIZES))
 def test_every_recipe_of_language_models(count: int) -> None:
     assert run_together(check, [*SHARED], count=count) == [0] * count

@@ -85,17 +85,6 @@ def test_the_mean_is_over_predicted_tokens() -> None:
         torch.testing.assert_close(model(**batch, **kwargs).loss, total / count, rtol=1e-5, atol=0)
 
 
-def test_labels_counted_by_the_trainer_but_skipped_between_documents() -> None:
-    """With raw seq_idx, no collator has removed the labels of first tokens, and the loss is still a mean."""
-    model = tiny("tnn-lm")
-    ids = torch.randint(0, 256, (2, 12))
-    seq_idx = torch.arange(12)[None].expand(2, 12) // 2
-    counted = (ids[:, 1:] != -100).sum()
-    expected = model(ids, labels=ids, seq_idx=seq_idx).loss
-    found = model(ids, labels=ids, seq_idx=seq_idx, num_items_in_batch=counted).loss
-    torch.testing.assert_close(found, expected)
-
-
 def test_a_limit_applies_to_documents() -> None:
     """A row may be longer than the limit of learned positions, but a document may not."""
     model = tiny("transformer-learned-lm")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import cpu_offload, dispatch_model
+from accelerate import cpu_offload
 from tiny_models import RECIPES, VARIANTS, tiny
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -84,16 +84,6 @@ def test_weights_may_be_offloaded(recipe: str, device: torch.device) -> None:
     assert all(p.is_meta for p in offloaded.parameters())
     torch.testing.assert_close(logits_and_text(offloaded), expected, rtol=0, atol=0)
     assert all(p.is_meta for p in offloaded.parameters())
-
-
-@pytest.mark.real_device
-def test_a_layer_may_be_on_disk(tmp_path: Path, device: torch.device) -> None:
-    model = tiny("tnn-lm")
-    expected = logits_and_text(model)
-    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "lm_head"), device.type)
-    places["model.layers.1"] = "disk"
-    placed = dispatch_model(model, places, main_device=device.type, offload_dir=str(tmp_path))
-    torch.testing.assert_close(logits_and_text(placed), expected, rtol=0, atol=0)
 
 
 @pytest.mark.real_device

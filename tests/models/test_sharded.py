@@ -117,11 +117,6 @@ def mixed_precision(names: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_sharded_models_equal_whole_ones() -> None:
-    assert run_together(check, ["mega-mlm"]) == [0, 0]
-
-
-@pytest.mark.slow
 def test_every_recipe_of_language_models() -> None:
     assert run_together(check, [*SHARED]) == [0, 0]
     assert run_together(mixed_precision, [*SHARED]) == [0, 0]

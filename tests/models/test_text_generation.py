@@ -96,27 +96,6 @@ def test_long_prompts_are_encoded_in_pieces(
     assert "".join(cut) == text
 
 
-def test_the_tokenizer_gets_only_short_pieces(model: LagwiseForCausalLM) -> None:
-    """An encoding takes hundreds of bytes of memory per token."""
-    seen: list[int] = []
-
-    class Spy:
-        def __init__(self) -> None:
-            self.tokenizer = load_tokenizer("bytes")
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.tokenizer, name)
-
-        def __call__(self, text: str, **options: Any) -> Any:
-            seen.append(len(text))
-            return self.tokenizer(text[:10], **options)
-
-    spy: Any = Spy()
-    generate_text(model, spy, "a word " * 100_000, max_new_tokens=1)
-    assert sum(seen) == 700_000
-    assert max(seen) <= 1 << 17
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

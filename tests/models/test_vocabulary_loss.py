@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.models import heads as heads_module
-from lagwise.ops import native
 from lagwise.training import load_recipe, train
 
 WIDTH, TOKENS = 8, 100
@@ -136,40 +135,6 @@ def test_no_tensor_has_the_logits_of_all_tokens(
                 loss = model(**batch(), skip_logits=skip).loss
             loss.backward()
         assert (seen.elements >= 2 * TOKENS * 4096) == (not skip)
-
-
-@pytest.mark.slow
-@NEW_ENOUGH
-@pytest.mark.parametrize("case", ["causal", "causal, head of its own", "masked"])
-@pytest.mark.parametrize("half", [False, True])
-def test_a_graph_has_chunks_too(case: str, half: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    """One graph for every number of tokens, with the loss and the gradients of the model."""
-    monkeypatch.setattr(heads_module, "_LOGITS_AT_ONCE", 64)
-    monkeypatch.setattr(heads_module, "_MAX_LOGITS", 1)
-    monkeypatch.setattr(native, "MIN_ELEMENTS", 0)  # loops of gates and norms for few numbers, as in graphs
-    torch.compiler.reset()
-    name, fields, more = prepared(case)
-    model, graphs = build(name, **fields), []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list) -> Any:
-        graphs.append(str(graph.code))
-        return graph.forward
-
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    for length in (TOKENS, 70, 90):
-        given = {name: value[:, :length] for name, value in batch().items()}
-        losses, gradients = [], []
-        for run in (compiled, model):
-            model.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                loss = run(**given, **more, skip_logits=True).loss
-            loss.backward()
-            losses.append(loss)
-            gradients.append([p.grad for p in model.parameters()])
-        torch.testing.assert_close(losses[0], losses[1])
-        torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-2 if half else 1e-4, atol=1e-5)
-    assert len(graphs) <= 2
-    assert all("lagwise.chunked_cross_entropy" in code for code in graphs)
 
 
 class _Doubled(nn.Linear):

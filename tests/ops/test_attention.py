@@ -48,32 +48,12 @@ def test_slopes_are_exact_in_float64(heads: int, masked: bool) -> None:
         torch.testing.assert_close(y[0, head, :29], exact[:29], rtol=0, atol=1e-14)
 
 
-def test_masked_keys_have_no_effect_and_padding_is_finite() -> None:
-    q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
-    mask = torch.tensor([[False, False, True, True, True, True]])
-    y = attention(q, k, v, mask=mask)
-    assert y.isfinite().all()
-    alone = attention(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:])
-    torch.testing.assert_close(y[:, :, 2:], alone)
-
-
 def test_more_queries_than_keys_is_an_error() -> None:
     q, k = torch.ones(1, 1, 3, 2), torch.ones(1, 1, 2, 2)
     with pytest.raises(ValueError, match="2 keys and 3 queries"):
         attention(q, k, k)
     with pytest.raises(ValueError, match="heads"):
         alibi_slopes(0)
-
-
-def test_a_mask_without_padding_needs_no_bias_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = (torch.randn(2, 3, 40, 4, dtype=torch.float64, device="cpu") for _ in range(3))
-    whole = torch.ones(2, 40, dtype=torch.bool, device="cpu")
-    slopes = alibi_slopes(3).cpu()
-    expected = attention_reference(q, k, v, slopes=slopes)
-    vmapped = torch.vmap(lambda mask: attention(q[:1], k[:1], v[:1], slopes=slopes, mask=mask[None]))
-    torch.testing.assert_close(vmapped(whole)[:, 0], expected[[0, 0]])
-    monkeypatch.setattr("lagwise.ops.attention.full._bias", None)
-    torch.testing.assert_close(attention(q, k, v, slopes=slopes, mask=whole), expected)
 
 
 @pytest.mark.parametrize("causal", [True, False])

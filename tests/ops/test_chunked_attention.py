@@ -7,13 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attention_references import attention_reference, chunked_attention_reference
+from attention_references import chunked_attention_reference
 from torch import Tensor
 
 from lagwise.ops import chunked_attention
 from lagwise.ops.attention import (
     ATTENTION_FUNCTIONS,
-    first_real,
     lag_matrix,
     pair_attention,
     rotary,
@@ -131,44 +130,6 @@ def test_masks(function: str, causal: bool, heads: int, chunk: int, left: bool) 
     same(ours, exact, q, k, v, bias, real=mask)
 
 
-@every_function
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_padded_row_equals_the_row_alone(function: str, causal: bool) -> None:
-    q, k, v = inputs(1, 2, 30)
-    options = {"chunk": 8, "causal": causal, "function": function}
-    alone = chunked_attention(q, k, v, **options)
-    for left, right in ((0, 5), (11, 0), (3, 4)):
-        padded = (torch.nn.functional.pad(x, (0, 0, left, right), value=1e3) for x in (q, k, v))
-        mask = torch.tensor([[0] * left + [1] * 30 + [0] * right])
-        y = chunked_attention(*padded, mask=mask, **options)
-        assert y.isfinite().all()
-        torch.testing.assert_close(y[:, :, left : left + 30], alone, rtol=0, atol=1e-10)
-
-
-@pytest.mark.real_device
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("sliding", [False, True])
-def test_a_mask_in_a_graph(causal: bool, sliding: bool) -> None:
-    """A graph cannot check whether there is padding, but gives the same outputs."""
-    sliding = sliding and causal
-    q, k, v = inputs(2, 2, 20)
-    compiled = torch.compile(chunked_attention, backend="aot_eager", fullgraph=True)
-    for first in (0, 3):
-        mask = torch.ones(2, 20, dtype=torch.bool)
-        mask[1, :first] = False
-        ours, exact = (
-            f(q, k, v, chunk=6, causal=causal, mask=mask, sliding=sliding) for f in (compiled, chunked_attention)
-        )
-        same(ours, exact, q, k, v, real=mask)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_one_wide_chunk_is_full_attention(causal: bool) -> None:
-    q, k, v = inputs(2, 3, 33)
-    for chunk in (33, 1000):
-        same(chunked_attention(q, k, v, chunk=chunk, causal=causal), attention_reference(q, k, v, causal=causal), q, k)
-
-
 @pytest.mark.covers("MEGA §2.1, §3.2, eq. 16 and app. C")
 def test_elementwise_functions_equal_those_of_mega() -> None:
     """The Laplace function has the value and slope of the squared ReLU where that is 1/2."""
@@ -181,30 +142,6 @@ def test_elementwise_functions_equal_those_of_mega() -> None:
     two = torch.ones(1, 1, 2, 1, dtype=torch.float64)  # scores are means over the keys that are seen
     assert pair_attention(one, two, two, function="relu2").item() == 2 * 0.5**2
     assert pair_attention(one, two, two, function="relu2", allowed=torch.tensor([[True, False]])).item() == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@every_function
-def test_low_precision(function: str, dtype: torch.dtype) -> None:
-    q, k, v = inputs(2, 2, 100)
-    bias = torch.randn(2, 16, 16, dtype=torch.float64)
-    exact = chunked_attention(q, k, v, chunk=16, function=function, bias=bias)
-    low = (x.detach().to(dtype) for x in (q, k, v))
-    y = chunked_attention(*low, chunk=16, function=function, bias=bias.float())
-    assert y.dtype == dtype
-    assert (y - exact).norm() / exact.norm() < 4 * torch.finfo(dtype).eps
-
-
-def test_rotary_products_depend_on_the_lag() -> None:
-    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
-    place = torch.arange(50)
-    products = rotary(q.expand(1, 1, 50, 8), place) @ rotary(k.expand(1, 1, 50, 8), place).transpose(2, 3)
-    later = rotary(q.expand(1, 1, 50, 8), place + 1000) @ rotary(k.expand(1, 1, 50, 8), place + 1000).transpose(2, 3)
-    torch.testing.assert_close(later, products, rtol=0, atol=1e-10)
-    for lag in (-49, -3, 0, 20):
-        diagonal = products[0, 0].diagonal(-lag)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-12)
-    assert products[0, 0, 0].std() > 0.01
 
 
 @pytest.mark.real_device
@@ -228,20 +165,6 @@ def test_rotary_embedding_rotates_pairs_by_its_angles() -> None:
     assert torch.equal(rotate(x, tables), rotary(x, places))
     with pytest.raises(ValueError, match="even number of channels, got 5"):
         rotary(torch.ones(1, 5), torch.arange(1))
-
-
-@pytest.mark.parametrize("n", [1, 2, 9])
-def test_lag_matrix(n: int) -> None:
-    values = torch.randn(3, 2 * n - 1, dtype=torch.float64, requires_grad=True)
-    matrix = lag_matrix(values)
-    place = torch.arange(n)
-    assert torch.equal(matrix, values[:, place[:, None] - place + n - 1])
-    (grad,) = torch.autograd.grad(matrix.sum(), values)
-    assert torch.equal(grad, (n - torch.arange(1 - n, n).abs()).double().expand(3, -1))
-
-
-def test_first_real() -> None:
-    assert first_real(torch.tensor([[1, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]])).tolist() == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(

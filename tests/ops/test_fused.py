@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ import torch.nn.functional as F
 from gated_layer import GatedLayer
 from graph_code import recording
 from torch import Tensor, nn
-from torch._dynamo.backends.debugging import aot_eager
 from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
@@ -29,9 +26,8 @@ from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused import network
 from lagwise.ops.fused.convolution import residual_convolutions
-from lagwise.ops.fused.linear import cast_joint
 from lagwise.ops.fused.network import normed_relu_layers
-from lagwise.ops.toeplitz import spectral, spectral_product
+from lagwise.ops.toeplitz import spectral_product
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise_papers.family.hyena import HyenaMixer
@@ -133,27 +129,6 @@ def test_joint_layers_and_gates(half: bool, bias: bool) -> None:
     assert all(gradient.dtype == torch.float32 for gradient in found[1:])
 
 
-def test_weights_of_many_layers_are_cast_together() -> None:
-    weights = [numbers(rows, 40, seed=rows) for rows in (3, 50, 1)]
-    biases = [numbers(rows, seed=rows) for rows in (3, 50, 1)]
-    weights[1] = weights[1].t().contiguous().t()
-    weight, bias = cast_joint(weights, biases, torch.float16)
-    assert torch.equal(weight, torch.cat(weights).half())
-    assert bias is not None
-    assert torch.equal(bias, torch.cat(biases).half())
-    alone, none = cast_joint(weights, [], torch.float16)
-    assert torch.equal(alone, weight)
-    assert none is None
-
-
-def test_parts_are_joined_without_a_copy_only_where_they_are_neighbours() -> None:
-    whole = numbers(4, 5, 12)
-    parts = list(whole.split([3, 4, 5], dim=2))
-    assert fused.joined(parts).data_ptr() == whole.data_ptr()
-    for others in (parts[::2], parts[::-1], [parts[0], parts[1].clone()]):
-        assert torch.equal(fused.joined(others), torch.cat(others, dim=2))
-
-
 PRODUCTS = [(100, 100, True, "auto"), (100, 17, True, "overlap_save"), (2100, 40, True, "overlap_save")]
 PRODUCTS += [(65, 129, False, "fft")]
 
@@ -188,16 +163,6 @@ def test_products_by_a_spectrum(length: int, points: int) -> None:
     compare(product, nn.Identity(), numbers(2, length, 35), numbers(2, 35, points, seed=1))
 
 
-@pytest.mark.parametrize("needed", [0, 1])
-def test_a_product_by_fft_has_each_gradient_alone(needed: int) -> None:
-    given = [numbers(2, 90, 3), numbers(3, 40, seed=1)]
-    given[needed].requires_grad_()
-    product = lambda: toeplitz_product(*given, causal=True, engine="fft").square().sum()  # noqa: E731
-    found = torch.autograd.grad(product(), given[needed])
-    with mock.patch.object(fused, "available", return_value=False):
-        assert_close(found, torch.autograd.grad(product(), given[needed]), rtol=2e-5, atol=1e-4)
-
-
 KERNELS = [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8, "layers": 1, "grid": 64}]
 
 
@@ -209,35 +174,6 @@ def test_gated_toeplitz_units(kernel: dict[str, Any], causal: bool, half: bool) 
     mixer = GTU(24, causal=causal, expansion=2, kernel=kernel)
     compare(lambda mixer, x: mixer(x), mixer, numbers(2, 63, 24), half=half, tolerance=5e-2 if half else 5e-5)
     assert mixer.toeplitz.gated(numbers(2, 63, 48), numbers(2, 63, 48, seed=1)) is not None
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
-@pytest.mark.parametrize("part", [8192, 16])
-def test_gated_toeplitz_units_in_graphs(
-    kernel: dict[str, Any], causal: bool, part: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A graph has the product with its gates as one operator, also where it is of several parts, which have no fused
-    kernel. That of one length keeps spectra for the gradient."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(spectral, "_PART", part)
-    torch.manual_seed(0)
-    mixer = GTU(24, causal=causal, expansion=2, kernel=kernel)
-    graphs: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        graphs.append(graph.code)
-        return aot_eager(graph, inputs)
-
-    compiled = torch.compile(mixer, backend=backend, fullgraph=True)
-    for length in (63, 40, 50):
-        x = numbers(2, length, 24).requires_grad_()
-        inputs = [x, *mixer.parameters()]
-        found, expected = compiled(x), mixer(x)
-        assert_close(found, expected, rtol=0, atol=2e-5)
-        ours, plain = (torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected))
-        assert_close(ours, plain, rtol=1e-3, atol=1e-4)
-    assert [re.findall(r"lagwise\.gated_product.*, (True|False)\)", graph) for graph in graphs] == [["True"], ["False"]]
 
 
 @pytest.mark.parametrize(
@@ -323,30 +259,12 @@ def test_short_convolutions(causal: bool, dilation: int, length: int, residual: 
     compare(run, nn.Identity(), numbers(2, length, 70), numbers(70, 5, seed=1))
 
 
-@pytest.mark.parametrize("mixer", [TCNMixer(20, depth=3), TCNMixer(20, causal=False, residual=False, depth=2)])
-def test_stacks_of_convolutions(mixer: nn.Module) -> None:
-    compare(lambda mixer, x: mixer(x), mixer, numbers(2, 70, 20), tolerance=1e-4)
-    compare(lambda mixer, x: mixer(x), mixer, numbers(2, 70, 20, dtype=HALF), tolerance=5e-2)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 def test_gated_short_convolutions(causal: bool, half: bool) -> None:
     torch.manual_seed(0)
     mixer = ShortConvMixer(20, causal=causal, kernel_size=3)
     compare(lambda mixer, x: mixer(x), mixer, numbers(2, 70, 20), half=half, tolerance=5e-2 if half else 1e-4)
-
-
-def test_second_derivatives_take_the_plain_way() -> None:
-    x, taps = numbers(1, 9, 4).requires_grad_(), numbers(4, 3, seed=1).requires_grad_()
-    grads = []
-    for run in (
-        lambda: residual_convolutions(x, taps[None], 0, (2,), True, True),
-        lambda: x + F.silu(dilated_convolution(x.double(), taps.double(), 2)),
-    ):
-        (dx,) = torch.autograd.grad(run().square().sum(), x, create_graph=True)
-        grads.append(torch.autograd.grad(dx.square().sum(), taps)[0])
-    assert torch.allclose(*grads, rtol=1e-4)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -357,14 +275,6 @@ def test_moving_averages(dimension: int, half: bool, monkeypatch: pytest.MonkeyP
     mixer = EMAMixer(33, dimension=dimension)
     x = numbers(2, 37, 33, dtype=HALF if half else torch.float32)
     compare(lambda mixer, x: mixer(x), mixer, x, tolerance=2e-2 if half else 5e-5)
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_blocks_of_mega(half: bool) -> None:
-    torch.manual_seed(0)
-    memory = {"name": "tcn", "depth": 2}
-    block = MegaBlock(24, memory=memory, query_size=8, value_size=16, chunk=16)
-    compare(lambda block, x: block(x), block, numbers(2, 37, 24), half=half, tolerance=0.1 if half else 2e-4)
 
 
 @pytest.mark.parametrize("layers", [0, 3])
@@ -390,18 +300,6 @@ def test_kernel_networks_are_rounded_as_other_products(precision: str, expected:
         assert network._sizes(numbers(9, 2), 20, 1)["PRECISION"] == expected
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-
-
-def test_second_derivatives_of_kernel_networks() -> None:
-    torch.manual_seed(0)
-    network = KernelNetwork(1, 3, hidden=16, layers=1, activation="relu")
-    x = numbers(5, 1).requires_grad_()
-    found = []
-    for made, given in ((network, x), (copy.deepcopy(network).double(), x.detach().double().requires_grad_())):
-        (grad,) = torch.autograd.grad(made(given).square().sum(), given, create_graph=True)
-        found.append(torch.autograd.grad(grad.square().sum(), [given, made.first.weight, made.hidden[0].weight]))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])

@@ -46,20 +46,6 @@ def test_polynomials_up_to_the_degree_are_exact(grid: NodeGrid) -> None:
         torch.testing.assert_close(w @ nodes**power / scale, tokens**power / scale, rtol=0, atol=1e-11)
 
 
-def test_linear_weights_come_from_the_two_nearest_nodes() -> None:
-    w = interpolation_matrix(inducing_grid(9, 3, 1))
-    assert w[0].tolist() == [1, 0, 0]
-    assert w[1].tolist() == [0.75, 0.25, 0]
-    assert w[6].tolist() == [0, 0.5, 0.5]
-    assert w[8].tolist() == [0, 0, 1]
-
-
-def test_spaced_weights_repeat_and_are_never_one_sided() -> None:
-    w = interpolation_matrix(spaced_grid(64, 8, 3))
-    torch.testing.assert_close(w[8:16, 1:5], w[0:8, 0:4], rtol=0, atol=0)
-    assert w[0].nonzero().flatten().tolist() == [1]  # token 0 lies on the second node, in the middle of its four
-
-
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="rank"):
         inducing_grid(10, 1)

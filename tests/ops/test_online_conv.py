@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lagwise.ops import online_prefill, toeplitz_product
 from lagwise.ops.streaming import OnlineState, OnlineTaps
-from lagwise.ops.streaming.blocks import Contribution
 from lagwise.ops.window import Window
 
 CHANNELS = 3
@@ -56,53 +55,6 @@ def test_any_chunks_give_the_whole_product(length: int, reach: int | None, most:
         torch.testing.assert_close(y, whole, rtol=0, atol=1e-10)
 
 
-def test_float32_stays_near_the_exact_product() -> None:
-    taps, x = torch.randn(CHANNELS, 4096), torch.randn(1, 4096, CHANNELS)
-    exact = toeplitz_product(x.double(), taps.double())
-    with torch.no_grad():
-        y, _ = walk(x, stream(taps, batch=1), lambda: 1)
-    assert (y - exact).abs().max() < 1e-6 * exact.abs().max()
-
-
-def test_branches_share_results_and_do_not_affect_each_other() -> None:
-    taps = torch.randn(CHANNELS, 2000, dtype=torch.float64)
-    x = torch.randn(2, 1400, CHANNELS, dtype=torch.float64)
-    other = torch.cat([x[:, :700], torch.randn_like(x[:, 700:])], dim=1)
-    with torch.no_grad():
-        _, middle = walk(x[:, :700], stream(taps), lambda: 97)
-        one, two, ones, twos = middle, middle, [], []
-        for i in range(700, 1400):  # in turn, so that each finds work that the other has done
-            y, one = online_prefill(x[:, i : i + 1], one)
-            ones.append(y)
-            y, two = online_prefill(other[:, i : i + 1], two)
-            twos.append(y)
-    for branch, signal in ((ones, x), (twos, other)):
-        whole = toeplitz_product(signal, taps)[:, 700:]
-        torch.testing.assert_close(torch.cat(branch, 1), whole, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_rows_are_selected_and_joined_at_any_token(ends: bool) -> None:
-    taps = torch.randn(CHANNELS, 600, dtype=torch.float64)
-    signals = torch.randn(3, 900, CHANNELS, dtype=torch.float64)
-    starts = (0, 130, 415)  # what each row has seen when they are joined
-    with torch.no_grad():
-        states = [stream(taps, batch=1, ends=ends) for _ in starts]
-        for i, n in enumerate(starts):
-            if n:
-                _, states[i] = walk(signals[i : i + 1, :n], states[i], sizes_from(n, 90))
-        joined = OnlineState.join(states)
-        rows = [signals[i, n : n + 480] for i, n in enumerate(starts)]
-        y, joined = walk(torch.stack(rows)[:, :333], joined, lambda: 1)
-        picked = joined.map_batch(lambda t: t[[2, 1]])
-        rest, _ = walk(torch.stack([rows[2], rows[1]])[:, 333:], picked, lambda: 1)
-    for i, n in enumerate(starts):
-        whole = toeplitz_product(signals[i : i + 1], taps)[0, n : n + 480]
-        torch.testing.assert_close(y[i], whole[:333], rtol=0, atol=1e-10)
-        if i:
-            torch.testing.assert_close(rest[2 - i], whole[333:], rtol=0, atol=1e-10)
-
-
 def test_one_row_is_repeated_as_a_view() -> None:
     """Rows of an expanded tensor share memory, and the state writes further channels into its tensors."""
     taps, x = torch.randn(64, 2048, dtype=torch.float64), torch.randn(3, 1400, 64, dtype=torch.float64)
@@ -112,16 +64,6 @@ def test_one_row_is_repeated_as_a_view() -> None:
             _, state = walk(x[:1, :start], stream(taps, batch=1), lambda: 1)
             y, _ = walk(x[:, start:], state.map_batch(lambda t: t.expand(3, *t.shape[1:])), lambda: 1)
             torch.testing.assert_close(y, toeplitz_product(x, taps)[:, start:], rtol=0, atol=1e-10)
-
-
-def test_gradients_flow_through_a_stream() -> None:
-    taps = torch.randn(CHANNELS, 400, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(1, 400, CHANNELS, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(1, 400, CHANNELS, dtype=torch.float64)
-    y, _ = walk(x, stream(taps, batch=1), sizes_from(7, 60))
-    ours = torch.autograd.grad((y * weight).sum(), (x, taps))
-    whole = torch.autograd.grad((toeplitz_product(x, taps) * weight).sum(), (x, taps))
-    torch.testing.assert_close(ours, whole, rtol=0, atol=1e-10)
 
 
 @pytest.mark.real_device
@@ -213,20 +155,6 @@ def test_cost_per_token_is_even_and_log_squared(monkeypatch: pytest.MonkeyPatch)
     levels = math.log2(length / 64)
     assert sum(costs) < 8 * length * channels * levels * math.log2(length)
     assert max(costs) < 5 * channels * 2048 * math.log2(2048)  # three of these are of inputs, taps and outputs
-
-
-def test_nothing_is_computed_for_a_block_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[int] = []
-    made = Contribution.of
-    monkeypatch.setattr(Contribution, "of", lambda *given: starts.append(given[1] * given[2]) or made(*given))
-    x = torch.randn(1, 257, 3)
-    with torch.no_grad():
-        state = stream(torch.randn(3, 300), batch=1)
-        for i in range(256):
-            _, state = online_prefill(x[:, i : i + 1], state)
-        assert max(starts) == 192
-        online_prefill(x[:, 256:], state)
-        assert max(starts) == 256
 
 
 def test_wrong_input_is_named() -> None:

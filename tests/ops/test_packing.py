@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import Layout
-from lagwise.ops.packing import move_rows, per_document, row_extents, seq_idx_from_cu_seqlens, similar_lengths
+from lagwise.ops.packing import per_document, seq_idx_from_cu_seqlens, similar_lengths
 
 
 def running_sum(x: Tensor, layout: Layout) -> Tensor:
@@ -22,24 +22,11 @@ def test_documents_are_mixed_separately() -> None:
     assert y.flatten().tolist() == [0, 1, 3, 3, 7, 12, 6, 7, 15, 24, 34, 11]
 
 
-def test_a_mask_reaches_the_mixer() -> None:
-    x = torch.ones(1, 4, 1)
-    mask = torch.tensor([[True, False, True, True]])
-    y = per_document(running_sum, x, Layout(mask, torch.zeros(1, 4, dtype=torch.long)))
-    assert y.flatten().tolist() == [1, 1, 2, 3]
-
-
 def test_a_document_of_padding_alone_gives_zeros() -> None:
     layout = Layout(torch.tensor([[1, 1, 0, 0]]), torch.tensor([[0, 0, -1, -1]]))
     assert per_document(lambda x, _: x + 1, torch.ones(1, 4, 1), layout).flatten().tolist() == [2, 2, 0, 0]
     nothing = Layout(torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.long))
     assert per_document(lambda x, _: x + 1, torch.ones(1, 4, 1), nothing).flatten().tolist() == [0, 0, 0, 0]
-
-
-def test_gradients_reach_each_token_once() -> None:
-    x = torch.randn(1, 9, 2, dtype=torch.float64, requires_grad=True)
-    layout = Layout(seq_idx=torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2]]))
-    assert torch.autograd.gradcheck(lambda a: per_document(running_sum, a, layout), x)
 
 
 def tokens_of(groups: list[list[int]], least: int) -> int:
@@ -123,19 +110,6 @@ def test_compact_keeps_documents_of_packed_rows_apart() -> None:
 @pytest.mark.parametrize("layout", [Layout(), Layout(torch.ones(2, 5)), Layout(torch.ones(2, 4), grid=(2, 2))])
 def test_rows_are_not_compacted_without_a_gain(layout: Layout) -> None:
     assert layout.compact is None
-
-
-def test_extents_of_rows() -> None:
-    mask = torch.tensor([[0, 1, 0, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
-    first, lengths = row_extents(mask)
-    assert (first.tolist(), lengths.tolist()) == ([1, 0, 4, 0], [3, 5, 1, 1])
-
-
-def test_rows_move_independently() -> None:
-    x = torch.arange(1.0, 9).reshape(2, 4, 1)
-    assert move_rows(x, torch.tensor([2, -1]), 5)[..., 0].tolist() == [[0, 0, 1, 2, 3], [6, 7, 8, 0, 0]]
-    x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a: move_rows(a, torch.tensor([1, -2, 0]), 3), x)
 
 
 def test_cumulative_lengths() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lagwise.ops import block_scan, toeplitz_product
 from lagwise.ops.operation import differentiable_gradients
-from lagwise.ops.packing import move_rows
 
 pytestmark = pytest.mark.real_device  # forward-mode derivatives
 
@@ -31,10 +30,6 @@ def check(function: Callable[..., Any], *inputs: Tensor) -> None:
 def test_scan(reverse: int, length: int) -> None:
     inputs = leaves((2, length, 3), (3, 4, 4), (3, 5, 4), (3, 5, 4), (3, 5), (2, 3, 5 - reverse))
     check(lambda x, m, i, o, q, h: block_scan(x, m, i, o, q.sigmoid(), h, reverse=reverse), *inputs)
-
-
-def test_move_rows() -> None:
-    check(lambda x: move_rows(x, torch.tensor([2, -1]), 8), *leaves((2, 6, 3)))
 
 
 def test_second_derivative_by_one_argument_includes_the_other() -> None:

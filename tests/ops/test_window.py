@@ -25,17 +25,6 @@ def test_a_window_has_the_last_tokens(reach: int | None, grad: bool) -> None:
     assert window.tokens.requires_grad == grad
 
 
-def test_branches_do_not_affect_each_other() -> None:
-    x = signal(60)
-    root = Window.empty(2, 3, 10, like=x).append(x[:, :20])
-    one, two = root.append(x[:, 20:21]), root.append(x[:, 30:31])
-    for n in range(12):
-        one, two = one.append(x[:, 21 + n : 22 + n]), two.append(x[:, 31 + n : 32 + n])
-    assert torch.equal(root.tokens, x[:, 10:20])
-    assert torch.equal(one.tokens, x[:, 23:33])
-    assert torch.equal(two.tokens, x[:, 33:43])
-
-
 def test_gradients_of_past_windows_stay_valid() -> None:
     """Later tokens, with or without gradients, do not overwrite what the backward pass will read."""
     weight = torch.ones(3, requires_grad=True)
@@ -71,13 +60,6 @@ def test_a_window_from_inference_mode_continues_outside_it() -> None:
     with torch.inference_mode():
         window = Window.empty(1, 3, 8, like=torch.zeros(1)).append(torch.randn(1, 4, 3))
     assert window.append(torch.randn(1, 1, 3)).size == 5
-
-
-def test_rows_can_be_selected() -> None:
-    x = signal(9)
-    window = Window.empty(2, 3, 5, like=x).append(x).map_batch(lambda t: t[[1, 1, 0]])
-    assert torch.equal(window.tokens, x[[1, 1, 0], 4:])
-    assert window.append(x[[0, 0, 0], :1]).size == 5
 
 
 def test_a_negative_reach_is_refused() -> None:

@@ -17,6 +17,7 @@ from scipy.io import wavfile
 from lagwise.models import StreamingClassifier, StreamingRegressor, load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.training import load_recipe, make_task, train
+from lagwise.training.setup import completed
 
 CONTINUOUS = (
     "model.block={name: prenorm, norm: batch, token_mixer: {name: gtu, expansion: 1, kernel: {name: s4d, modes: 4}}, "
@@ -84,9 +85,9 @@ def test_every_sound_is_classified_at_its_own_rate(sounds: Path, others: Path, t
 def test_sounds_of_a_training_have_their_own_rates(sounds: Path) -> None:
     for number in range(0, 40, 2):
         write(sounds / "low" / f"{number}.wav", tone(number, 150, 16000), 16000)
-    task = make_task(small("signal", sounds, "task.stride=1", "model.causal=true", CONTINUOUS))
-    data: Any = task.open(progress=False)
-    assert data.resolved()["rate"] == 8000
+    made = small("signal", sounds, "task.stride=1", "model.causal=true", CONTINUOUS)
+    recipe, data = completed(made, make_task(made).open(progress=False))
+    assert recipe.task["rate"] == 8000
     examples = data.training_examples(4, 8, 0)
     batch = data.collate([examples[i] for i in range(32)])
     lengths = batch["attention_mask"].sum(1) if "attention_mask" in batch else None

@@ -50,7 +50,9 @@ def upgraded(values: dict[str, Any]) -> dict[str, Any]:
     something."""
     for section, defaults in _GONE.items():
         given = values.get(section)
-        for name, default in defaults.items() if isinstance(given, dict) else ():
+        if not isinstance(given, dict):
+            continue
+        for name, default in defaults.items():
             if given.pop(name, default) not in (default, None):
                 warnings.warn(f"{section}.{name} of the recipe is gone and is ignored", stacklevel=2)
     data, task = values.get("data"), values.get("task")
