@@ -70,6 +70,7 @@ def test_recipes_are_listed_and_shown() -> None:
 def test_a_run_is_evaluated_continues_texts_and_is_plotted(tiny_run: Path) -> None:
     for command, options, expected in (
         ("evaluate", ["--lengths", "32,64"], "bits/byte"),
+        ("evaluate", ["--lengths", "32", "--tokens", "300", "--learn", "0.01"], "after each score, length 32"),
         ("generate", ["--prompt", "the ", "--tokens", "8", "--seed", "1"], "the "),
         ("plot", [], "report.html"),
     ):

@@ -300,11 +300,11 @@ def test_a_run_without_text_says_how_to_calibrate(run: Path, held_out: Path) -> 
 @pytest.fixture
 def command(run: Path, held_out: Path, tmp_path: Path) -> Iterator[Any]:
     """Start the command with options."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Any] = []
 
-    def start(*words: str, **streams: Any) -> subprocess.Popen[bytes]:
+    def start(*words: str, **streams: Any) -> Any:
         options = ["--alarms", "0.05", "--calibrate", str(held_out), *words]
-        process = subprocess.Popen([sys.executable, "-m", "lagwise", "watch", str(run), *options], **streams)
+        process: Any = subprocess.Popen([sys.executable, "-m", "lagwise", "watch", str(run), *options], **streams)
         started.append(process)
         return process
 

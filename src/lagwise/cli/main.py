@@ -245,7 +245,7 @@ def evaluate(
     learn: Annotated[
         float | None,
         number_option(
-            "Score a language model once more as it learns from what it has scored, at this rate, such as 1e-4.",
+            "Score a language model once more as it learns from what it has scored, at this rate, such as 3e-4.",
             within(0, 1, brackets="(]"),
         ),
     ] = None,
@@ -260,7 +260,7 @@ def evaluate(
 
     Also as it learns from each part of the text after scoring it (dynamic evaluation):
 
-    lagwise evaluate runs/best-lm --lengths 512 --learn 1e-4
+    lagwise evaluate runs/best-lm --lengths 512 --learn 3e-4
 
     With another engine, or a finer grid of a frequency kernel, than in training:
 

@@ -25,12 +25,12 @@ from safetensors.torch import load_file, save_file
 from lagwise.data import open_source
 from lagwise.data.tokenizers import encode_texts, spellings
 from lagwise.files import RECIPE_FILE, lock, one_line, saved_whole
+from lagwise.models.carried import CarriedStates
 from lagwise.models.loading import load_language_model
 from lagwise.process import Stopped
 from lagwise.progress import progress_bar
 from lagwise.runs.evaluate import require_unchanged
 from lagwise.training import load_run, make_task
-from lagwise.training.carrying import CarriedStates
 from lagwise.training.dynamic import SEGMENT, OnlineLearner, token_nats
 from lagwise.training.optimizer import sparse_tables
 from lagwise.training.recipe import TrainingOptions
@@ -116,7 +116,7 @@ class Watch:
     ):
         self.model, self.tokenizer = load_language_model(run)
         try:
-            self.carried = CarriedStates(self.model, what="a stream", changes=learn is not None)
+            self.carried = CarriedStates(self.model, "a stream", changes=learn is not None)
         except ValueError as error:
             raise ValueError(f"{error}; if its kernels have no end, convert it to a state space first") from error
         self._as_bytes = spellings(self.tokenizer)[:256] == [bytes([i]) for i in range(256)]
@@ -195,7 +195,7 @@ class Watch:
         nats = partial(token_nats, self.model) if self.learner is None else self.learner.nats
         with torch.inference_mode() if self.learner is None else nullcontext():
             for start in range(0, len(ids), size):
-                cache = self.carried.before(row, torch.tensor([begins and start == 0]))
+                cache = self.carried.before(row)
                 found.append(nats(tokens[:-1][start : start + size], tokens[1:][start : start + size], cache))
                 self.carried.after(row, cache)
         self._streams[name] = row, int(ids[-1])
@@ -215,7 +215,7 @@ class Watch:
         """Write all that continuing needs to a file, which only a complete one replaces. OSError if it cannot be."""
         tensors = {**self.carried.tensors(), "scores": torch.from_numpy(self.scores)}
         tensors |= {} if self.learner is None else self.learner.tensors()
-        about = {"own": self._own, "place": self.place, "lines": self.lines, "rows": self._rows}
+        about: dict[str, Any] = {"own": self._own, "place": self.place, "lines": self.lines, "rows": self._rows}
         about["streams"] = [*self._streams.items()]
         with saved_whole(path.parent, path.name) as partial:
             save_file(tensors, partial / path.name, metadata={"watch": json.dumps(about)})
@@ -232,7 +232,7 @@ class Watch:
         self.scores = tensors.pop("scores").numpy()
         if self.learner is not None:
             self.learner.restore(tensors)
-        self.carried.restore({n: t for n, t in tensors.items() if n.partition(":")[0].isdecimal()}, path)
+        self.carried.restore({n: t for n, t in tensors.items() if n.partition(":")[0].isdecimal()})
         self._streams = OrderedDict((name, tuple(stream)) for name, stream in about["streams"])
         self.lines, self._rows, self.place = about["lines"], about["rows"], about["place"]
 

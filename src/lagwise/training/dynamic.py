@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.evaluation.perplexity import Score, finite, windows
-from lagwise.training.carrying import CarriedStates
+from lagwise.models.carried import CarriedStates
 from lagwise.training.optimizer import AdamW, sparse_tables
 from lagwise.training.recipe import TrainingOptions
 
@@ -93,7 +93,7 @@ def dynamic_score(
     before = [p.detach().clone() for p in model.parameters()]
     stream, device, nats = torch.from_numpy(tokens.astype(np.int64)), model.device, 0.0
     try:
-        carried, size = CarriedStates(model), SEGMENT
+        carried, size = CarriedStates(model, "dynamic evaluation", changes=True), SEGMENT
     except ValueError:
         carried, size = None, length
     try:
@@ -101,9 +101,11 @@ def dynamic_score(
             learner = OnlineLearner(model, rate)
             for rows in windows(model, length, stream[:-1], stream[1:], progress=progress):
                 for x, y in zip(*(row.to(device) for row in rows), strict=True):
+                    if carried is not None:
+                        carried.held.clear()
                     for start in range(0, len(x), size):
                         part = slice(start, start + size)
-                        cache = None if carried is None else carried.before(0, torch.tensor([start == 0]))
+                        cache = None if carried is None else carried.before(0)
                         nats += learner.nats(x[part], y[part], cache).double().sum().item()
                         if carried is not None:
                             carried.after(0, cache)

@@ -1,0 +1,102 @@
+"""States of streams between the chunks of their texts, also in files and while the weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.mixers import Mixer
+from lagwise.mixers.state import detached, eager_state, fixed_start, fixed_state, named_tensors, rebuilt, renewed
+from lagwise.models.cache import StreamingCache
+
+_TOKEN_ATTRIBUTES = ("recent", "real")  # of a cache, about the tokens so far; None in models that need none
+
+
+class Carried(NamedTuple):
+    """The states of all parts of a model for one stream, and the attributes of its cache."""
+
+    states: tuple[Any, ...]
+    recent: Tensor | None
+    real: Tensor | None
+
+
+class CarriedStates:
+    """The states of a language model after the latest chunk of each of several streams, by number, detached from the
+    graph.
+
+    Args:
+        model: The language model, in evaluation mode.
+        what: What needs the states, for messages.
+        changes: Whether the weights change between chunks; states then get what is derived of the new weights.
+
+    Raises:
+        ValueError: For a model whose state grows with the text, or that takes texts up to a length only.
+    """
+
+    def __init__(self, model: Any, what: str, *, changes: bool):
+        self.model, self.changes = model, changes
+        self.held: dict[int, Carried] = {}
+        for part in model.modules():
+            if isinstance(part, Mixer) and (part.grows or not part.streams):
+                raise ValueError(
+                    f"{what} needs states of constant size, and {type(part).__name__} has none: its state grows with "
+                    "the text, or there is none"
+                )
+        if model.length_limit is not None:
+            raise ValueError(
+                f"{what} needs a model of texts of any length, and this one takes at most {model.length_limit} tokens"
+            )
+
+    def before(self, stream: int) -> StreamingCache:
+        """Make the cache for the next chunk of a stream, empty if there was none."""
+        cache = self.model.model.new_cache()
+        if stream in self.held:
+            held = self.held[stream]
+            for layer, state, part in zip(cache.layers, held.states, self.model.model.streamed, strict=True):
+                layer.state = renewed(state, part.init_state(1)) if self.changes else state
+            vars(cache).update({name: getattr(held, name) for name in _TOKEN_ATTRIBUTES})
+        return cache
+
+    def after(self, stream: int, cache: Any) -> None:
+        """Keep the states that the model has left in a stream's cache."""
+        states = tuple(detached(layer.state) for layer in cache.layers)
+        self.held[stream] = Carried(states, *(getattr(cache, name) for name in _TOKEN_ATTRIBUTES))
+
+    @torch.no_grad()
+    def tensors(self) -> dict[str, Tensor]:
+        """The states with fixed shapes, by name. Continues from this form, whose rounding may differ: what is restored
+        then has the same states."""
+        tensors = {}
+        for stream, held in self.held.items():
+            fixed = tuple(fixed_state(*pair)[0] for pair in zip(held.states, self._start(), strict=True))
+            self.held[stream] = held._replace(states=self._eager(fixed))
+            tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(held, name)) is not None}
+            found = {**dict(named_tensors(fixed)), **tokens}
+            tensors |= {f"{stream}:{name}": tensor.contiguous() for name, tensor in found.items()}
+        return tensors
+
+    @torch.no_grad()
+    def restore(self, found: Mapping[str, Tensor]) -> None:
+        """Continue from `tensors`. ValueError if they are not those of this model."""
+        streams: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in found.items():
+            stream, _, rest = name.partition(":")
+            streams.setdefault(int(stream), {})[rest] = tensor
+        self.held, like = {}, self._start()
+        wanted = dict(named_tensors(like))
+        for number, tensors in streams.items():
+            own = [tensors[name] for name in wanted if name in tensors]
+            if [t.shape for t in own] != [t.shape for t in wanted.values()]:
+                raise ValueError("these states are of another model")
+            states = self._eager(rebuilt(like, iter(own)))
+            self.held[number] = Carried(states, *(tensors.get(name) for name in _TOKEN_ATTRIBUTES))
+
+    def _start(self) -> tuple[Any, ...]:
+        return tuple(fixed_start(part.init_state(1)) for part in self.model.model.streamed)
+
+    def _eager(self, fixed: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts = self.model.model.streamed
+        return tuple(eager_state(state, part.init_state(1), iter(())) for state, part in zip(fixed, parts, strict=True))
