@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-pytest.importorskip("sktime")
-
-from sktime.forecasting.base import ForecastingHorizon  # pyrefly: ignore[missing-import]
-from sktime.utils.estimator_checks import check_estimator  # pyrefly: ignore[missing-import]
-
 from lagwise.forecasting import Columns, LagForecaster
-from lagwise.forecasting.sktime import SktimeLagForecaster
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("sktime") is None, reason="sktime is not installed")
+
+
+def forecaster(**options: Any) -> Any:
+    """The adapter, whose library takes a second to import, which only these tests need."""
+    from lagwise.forecasting.sktime import SktimeLagForecaster
+
+    return SktimeLagForecaster(**options)
 
 
 @pytest.mark.filterwarnings("ignore")  # sktime gives some hundred
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sktimes_own_checks() -> None:
+    from sktime.utils.estimator_checks import check_estimator  # pyrefly: ignore[missing-import]
+
+    from lagwise.forecasting.sktime import SktimeLagForecaster
+
     results = check_estimator(SktimeLagForecaster, raise_exceptions=False, verbose=False)
     assert len(results) > 500
     assert {name: each for name, each in results.items() if each != "PASSED"} == {}
@@ -29,7 +37,7 @@ def test_sktimes_own_checks() -> None:
 def test_forecasts_equal_ours_and_updates_stream() -> None:
     x = np.sin(np.arange(100) / 3)
     y = pd.Series(x, index=pd.date_range("2024-01-01", periods=100, freq="D"))
-    adapter = SktimeLagForecaster(look_back=20).fit(y[:80], fh=[1, 5])
+    adapter = forecaster(look_back=20).fit(y[:80], fh=[1, 5])
     ours = LagForecaster(5, 20).fit(x[:80])
     made = adapter.predict()
     np.testing.assert_allclose(made, ours.predict()[[0, 4]])
@@ -44,7 +52,7 @@ def test_forecasts_equal_ours_and_updates_stream() -> None:
     np.testing.assert_allclose(quantiles[0][0.25], interval[0][0.5]["lower"])
     np.testing.assert_allclose(quantiles[0][0.5], adapter.predict())
     with pytest.raises(NotImplementedError, match="in-sample"):
-        SktimeLagForecaster(look_back=20).fit(y, fh=[-1, 2])
+        forecaster(look_back=20).fit(y, fh=[-1, 2])
 
 
 KINDS = ["dates", "periods", "numbers", "even numbers"]
@@ -63,7 +71,7 @@ def test_updates_take_only_what_follows_the_window(kind: str) -> None:
 
     def after(*parts: pd.Series) -> np.ndarray:
         steps = [2, 4] if kind == "even numbers" else [1, 2]
-        adapter = SktimeLagForecaster(look_back=20).fit(y[:80], fh=steps)
+        adapter = forecaster(look_back=20).fit(y[:80], fh=steps)
         for part in parts:
             adapter.update(part, update_params=False)
         return adapter.predict().to_numpy()
@@ -87,7 +95,7 @@ def test_rows_that_are_missing_are_unobserved(kind: str) -> None:
 
     def forecasts(y: pd.Series, parts: int) -> Any:
         options = {"look_back": 10, "penalty": 1e-6}
-        adapter = SktimeLagForecaster(**options).fit(y[y.index <= missing.index[95 - 20 * parts]], fh=[step, 3 * step])
+        adapter = forecaster(**options).fit(y[y.index <= missing.index[95 - 20 * parts]], fh=[step, 3 * step])
         if parts:
             adapter.update(y[y.index > missing.index[75]], update_params=True)
         return adapter.predict()
@@ -107,16 +115,18 @@ def _after(index: Any, step: int) -> list[object]:
 
 
 def test_steps_of_numbers_are_those_of_the_index() -> None:
+    from sktime.forecasting.base import ForecastingHorizon  # pyrefly: ignore[missing-import]
+
     x = np.sin(np.arange(100) / 3)
     y = pd.Series(x, index=pd.RangeIndex(0, 200, 2))
-    made = SktimeLagForecaster(look_back=20).fit(y, fh=[2, 6]).predict()
+    made = forecaster(look_back=20).fit(y, fh=[2, 6]).predict()
     np.testing.assert_allclose(made, LagForecaster(3, 20).fit(x).predict()[[0, 2]])
     assert list(made.index) == [200, 204]
-    absolute = SktimeLagForecaster(look_back=20).fit(y, fh=ForecastingHorizon([200, 204], is_relative=False))
+    absolute = forecaster(look_back=20).fit(y, fh=ForecastingHorizon([200, 204], is_relative=False))
     np.testing.assert_allclose(absolute.predict(), made)
     with pytest.raises(ValueError, match=r"rows are 2 apart, so the steps of fh must be multiples of 2"):
-        SktimeLagForecaster(look_back=20).fit(y, fh=[1, 2])
-    adapter = SktimeLagForecaster(look_back=20).fit(y, fh=[2])
+        forecaster(look_back=20).fit(y, fh=[1, 2])
+    adapter = forecaster(look_back=20).fit(y, fh=[2])
     with pytest.raises(ValueError, match="the index is irregular: 201 is not"):
         adapter.update(pd.Series([1.0], index=[201]), update_params=False)
 
@@ -132,7 +142,7 @@ def panel() -> pd.DataFrame:
 
 def test_instances_of_a_panel_are_fitted_together() -> None:
     y = panel()
-    adapter = SktimeLagForecaster(look_back=20, shared=True, penalty=0.01).fit(y, fh=[1, 4])
+    adapter = forecaster(look_back=20, shared=True, penalty=0.01).fit(y, fh=[1, 4])
     rows = {key: part["y"].to_numpy() for key, part in y.groupby(level=0)}
     ours = LagForecaster(4, 20, shared=True, penalty=0.01).fit(rows)
     made = adapter.predict()
@@ -153,7 +163,7 @@ def test_the_instances_of_a_panel_stream() -> None:
     y = panel()
     times = y.index.get_level_values(1)
     before = y[times < "2024-03-10"]
-    adapter = SktimeLagForecaster(look_back=20, shared=True, penalty=0.01).fit(before, fh=[1, 4])
+    adapter = forecaster(look_back=20, shared=True, penalty=0.01).fit(before, fh=[1, 4])
     adapter.update(y[times >= "2024-03-10"], update_params=False)
     rows = {key: part["y"].to_numpy() for key, part in before.groupby(level=0)}
     ours = LagForecaster(4, 20, shared=True, penalty=0.01).fit(rows)
@@ -176,7 +186,7 @@ def test_exogenous_data_are_known_columns() -> None:
     every, X = with_promotions()
     early = every.index.get_level_values(1) <= "2024-04-01"
     y = every[early]
-    adapter = SktimeLagForecaster(look_back=14, shared=True, penalty=0.01).fit(y, X=X[early], fh=[1, 4])
+    adapter = forecaster(look_back=14, shared=True, penalty=0.01).fit(y, X=X[early], fh=[1, 4])
     made = adapter.predict(X=X[~early])
     future = np.full((90, 2, 1), np.nan)
     future[:, 0], future[30:, 1] = X.loc["s0"], X.loc["s1"]
@@ -197,10 +207,10 @@ def test_updates_with_exogenous_data_equal_given_rows(instances: list[str]) -> N
     times = every.index.get_level_values(-1)
     before, after = times <= "2024-03-20", (times > "2024-03-20") & (times <= "2024-04-01")
     options = {"look_back": 14, "shared": True, "penalty": 0.01}
-    adapter = SktimeLagForecaster(**options).fit(every[before], X=X[before], fh=[1, 4])
+    adapter = forecaster(**options).fit(every[before], X=X[before], fh=[1, 4])
     adapter.update(every[after], X=X[after], update_params=False)
     made = adapter.predict(X=X[times > "2024-04-01"])
     assert np.abs(made["y"] - every.loc[made.index, "y"]).max() < 0.5
-    fresh = SktimeLagForecaster(**options).fit(every[before | after], X=X[before | after], fh=[1, 4])
+    fresh = forecaster(**options).fit(every[before | after], X=X[before | after], fh=[1, 4])
     refitted = adapter.update(every[after], X=X[after], update_params=True).predict(X=X[times > "2024-04-01"])
     np.testing.assert_allclose(refitted, fresh.predict(X=X[times > "2024-04-01"]))
