@@ -14,16 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:  # what distributes tests to processes, which reads this file too, needs none of them
+    import torch
+
+    from lagwise.data import TokenData
+    from lagwise.training.recipe import Recipe
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import torch
-
-from lagwise.data import TokenData, prepare
-from lagwise.training.recipe import Recipe, load_recipe
 
 WORDS = "the lag of a token is how far it lies behind and every kernel weighs what it finds there".split()  # noqa: SIM905
 
@@ -48,6 +49,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--device") == "cpu":  # the whole suite is the CPU's, so that its exact comparisons hold
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["LAGWISE_TEST_SLOW"] = str(int(config.getoption("markexpr") != "not slow"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Searches for garbage among what is imported would take a third of the time until all tests are collected."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out slow tests
@@ -76,6 +89,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """The default device of tensors in a test."""
+    import torch
+
     name = request.config.getoption("--device") if request.path.parent.name in _LAYERS else "cpu"
     with contextlib.ExitStack() as stack:
         if name == "pretended":
@@ -91,6 +106,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 def _default_device(name: str) -> Iterator[None]:
     """Create tensors on a device, except within compiled code: Dynamo cannot trace `Tensor.unflatten` under a default
     device (PyTorch 2.13)."""
+    import torch
+
     compile = torch.compile
 
     class Compiled:
@@ -116,12 +133,16 @@ def _default_device(name: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seed(device: torch.device) -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def uninitialised_is_nan() -> Iterator[None]:
     """Fill the result of every torch.empty with NaN, so that reads of uninitialized memory show."""
+    import torch
+
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -152,11 +173,15 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def text_data(text_file: Path) -> TokenData:
+    from lagwise.data import prepare
+
     return prepare(str(text_file), "bytes", progress=False)
 
 
 @pytest.fixture(scope="session")
 def _tiny_recipe(text_file: Path) -> Recipe:
+    from lagwise.training.recipe import load_recipe
+
     recipe = load_recipe(
         "tnn-lm",
         [
@@ -192,6 +217,8 @@ def tiny_run(_tiny_run: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def recall_recipe() -> Recipe:
     """Associative recall that is learned within seconds."""
+    from lagwise.training.recipe import load_recipe
+
     recipe = load_recipe(
         "associative-recall",
         [

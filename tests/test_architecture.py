@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 import os
@@ -20,10 +21,15 @@ PAPERS = PACKAGE.parents[1] / "papers" / "src" / "lagwise_papers"  # which may i
 PACKAGES = ("ops", "kernels", "mixers", "blocks", "models", "data", "forecasting", "evaluation", "tasks", "training")
 PACKAGES += ("runs", "serving", "analysis", "cli")
 TOP = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "testing"}
-TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
-MODULES = {
-    ".".join(("lagwise", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__") for path in TREES
-}
+
+
+@functools.cache  # and not when tests are collected, which takes every process its time
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(("lagwise", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -37,7 +43,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 def test_packages_depend_only_on_lower_packages() -> None:
     """Nor on the package of papers, nor on `lagwise/__init__.py`, which is below nothing."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         package, names = path.relative_to(PACKAGE).parts[0], imported(tree)
         allowed = {*PACKAGES[: PACKAGES.index(package) + 1], *TOP} if package in PACKAGES else {*PACKAGES, *TOP}
         found = {name.split(".")[1] for name in names if name.startswith("lagwise.")}
@@ -46,15 +52,15 @@ def test_packages_depend_only_on_lower_packages() -> None:
 
 
 def test_there_are_no_circular_imports() -> None:
-    graph = {}
-    for path, tree in TREES.items():
-        name = ".".join(("lagwise", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
-        graph[name] = imports_when_loaded(tree, is_package=path.name == "__init__.py") - {name}
+    graph, modules = {}, {module_of(path) for path in trees()}
+    for path, tree in trees().items():
+        name = module_of(path)
+        graph[name] = imports_when_loaded(tree, modules, is_package=path.name == "__init__.py") - {name}
     assert sum(map(len, graph.values())) > 500
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the modules
 
 
-def imports_when_loaded(tree: ast.Module, *, is_package: bool) -> set[str]:
+def imports_when_loaded(tree: ast.Module, modules: set[str], *, is_package: bool) -> set[str]:
     """Modules of lagwise that a module imports when it is loaded, or for annotations (a package's `__init__` lists its
     names so); not those in functions."""
 
@@ -69,14 +75,14 @@ def imports_when_loaded(tree: ast.Module, *, is_package: bool) -> set[str]:
     for node in statements(tree.body):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "lagwise":
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else str(node.module) for name in names}
-    return found & MODULES
+            found |= {name if name in modules else str(node.module) for name in names}
+    return found & modules
 
 
 def test_lower_packages_know_no_options_of_the_command_line() -> None:
     """Their messages name arguments in backticks, which the command line writes as its options."""
     of_others = "--index-url", "--nproc-per-node", "--parallelism_config_"  # options of pip, torchrun and accelerate
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         if path.relative_to(PACKAGE).parts[0] in PACKAGES[: PACKAGES.index("serving")]:
             strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
             options = [option for each in strings for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", each)]
@@ -84,7 +90,7 @@ def test_lower_packages_know_no_options_of_the_command_line() -> None:
 
 
 def test_packages_use_no_private_names_of_each_other() -> None:
-    for path, tree in {**TREES, **{path: ast.parse(path.read_text()) for path in PAPERS.rglob("*.py")}}.items():
+    for path, tree in {**trees(), **{path: ast.parse(path.read_text()) for path in PAPERS.rglob("*.py")}}.items():
         for module, _, name in (each.rpartition(".") for each in imported(tree) if each.startswith("lagwise.")):
             other = PACKAGE.parent.joinpath(*module.split("."))
             shared = path.parent in (other.parent, other)

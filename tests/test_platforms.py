@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import os
 import platform
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_architecture import TREES
+from test_architecture import trees
 
 from lagwise import compiler, process
 from lagwise.cache import default_cache, require_private
@@ -21,7 +22,6 @@ from lagwise.cli import terminal
 from lagwise.ops.native import library
 from lagwise.training import hardware
 
-NODES = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree)]
 POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 #: names of os that Windows lacks, with the only places that may use them, behind a check
 POSIX_CALLS = {"geteuid": {"cache.py"}, "sysconf": {"process.py"}} | {
@@ -31,8 +31,13 @@ POSIX_CALLS = {"geteuid": {"cache.py"}, "sysconf": {"process.py"}} | {
 SIGNALS = {"SIGINT", "SIGTERM"}  # that Windows has too
 
 
+@functools.cache
+def nodes() -> list[tuple[Path, ast.AST]]:
+    return [(path, node) for path, tree in trees().items() for node in ast.walk(tree)]
+
+
 def test_no_module_of_posix_is_imported() -> None:
-    for path, node in NODES:
+    for path, node in nodes():
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = {alias.name.partition(".")[0] for alias in node.names} if isinstance(node, ast.Import) else set()
             names |= {str(node.module).partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
@@ -40,7 +45,7 @@ def test_no_module_of_posix_is_imported() -> None:
 
 
 def test_calls_and_signals_that_windows_lacks_are_behind_a_check() -> None:
-    for path, node in NODES:
+    for path, node in nodes():
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             where = f"{path}:{node.lineno}"
             if node.value.id == "os":
@@ -52,7 +57,7 @@ def test_calls_and_signals_that_windows_lacks_are_behind_a_check() -> None:
 
 def test_every_text_file_is_opened_as_utf8() -> None:
     """The default encoding of Windows is that of the country until Python 3.15."""
-    for path, node in NODES:
+    for path, node in nodes():
         if not isinstance(node, ast.Call):
             continue
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")

@@ -19,9 +19,7 @@ from lagwise.models import LagwiseForCausalLM
 from lagwise.serving.scheduler import Scheduler
 
 pytest.importorskip("fastapi")
-pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
-import openai
 import uvicorn
 
 from lagwise.serving.app import make_app
@@ -48,6 +46,7 @@ class Served:
         self.thread.join()
 
     def client(self, **options: Any) -> Any:
+        openai = pytest.importorskip("openai")  # takes a second to import
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", **options)
 
     def open_stream(self, **body: Any) -> socket.socket:
@@ -77,6 +76,7 @@ def served(model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Ite
 
 def test_openais_client(served: Served, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client reads models, texts whole and streamed, conversations, probabilities and errors."""
+    openai = pytest.importorskip("openai")
     monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m.content }} {% endfor %}")
     client = served.client()
     assert [model.id for model in client.models.list()] == ["small"]
