@@ -54,6 +54,7 @@ ENOUGH = {
     "forecast": ("plot", "forecast", "LagForecaster"),
     "sktime": ("forecast", "LagForecaster", "SktimeLagForecaster"),
     "export": ("export",),
+    "chip": ("export",),
     "serve": ("serve",),
 }
 #: tests of what an extra serves beside lagwise's own commands: programs, benchmarks and comparisons

@@ -14,9 +14,16 @@ EXTRAS = {
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "chip": ("onnx", "onnxscript", "onnxruntime", "emx_onnx_cgen"),
+    "executorch": ("executorch",),
     "serve": ("fastapi", "uvicorn", "jinja2", "openai", "prometheus_client"),
 }
-PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "prometheus_client": "prometheus-client"}
+PACKAGES = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "prometheus_client": "prometheus-client",
+    "emx_onnx_cgen": "emx-onnx-cgen",
+}
 _OPTIONAL = ("tensorboardX",)  # used if it is there
 
 

@@ -60,7 +60,8 @@ def print_conversion(result: Mapping[str, Any]) -> None:
     if speeds := result.get("tokens_per_second"):  # none where the model takes only a few tokens
         before, after = speeds["before"], speeds["after"]
         rows.append(("tokens/s", f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.2f}x"))
-    print_table("The model", ("", "before", "after", "change"), rows)
+    if rows:
+        print_table("The model", ("", "before", "after", "change"), rows)
     if "not_measured" in result:
         typer.echo(plain(f"The model's quality was not measured: {result['not_measured']}"))
     typer.echo(plain(f"Written: {result['out']}"))
