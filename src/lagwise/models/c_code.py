@@ -204,4 +204,4 @@ def _numbers(values: np.ndarray) -> str:
     flat = values.reshape(-1)
     if flat.dtype.kind == "i":
         return ",\n".join(map(str, flat.tolist()))
-    return ",\n".join(f"{float(value).hex()}f" for value in flat.astype(np.float32))
+    return ",\n".join("NAN" if np.isnan(value) else f"{float(value).hex()}f" for value in flat)
