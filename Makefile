@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check
-EXTRAS := train plot forecast vision signals export serve clients
+EXTRAS := train plot forecast vision signals export chip serve clients
 
 # The lowest versions that pyproject.toml promises, and the part of the tests that uses every package. pip has no CPU
 # build of old versions of torch for Linux: LOWEST_TORCH names another.

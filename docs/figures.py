@@ -4,7 +4,8 @@ Run it (`make docs`) after one of their benchmarks. results.png, at the top of t
 bench ops`), streaming (`lagwise bench generate`) and encoders (`benchmarks/encoder_speed.py`). encoders.png: losses of
 pretraining (`benchmarks/encoders.py`). pictures.png: accuracies of image classifiers (`benchmarks/pictures.py`).
 language.png: language models of one size (`papers/benchmarks/language.py`). arena.png: accuracies on Long Range Arena
-(`papers/benchmarks/arena.py`). watch.png: surprise of the lines of a log (`benchmarks/watch.py`).
+(`papers/benchmarks/arena.py`). watch.png: surprise of the lines of a log (`benchmarks/watch.py`). chip.png: models of
+spoken prompts as C code (`benchmarks/chip.py`).
 """
 
 from __future__ import annotations
@@ -159,6 +160,27 @@ def draw_language() -> None:
     _save(figure, "language.png")
 
 
+def draw_chip() -> None:
+    """Accuracy on spoken prompts, flash and RAM of the C code of three models."""
+    found = results("chip-cpu.json")["results"]
+    rows = {}
+    for name, kind in (("signal", "float"), ("chip", "float"), ("chip", "int8")):
+        run = found[f"{name}-prompts"]
+        code, accuracy = run[kind], run["test"]["accuracy"] if kind == "float" else run[kind]["int8"]["int8"]
+        ram = (code["state_bytes"] + code["stack_bytes"]) / 1024
+        rows[f"{name}, {'float32' if kind == 'float' else kind}"] = accuracy, code["flash_bytes"] / 1024, ram
+    figure, panels = plt.subplots(1, 3, figsize=(10.5, 2.1), sharey=True, layout="constrained")
+    titles = ("language of a spoken prompt,\naccuracy", "code and weights, KiB", "state and stack, KiB")
+    for axes, title, values in zip(panels, titles, zip(*rows.values(), strict=True), strict=True):
+        bars = axes.barh(list(rows), values, color=[_OURS if "chip" in name else _PEER for name in rows])
+        axes.bar_label(bars, fmt="%.3f" if max(values) <= 1 else "%.0f", fontsize=8, padding=2)
+        axes.set_title(title, fontsize=9)
+        axes.margins(x=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].invert_yaxis()
+    _save(figure, "chip.png")
+
+
 def draw_arena() -> None:
     """Validation accuracies of Long Range Arena over the time of each training, a panel for each task."""
     runs = {name: run for name, run in results("arena-cpu.json")["results"].items() if "curve" in run}
@@ -228,3 +250,5 @@ if __name__ == "__main__":
         draw_arena()
     if has_results("watch-cpu.json"):
         draw_watch()
+    if has_results("chip-cpu.json"):
+        draw_chip()

@@ -6,6 +6,10 @@ import importlib.util
 
 import pytest
 
+needs_chip = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime", "emx_onnx_cgen")),
+    reason="the extra 'chip' is not installed",
+)
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
     reason="the extra 'export' is not installed",

@@ -63,7 +63,7 @@ PACKAGES = {
     "README": ["fastapi", "uvicorn", "onnxscript", "onnxruntime"],
     "clients": ["onnxscript", "onnxruntime"],
     "encoders": ["sentence_transformers"],
-    "export": ["onnxscript", "onnxruntime"],
+    "export": ["onnxscript", "onnxruntime", "emx_onnx_cgen"],
     "images": ["torchvision"],
     "serving": ["fastapi", "uvicorn", "openai"],
     "signals": ["wfdb"],

@@ -53,6 +53,7 @@ ENOUGH = {
     "plot": ("plot",),
     "forecast": ("plot", "forecast", "LagForecaster"),
     "export": ("export",),
+    "chip": ("export",),
     "serve": ("serve",),
 }
 #: tests of what an extra serves beside lagwise's own commands: programs, benchmarks and comparisons

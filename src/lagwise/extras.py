@@ -13,9 +13,11 @@ EXTRAS = {
     "vision": ("PIL", "torchvision"),
     "signals": ("wfdb",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "chip": ("onnx", "onnxscript", "onnxruntime", "emx_onnx_cgen"),
+    "executorch": ("executorch",),
     "serve": ("fastapi", "uvicorn", "jinja2", "openai"),
 }
-PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
+PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "emx_onnx_cgen": "emx-onnx-cgen"}
 _OPTIONAL = ("tensorboardX",)  # used if it is there
 
 

@@ -174,7 +174,7 @@ def _report_training(folder: Path, done: bool) -> None:
 
 #: Those that `lagwise recipes` lists: for one's own text, rows, series, recordings and images.
 _OWN_DATA = (
-    *("best-lm", "tnn-lm", "tnn-mlm", "classify", "series", "signal", "signal-steps", "denoise"),
+    *("best-lm", "tnn-lm", "tnn-mlm", "classify", "series", "signal", "signal-steps", "denoise", "chip"),
     *("forecast-tnn", "forecast-modal", "tnn-digits", "tnn-cifar"),
 )
 

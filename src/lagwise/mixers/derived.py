@@ -52,7 +52,8 @@ class Derived(nn.Module):
         if not cached:
             return
         for name, tensor in cached._asdict().items():
-            self.register_buffer(_buffer(name), None if tensor is None else tensor.detach().clone(), persistent=False)
+            own = None if tensor is None else tensor.detach().clone(memory_format=torch.contiguous_format)
+            self.register_buffer(_buffer(name), own, persistent=False)
         self._frozen = type(cached)
 
 

@@ -16,22 +16,26 @@ from torch import Tensor, nn
 from lagwise.extras import require
 from lagwise.files import one_line
 from lagwise.mixers.derived import frozen
+from lagwise.models.c_code import multiplications, write_c
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.models.embeddings import INPUTS
 from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.modeling import LagwiseModel
 from lagwise.models.prediction import LagwiseForPrediction
+from lagwise.models.signal_step import SignalStep, outputs_of_steps, stream_of
 from lagwise.models.step import StreamingStep
 from lagwise.tables import known
 
-FORMATS = ("onnx", "pt2")
+FORMATS = ("onnx", "pt2", "c", "executorch")
 TOLERANCE = 1e-4  # maximum difference of logits, relative to the largest logit
+INTEGER_TOLERANCE = 0.05  # the same between two programs of 8-bit integers, which round differently
 LINEAR_TOLERANCE = 1e-3  # the same for linear models, whose features are counts over thresholds
 # Models with one output for each row.
 _OF_ROWS = (LagwiseForSequenceClassification, LagwiseForImageClassification, LinearModel)
 _BEYOND = 65  # tokens checked beyond the size of the longest ring buffer
 _MAX_TOKENS = 4096  # tokens checked
+_MISSING = 0.05  # share of the samples that are missing, in signals for a model that takes gaps
 _STRETCH = 20  # tokens of a stretch of random ids that is repeated
 _FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # (batch, length) of checked inputs
 
@@ -39,42 +43,92 @@ _FORWARD_SIZES = ((1, 1), (3, 131), (1, 1000))  # (batch, length) of checked inp
 def require_format(format: str) -> None:
     """Raise ValueError for an unknown format, or ImportError for missing packages."""
     known(format, FORMATS, "format")
-    if format == "onnx":
-        require("export", "an ONNX file")
+    if format in ("onnx", "c"):
+        require("export", "an ONNX file" if format == "onnx" else "C code, which is made of an ONNX file,")
+    if format in ("c", "executorch"):
+        module, what = ("emx_onnx_cgen", "C code") if format == "c" else ("executorch", "a file of ExecuTorch")
+        require("chip" if format == "c" else "executorch", what, module)
 
 
-def export_step(model: LagwiseForCausalLM, path: Path) -> dict[str, Any]:
-    """Write a language model's `StreamingStep` for one row and check it against the model.
+def export_step(model: Any, path: Path) -> dict[str, Any]:
+    """Write a `StreamingStep` or `SignalStep` for one row and check it against the model.
 
-    ONNX: inputs ``token`` (1,) and ``past.NAME`` for every tensor of the state, outputs ``logits`` (1, vocab_size) and
-    ``present.NAME``. pt2: ``torch.export.load(path).module()(tokens, state)``. States are zero before the first token.
+    ONNX: inputs ``token`` (1,) of a language model or ``samples`` (stride, features) of a signal, and ``past.NAME`` for
+    every tensor of the state; outputs ``logits`` (1, vocab_size), or those of `SignalStep`, ``probabilities`` or
+    ``outputs``, and ``present.NAME``. pt2: ``torch.export.load(path).module()(inputs, state)``. States are zero before
+    the first step.
 
     Args:
-        model: The language model.
+        model: A language model, or a model of signals that streams.
         path: File to write; its suffix is the format.
 
     Returns:
-        A dict: ``states`` with their types and shapes; ``checked_tokens``, the number of random tokens compared; and
-        ``difference``, the largest difference from the model's logits relative to the largest logit.
+        A dict: ``states`` with their types and shapes; ``checked_tokens``, the number of random tokens or samples
+        compared; and ``difference``, the largest difference from the model's output relative to the largest output.
 
     Raises:
-        ValueError: If the difference is over 1e-4 (the file is removed), or if the model's state grows with the text.
+        ValueError: If the difference is over 1e-4 (the file is removed), or if the model has no step of fixed shapes.
     """
-    step = StreamingStep(model)
+    step: Any = step_of(model)
     state = step.start(1)
-    example = (torch.zeros(1, dtype=torch.long, device="cpu"), state)
-    inputs, outputs = ["token", *(f"past.{name}" for name in state)], ["logits", *(f"present.{name}" for name in state)]
-    write_program(torch.export.export(step, example, strict=False), path, inputs, outputs)
-    run = load_step(path, state)
-    layers = list(state.values())[: len(state) - len(step.token_attributes)]
-    longest = max((tensor.shape[1] for tensor in layers if tensor.dim() > 1), default=0)
-    ids = _random_ids(model, min(longest + _BEYOND, _MAX_TOKENS))
-    logits = torch.cat([run(token) for token in ids[0].split(1)])
-    difference = _difference(logits, model(ids, use_cache=False).logits[0])
+    given, expected = stream_example(model, step)
+    named = ("token", "logits") if isinstance(model, LagwiseForCausalLM) else ("samples", step.output)
+    inputs = [named[0], *(f"past.{key}" for key in state)]
+    outputs = [named[1], *(f"present.{key}" for key in state)]
+    write_program(torch.export.export(step, (given[0], state), strict=False), path, inputs, outputs)
+    run = ExportedStep(path, state)
+    made = torch.stack([run(each).reshape(expected.shape[1:]) for each in given])
     return {
         "states": {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in state.items()},
-        **_checked(path, ids.numel(), [difference], TOLERANCE),
+        **_checked(path, given.numel(), [_difference(made, expected)], TOLERANCE),
     }
+
+
+def step_of(model: Any) -> StreamingStep:
+    """One step of a model's stream. ValueError for a model that has none of fixed shapes."""
+    return (StreamingStep if isinstance(model, LagwiseForCausalLM) else SignalStep)(model)
+
+
+def stream_example(model: Any, step: Any) -> tuple[Tensor, Tensor]:
+    """Random inputs of consecutive steps ``(steps, ...)``, more than the longest ring buffer holds, and the model's
+    outputs for them."""
+    state = step.start(1)
+    layers = list(state.values())[: len(state) - len(step.token_attributes)]
+    longest = max((tensor.shape[1] for tensor in layers if tensor.dim() > 1), default=0)
+    steps = min(longest + _BEYOND, _MAX_TOKENS)
+    if isinstance(model, LagwiseForCausalLM):
+        ids = _random_ids(model, steps)
+        return ids.T, model(ids, use_cache=False).logits[0][:, None]
+    stream, random = stream_of(model), torch.Generator().manual_seed(0)
+    x = torch.randn(steps * stream.stride, stream.features, generator=random, device="cpu")
+    scale = _options(model)
+    x = x * torch.tensor(scale.get("std") or 1.0) + torch.tensor(scale.get("mean") or 0.0)
+    if stream.takes_gaps:
+        x = x.masked_fill(torch.rand(x.shape, generator=random) < _MISSING, float("nan"))
+    expected = outputs_of_steps(model, x)
+    return x.unflatten(0, (steps, stream.stride)), expected.reshape(steps, *step.shape)
+
+
+def export_c(
+    model: Any, folder: Path, title: str, notes: Sequence[str], integers: Path | None = None
+) -> dict[str, Any]:
+    """Write a model's step as C code (`write_c`), with the figures of `export_step`.
+
+    Args:
+        integers: The step in 8-bit integers, an ONNX file that is written instead; the code is compared with it.
+    """
+    step = step_of(model)
+    given, expected = stream_example(model, step)
+    graph, limit = folder / "step.onnx", TOLERANCE
+    figures = export_step(model, graph)
+    if integers is not None:
+        run = ExportedStep(integers, step.start(1))
+        expected, limit = torch.stack([run(each).reshape(expected.shape[1:]) for each in given]), INTEGER_TOLERANCE
+    limit *= float(expected.abs().max())
+    tensors, count = (given.numpy(), expected.numpy()), multiplications(graph)
+    written = write_c(integers or graph, folder, *tensors, limit, count, title, notes)
+    graph.unlink()
+    return {"states": figures["states"], "checked_tokens": figures["checked_tokens"], **written}
 
 
 def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -> dict[str, Any]:
@@ -147,14 +201,21 @@ class _Forward(nn.Module):
 
 
 def write_program(program: torch.export.ExportedProgram, path: Path, inputs: list[str], outputs: list[str]) -> None:
-    """Write a graph to a file, .onnx or .pt2. ValueError where ONNX lacks an operation of the model."""
+    """Write a graph to a file, .onnx, .pt2 or .pte. ValueError where the format lacks an operation of the model."""
+    if path.suffix == ".pte":
+        exir = importlib.import_module("executorch.exir")
+        try:
+            path.write_bytes(exir.to_edge(program).to_executorch().buffer)
+        except Exception as error:  # executorch raises many types
+            raise ValueError(f"this model cannot be exported for ExecuTorch ({one_line(error, 200)})") from error
+        return
     if path.suffix != ".onnx":
         for name, value in program.state_dict.items():
             if not value.numel():  # torch.export.save fails for empty views of a mapped file
                 program.state_dict[name] = value.new_zeros(value.shape)
         torch.export.save(program, path)
         return
-    with warnings.catch_warnings(), _quiet("torch.onnx"):
+    with warnings.catch_warnings(), without_warnings("torch.onnx"):
         warnings.simplefilter("ignore")
         try:
             onnx = torch.onnx.export(program, input_names=inputs, output_names=outputs, verbose=False)
@@ -166,7 +227,7 @@ def write_program(program: torch.export.ExportedProgram, path: Path, inputs: lis
 
 
 @contextmanager
-def _quiet(name: str) -> Iterator[None]:
+def without_warnings(name: str) -> Iterator[None]:
     """Suppress a logger's warnings, such as that torchvision is missing."""
     logger = logging.getLogger(name)
     level = logger.level
@@ -179,6 +240,10 @@ def _quiet(name: str) -> Iterator[None]:
 
 def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
     """Load an exported graph as a function of its inputs, in their order."""
+    if path.suffix == ".pte":
+        runtime = importlib.import_module("executorch.runtime").Runtime.get()
+        method = runtime.load_program(path).load_method("forward")
+        return lambda *inputs: method.execute(inputs)
     if path.suffix != ".onnx":
         return torch.export.load(path).module()
     onnxruntime = importlib.import_module("onnxruntime")
@@ -194,20 +259,27 @@ def load_function(path: Path) -> Callable[..., Sequence[Tensor]]:
     return run
 
 
-def load_step(path: Path, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
-    """Load an exported step, as a function from a token to logits that keeps the state."""
-    function: Any = load_function(path)
+class ExportedStep:
+    """An exported step, which keeps the state of a stream.
 
-    def run(token: Tensor) -> Tensor:
-        nonlocal state
-        if path.suffix != ".onnx":
-            logits, state = function(token, state)
-            return logits
-        logits, *after = function(token, *state.values())
-        state = dict(zip(state, after, strict=True))
-        return logits
+    Args:
+        path: The file.
+        state: The state before the first step, as of `StreamingStep.start`.
+    """
 
-    return run
+    def __init__(self, path: Path, state: dict[str, Tensor]):
+        self.state, self._kind, self._function = state, path.suffix, load_function(path)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs of the next step."""
+        if self._kind == ".pt2":
+            outputs, self.state = self._function(inputs, self.state)  # type: ignore[bad-assignment]
+            return outputs
+        outputs, *after = self._function(inputs, *self.state.values())
+        if self._kind == ".pte":  # the runtime writes into the same memory at every step
+            outputs, after = outputs.clone(), [tensor.clone() for tensor in after]
+        self.state = dict(zip(self.state, after, strict=True))
+        return outputs
 
 
 def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) -> dict[str, Tensor]:
@@ -296,7 +368,7 @@ def _checked(path: Path, tokens: int, differences: Sequence[float], tolerance: f
     if wrong:
         path.unlink()
         raise ValueError(
-            f"logits of the exported file differ from the model's by {wrong[0]:.1e} of the largest, more than "
+            f"outputs of the exported file differ from the model's by {wrong[0]:.1e} of the largest, more than "
             f"{tolerance:g}; the file was removed"
         )
     return {"checked_tokens": tokens, "difference": max(differences)}

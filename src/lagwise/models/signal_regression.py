@@ -16,6 +16,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import ValueInput, check_scale
 from lagwise.models.heads import Head
 from lagwise.models.modeling import is_loaded
+from lagwise.ops.operation import exporting
 from lagwise.tables import build, check_integer
 
 _FLOOR = 1e-4  # added to the power of a filter before the logarithm, in standardised units
@@ -142,7 +143,10 @@ class SignalOutputs(nn.Module):
             pairs = filtered.unflatten(-1, (2, self.bands))
             gain = 2 * self.gain(hidden).sigmoid().unflatten(-1, (self.features, pairs.shape[2], self.bands))
             gain = gain - 1 + torch.eye(*gain.shape[2:4], dtype=gain.dtype, device=gain.device)[..., None]
-            passed = torch.einsum("btjik,btick->btjck", gain, pairs)
+            if exporting():  # generators of C code do not know such an einsum
+                passed = (gain[:, :, :, :, None] * pairs[:, :, None]).sum(3)
+            else:
+                passed = torch.einsum("btjik,btick->btjck", gain, pairs)
             y = y + passed.flatten(-2) @ self.synthesis
         y = y.transpose(2, 3).flatten(1, 2)
         y = y.to(torch.promote_types(y.dtype, torch.float32))

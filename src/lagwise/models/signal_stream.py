@@ -35,6 +35,8 @@ class SignalStream:
     takes_gaps: bool = False
     #: numbers of an output
     size: int
+    #: attributes with the tensors that later steps read, beside the states of the layers
+    carried: tuple[str, ...] = ()
 
     def __init__(self, model: Any, *, chunk: int = 4096):
         if not model.config.causal:
@@ -178,6 +180,8 @@ class StreamingClassifier(SignalStream):
             )
         self.is_linear, self.size = isinstance(model, LinearModel), model.num_labels
         self._fixed: Any = model.features if self.is_linear else getattr(model, "wide", None)
+        if isinstance(model, LagwiseForSequenceClassification) and model.config.pooling != "last":
+            self.carried = ("_pooled", "_count")
         super().__init__(model, chunk=chunk)
         self.chunk = self.chunk if self._fixed is None else min(self.chunk, _LINEAR_CHUNK)
         if model.config.problem_type == "regression":
@@ -191,6 +195,7 @@ class StreamingClassifier(SignalStream):
         weight = self.model.classifier.weight
         wide = torch.float32 if weight.device.type == "mps" else torch.float64  # a sum of 10^7 steps stays exact enough
         self._pooled = weight.new_zeros(1, 0 if self.is_linear else self.model.config.hidden_size, dtype=wide)
+        self._count = weight.new_zeros(1, dtype=wide)  # steps that are pooled
 
     def _step(self, samples: Tensor) -> Tensor:
         """Probabilities ``(steps, classes)`` of whole steps."""
@@ -216,14 +221,15 @@ class StreamingClassifier(SignalStream):
         pooling = self.model.config.pooling
         if pooling == "last":
             return hidden
+        count = self._count + torch.arange(1, len(hidden) + 1, device=hidden.device)
+        began, self._count = self._count > 0, count[-1:].clone()
         if pooling in ("first", "ends"):
-            self._pooled = hidden[:1].to(self._pooled) if self._steps == 0 else self._pooled
+            self._pooled = torch.where(began, self._pooled, hidden[:1].to(self._pooled))
             first = self._pooled.to(hidden).expand(len(hidden), -1)
             return first if pooling == "first" else torch.cat([first, hidden], dim=-1)
         total = self._pooled + hidden.to(self._pooled.dtype).cumsum(0)
         self._pooled = total[-1:].clone()
-        count = torch.arange(self._steps + 1, self._steps + len(hidden) + 1, device=hidden.device)
-        return (total / count[:, None].to(total)).to(hidden)
+        return (total / count[:, None]).to(hidden)
 
 
 class StreamingRegressor(SignalStream):
@@ -255,13 +261,16 @@ class StreamingRegressor(SignalStream):
         if not isinstance(model, LagwiseForSignalRegression):
             raise ValueError(f"model must be a LagwiseForSignalRegression, got {type(model).__name__}")
         self.delay, self.size = model.outputs.delay, model.outputs.features
+        self.carried = ("_before",) if model.outputs.window else ()
         super().__init__(model, chunk=chunk)
 
     def reset(self) -> None:
         """Start again: the next sample is the first of a signal."""
         super().reset()
         self._cache = self.model.model.new_cache()
-        self._before: Tensor | None = None
+        outputs, weight = self.model.outputs, next(self.model.parameters())
+        before = outputs.before if outputs.window else 0
+        self._before = weight.new_zeros(1, before, self.features - self.timed, dtype=self._waiting.dtype)
         self._early = self.delay  # outputs to drop, which belong before the first sample
         self._last: Tensor | None = None
 
@@ -283,7 +292,8 @@ class StreamingRegressor(SignalStream):
         return outputs
 
     def _step(self, samples: Tensor) -> Tensor:
-        y, self._before, _ = self.model.answer(samples[None], self._before, cache=self._cache)
+        y, before, _ = self.model.answer(samples[None], self._before, cache=self._cache)
+        self._before = self._before if before is None else before
         self._steps += len(samples) // self.stride
         self._last = samples[-1:]
         outputs, self._early = y[0, self._early :], max(0, self._early - len(samples))

@@ -14,7 +14,7 @@ from lagwise.data.tokens import copy_tokenizer
 from lagwise.files import RECIPE_FILE, RUN_FILE, TOKENIZER, beside, is_unused, saved_whole, write_json
 from lagwise.models import LagwiseForCausalLM, recurrent_form
 from lagwise.models.conversion import CONVERSION_FILE, outlook
-from lagwise.models.loading import default_device, load_language_model, quiet, save_tokenizer
+from lagwise.models.loading import default_device, load_model, quiet, save_tokenizer
 from lagwise.ops import Reduction
 from lagwise.training import load_run
 
@@ -35,16 +35,17 @@ def convert_run(
 
     The result, also in ``out/conversion.json``: by layer, taps, the smallest, median and largest order, the largest
     bound and error of a channel relative to its gain; tokens a second of both models after a prompt of the trained
-    length. The folder evaluates and generates like any run. report: called before the work with a line on when it pays.
-    ValueError as `recurrent_form`, before anything is written; FileExistsError if ``out`` holds anything but an earlier
-    conversion.
+    length. The folder evaluates, generates or streams like any run. Speed is measured of language models only. report:
+    called before the work with a line on when it pays. ValueError as `recurrent_form`, before anything is written;
+    FileExistsError if ``out`` holds anything but an earlier conversion.
     """
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
     out, run = Path(out or beside(Path(run), "-recurrent")), Path(run).resolve()
     if not is_unused(out) and not (out / CONVERSION_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and is not an earlier conversion; choose another `out`")
-    model, tokenizer = load_language_model(run)
+    model, tokenizer = load_model(run)
+    language = isinstance(model, LagwiseForCausalLM)
     if report is not None:
         report(outlook(model))
     converted, reductions = recurrent_form(model, tolerance, lags=lags, max_order=max_order, progress=progress)
@@ -64,7 +65,8 @@ def convert_run(
     with quiet(), saved_whole(out, "the conversion", last="config.json") as partial:
         write_json(partial / CONVERSION_FILE, result)
         converted.save_pretrained(partial)
-        save_tokenizer(tokenizer, partial, converted.length_limit)
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, partial, converted.length_limit)
         if recipe is not None:
             (partial / RECIPE_FILE).write_text(recipe.to_yaml(), encoding="utf-8")
             if (run / TOKENIZER).is_dir():  # the run's own folder may be moved
@@ -75,6 +77,8 @@ def convert_run(
     others = [out / name for name in (RECIPE_FILE, RUN_FILE, TOKENIZER) if name not in made]
     for stale in (*out.glob("evaluation*.json"), *others):  # left by an earlier conversion
         shutil.rmtree(stale) if stale.is_dir() else stale.unlink(missing_ok=True)
+    if not language:
+        return result
     for each in (model, converted):
         torch.nn.Module.to(each, default_device())
     limit = model.length_limit

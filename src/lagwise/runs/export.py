@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from transformers.utils import IMAGE_PROCESSOR_NAME
 
+from lagwise._version import __version__
 from lagwise.files import beside, is_unused, read_json, saved_whole, write_json
+from lagwise.models.c_code import generate
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.export import EXPORTS, require_format
+from lagwise.models.conversion import CONVERSION_FILE
+from lagwise.models.export import EXPORTS, export_c, require_format, step_of
 from lagwise.models.loading import load_model, quiet
 from lagwise.tables import known
 
@@ -22,37 +25,73 @@ EXPORT_FILE = "export.json"  # marks a folder that holds exported files
 
 
 @torch.no_grad()
-def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what: str | None = None) -> dict[str, Any]:
+def export_run(
+    run: Path,
+    out: Path | None = None,
+    *,
+    format: str = "onnx",
+    what: str | None = None,
+    quantize: str | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
     """Write a model to ``out/WHAT.FORMAT``, by default in ``RUN-export``, beside the files of its tokenizer or image
     processor, with the names of its classes in ``export.json``.
 
     Args:
-        format: ``onnx`` or ``pt2``.
-        what: ``forward``, of whole rows, or ``step``, of one token of a language model (see `lagwise.models.export`).
-            By default ``step`` of language models, and ``forward`` of others.
+        format: ``onnx``, ``pt2``, ``c`` (C99 code: ``step.c``, ``step.h`` and a program ``main.c`` that checks it) or
+            ``executorch`` (``step.pte``).
+        what: ``forward``, of whole rows, or ``step``, of one token of a language model or one step of a signal (see
+            `lagwise.models.export`). By default ``step`` of language models and of ``c`` and ``executorch``, and
+            ``forward`` of others.
+        quantize: ``int8`` for products of weights in 8-bit integers, of a step of a signal as ``onnx`` or ``c``
+            (`lagwise.runs.quantize`).
 
-    Everything is in float32.
+    All else is in float32.
 
     Returns the content of ``out/export.json``. ValueError if the file's outputs differ from the model's, for the step
-    of another model, and as `export_step` and `export_forward`; ImportError for a missing package; FileExistsError if
-    ``out`` holds anything but earlier exports, or those of another model. In each case nothing is written.
+    of a model that has none, and as `export_step` and `export_forward`; ImportError for a missing package;
+    FileExistsError if ``out`` holds anything but earlier exports, or those of another model. In each case nothing is
+    written.
     """
     if what is not None:
         known(what, EXPORTS, "what")
+    if quantize is not None:
+        known(quantize, ("int8",), "quantize")
     require_format(format)
     out, run = out or beside(run, "-export"), run.resolve()
     if not is_unused(out) and not (out / EXPORT_FILE).is_file():
         raise FileExistsError(f"{str(out)!r} exists and does not contain earlier exports; choose another `out`")
     model, tokenizer = load_model(run)
-    streams = isinstance(model, LagwiseForCausalLM)
-    if what == "step" and not streams:
-        raise ValueError(f"what = 'step' is for language models, and {str(run)!r} holds a {type(model).__name__}")
-    what = what or ("step" if streams else "forward")
-    name = f"{what}.{format}"
+    language, only_steps = isinstance(model, LagwiseForCausalLM), format in ("c", "executorch") or quantize is not None
+    what = what or ("step" if language or only_steps else "forward")
+    if only_steps and what == "forward":
+        raise ValueError("a forward pass has no fixed shapes, which c, executorch and int8 need; export the step")
+    if quantize is not None and (language or format not in ("onnx", "c")):
+        raise ValueError(f"int8 is for the steps of signals as onnx or c, not for {type(model).__name__} as {format}")
+    name = f"{what}.{'pte' if format == 'executorch' else format}"
     processor = run / IMAGE_PROCESSOR_NAME
     sides = {"sides": list(read_json(processor)["size"].values())} if processor.is_file() else {}
     with tempfile.TemporaryDirectory() as made, quiet():
-        figures = EXPORTS[what](model.float(), Path(made, name), **sides)
+        model, graph, integers = model.float(), Path(made, "step.onnx"), None
+        figures: dict[str, Any] = {}
+        if quantize is not None:
+            from lagwise.runs.quantize import compare, quantize_step
+
+            integers = Path(made, "integers.onnx")
+            EXPORTS["step"](model, graph)
+            data = quantize_step(run, model, graph, integers, progress=progress)
+            if format == "c":
+                generate(integers, Path(made, "step.c"))  # may refuse it, before recordings are scored
+            figures["int8"] = compare(data, model, integers, progress=progress)
+        if format == "c":
+            title = f"One step of {run.name}, exported by lagwise {__version__}."
+            figures |= export_c(model, Path(made), title, _notes(run, model, figures.get("int8")), integers)
+        elif integers is None:
+            figures |= EXPORTS[what](model, Path(made, name), **sides)
+        if integers is not None and format == "c":
+            integers.unlink()
+        elif integers is not None:
+            integers.replace(graph)
         files = list(Path(made).iterdir())  # weights of more than 1.5 GB are beside an ONNX file
         figures["bytes"] = sum(file.stat().st_size for file in files)
         meta = _meta(run, out, name, model, tokenizer)
@@ -67,6 +106,31 @@ def export_run(run: Path, out: Path | None = None, *, format: str = "onnx", what
     for stale in set(out.glob(f"{name}.*")) - {out / file.name for file in files}:
         stale.unlink()
     return {"out": str(out / name), **figures}
+
+
+def _notes(run: Path, model: Any, integers: dict[str, Any] | None) -> list[str]:
+    """What the header of C code says about a model: inputs, outputs, and the certificate of its conversion."""
+    lines = [f"Model: {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters."]
+    if not isinstance(model, LagwiseForCausalLM):
+        stream: Any = step_of(model).stream
+        lines.append(f"Inputs: {stream.stride} samples of {stream.features} features, scaled as in the training data.")
+        if hasattr(model, "classifier"):
+            lines.append("Outputs: the probabilities of these classes, in order:")
+            lines += [f"  {i}: {model.config.id2label[i]}" for i in range(model.num_labels)]
+        else:
+            lines.append(f"Outputs: those of the samples {stream.delay} samples earlier; none for the first of them.")
+    if (run / CONVERSION_FILE).is_file():
+        conversion = read_json(run / CONVERSION_FILE)
+        lines.append(f"Conversion: kernels are state spaces, to {conversion['tolerance']:g} of a channel's gain:")
+        for each in conversion["layers"]:
+            orders = f"order {each['order'][0]} to {each['order'][2]}"
+            lines.append(f"  {each['layer']}: {orders}, bound {each['bound']:.1e}, measured error {each['error']:.1e}")
+    else:
+        lines.append("Conversion: none; every layer streams exactly as it was trained.")
+    if integers is not None:
+        name, before, after = integers["metric"], integers["float"], integers["int8"]
+        lines.append(f"Products of weights are in 8-bit integers: {name} {after:.4g}, in float32 {before:.4g}.")
+    return lines
 
 
 def _meta(run: Path, out: Path, name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
