@@ -241,6 +241,27 @@ def test_the_stream_of_sound_in_signals_works(tmp_path: Path, monkeypatch: pytes
     np.testing.assert_allclose(made, expected[:, 0], atol=1e-4)
 
 
+def test_the_search_in_vectors_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lagwise.data import load_tokenizer
+    from lagwise.models import LagwiseConfig, LagwiseForCausalLM
+    from lagwise.runs import embed_run
+
+    (code,) = blocks(ROOT / "docs" / "vectors.md", "python")
+    monkeypatch.chdir(tmp_path)
+    LagwiseForCausalLM(LagwiseConfig(hidden_size=8, num_hidden_layers=1)).save_pretrained("runs/notes")
+    load_tokenizer("bytes").save_pretrained("runs/notes")
+    texts = ["how to cancel a timer", "x" * 300, "a day"]
+    rows = [json.dumps({"id": f"note {len(text)}", "text": text}) for text in texts]
+    Path("notes.jsonl").write_text("\n".join(rows))
+    embed_run(Path("runs/notes"), ["notes.jsonl"], Path("passages.parquet"), window=256, stride=128, progress=False)
+    exec(code, {})
+    found = capsys.readouterr().out.splitlines()
+    assert len(found) == 4
+    assert found[0].endswith("notes.jsonl 1 note 21 0")
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "index.md"], ids=lambda page: page.stem)
 def test_the_torch_to_install_first_is_the_tested_one(page: Path) -> None:
     """With another, pip would replace a CPU build by the one of constraints.txt, with CUDA."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         StreamingCache,
     )
     from lagwise.ops import toeplitz_product
+    from lagwise.runs.vectors import embed
     from lagwise.training import LagClassifier
 
 __all__, __getattr__, __dir__ = lazy_package(__name__)

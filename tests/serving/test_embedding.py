@@ -76,6 +76,18 @@ def test_embeddings_are_means_of_hidden_states(served: tuple[Any, TestClient]) -
         np.testing.assert_allclose(values, body["data"][2]["embedding"], rtol=1e-4, atol=1e-5)
 
 
+def test_a_text_may_be_longer_than_what_is_read_at_once(
+    model: LagwiseForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than the 8,192 tokens of OpenAI's API."""
+    monkeypatch.setattr("lagwise.runs.vectors._TOGETHER", 3000)
+    text = " ".join(f"w{number % 47}" for number in range(8193))
+    with TestClient(make_app(Scheduler(model, tokenizer), "small")) as client:
+        body = client.post("/v1/embeddings", json={"model": "small", "input": [text, "w7"]}).json()
+    assert body["usage"]["prompt_tokens"] == 8194
+    torch.testing.assert_close(torch.tensor(body["data"][0]["embedding"]), expected(model, text), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
@@ -86,7 +98,6 @@ def test_embeddings_are_means_of_hidden_states(served: tuple[Any, TestClient]) -
         ({"input": ["w1"] * 2049}, 400, "1 to 2048 texts"),
         ({"input": {"text": "w1"}}, 400, "input must be a text or a list of token ids"),
         ({"input": [1000]}, 400, "1000"),
-        ({"input": [1] * 8193}, 400, "1 to 8,192 tokens, one has 8,193"),
         ({"dimensions": 8}, 400, "dimensions must be 24"),
         ({"encoding_format": "int8"}, 400, "encoding_format"),
         ({"inputs": "w1"}, 400, "inputs' is not a known parameter"),
@@ -124,7 +135,7 @@ def test_texts_in_several_batches_keep_their_order(
     embedder = Embedder(encoder, tokenizer)
     texts = [[1] * 5, [2], [3] * 9, [4] * 2, [5] * 5]
     together = embedder.embed(texts)
-    monkeypatch.setattr("lagwise.serving.embedding._BATCH", 10)  # tokens: [2] and [4, 4], both of five, and the longest
+    monkeypatch.setattr("lagwise.runs.vectors._TOGETHER", 10)  # tokens: [2] and [4, 4], both of five, and the longest
     calls: list[int] = []
     hook = encoder.base_model.register_forward_pre_hook(
         lambda _, args, inputs: calls.append(len(inputs["input_ids"])), with_kwargs=True

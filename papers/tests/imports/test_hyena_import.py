@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,8 +16,9 @@ from peer_layers import PARTS, hyena_operator, hyena_shapes, hyena_tables, layer
 from safetensors.torch import save_file
 from torch import Tensor
 
+import lagwise
 from lagwise.models import load_model
-from lagwise.runs import predict_run
+from lagwise.runs import embed_run, predict_run
 from lagwise_papers.imports import import_run
 from lagwise_papers.imports.hyena import from_hyena_dna
 
@@ -105,6 +108,26 @@ def test_logits_equal_their_formulas_and_stream(tmp_path: Path, device: torch.de
     assert tokenizer("ACGTN?")["input_ids"] == [7, 8, 9, 10, 11, 6]
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (1, 4, 12)
     assert model.generate(ids[:, :3], max_new_tokens=4, do_sample=False).shape[1] <= 7
+
+
+def test_a_genome_has_a_vector(tmp_path: Path) -> None:
+    """Of each record of a file, also of one that is longer than the model takes."""
+    import_run(saved(tmp_path / "theirs", VALUES, weights()), tmp_path / "run")
+    model, tokenizer = load_model(tmp_path / "run")
+    records = {"chr1": "ACGTTGCA" * 20, "chr2": "GGN"}
+    with gzip.open(tmp_path / "genome.fa.gz", "wt") as file:
+        file.write("".join(f">{name} of something\n{text}\n" for name, text in records.items()))
+    out = tmp_path / "genome.parquet"
+    embed_run(tmp_path / "run", [str(tmp_path / "genome.fa.gz")], out, progress=False)
+    rows = pq.read_table(out).to_pylist()
+    assert [(row["id"], row["tokens"]) for row in rows] == [("chr1", 160), ("chr2", 3)]
+    expected = lagwise.embed(model, tokenizer, [*records.values()])
+    torch.testing.assert_close(torch.tensor([row["vector"] for row in rows]), expected)
+    ids = torch.as_tensor(tokenizer(records["chr1"])["input_ids"])
+    with torch.no_grad():
+        parts = [model.model(ids[None, start : start + LENGTH])[0][0] for start in range(0, 160 - 20, 20)]
+    mean = torch.cat([parts[0], *(part[20:] for part in parts[1:])]).mean(0)
+    torch.testing.assert_close(F.normalize(mean, dim=0), expected[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("stored", [True, False])

@@ -21,7 +21,7 @@ def test_it_is_learned(recall_recipe: Recipe, tmp_path: Path) -> None:
     model, tokenizer = load_model(run)
     prompt = "a 1 b 0 c 1 a 1 b 0 a 1 c"
     assert generate_text(model, tokenizer, prompt, max_new_tokens=1, temperature=0) == f"{prompt} 1"
-    with pytest.raises(ValueError, match="prompt 'a zz' cannot be encoded"):
+    with pytest.raises(ValueError, match="text 'a zz' cannot be encoded"):
         generate_text(model, tokenizer, "a zz")
 
 

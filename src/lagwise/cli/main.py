@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from lagwise.cli import failures
+from lagwise.cli.embed import embed
 from lagwise.cli.export import export
 from lagwise.cli.forecast import forecast
 from lagwise.cli.generate import generate
@@ -339,7 +340,7 @@ def _options(
 # In the order in which `lagwise --help` lists them.
 for _panel, _commands in {
     "Train": (train, evaluate, plot, forecast, recipes),
-    "Use a run": (generate, predict, watch, convert),
+    "Use a run": (generate, predict, embed, watch, convert),
     "Take a run elsewhere": (serve, export),
 }.items():
     for _command in _commands:

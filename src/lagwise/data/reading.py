@@ -10,6 +10,7 @@ import io
 import itertools
 import lzma
 import shutil
+import sys
 import tempfile
 import zipfile
 import zlib
@@ -95,10 +96,23 @@ def without_pipe(path: Path, suffix: str) -> Path:
     or texts; that of .parquet, .jsonl, .npz or .wav where the content is such a file."""
     if not path.is_fifo():
         return path
+    with open(path, "rb") as source:
+        return _copied(source, suffix)
+
+
+def standard_input(suffix: str) -> Path:
+    """The path of a temporary copy of standard input, as of a pipe (`without_pipe`). ValueError if it is empty."""
+    path = _copied(sys.stdin.buffer, suffix)
+    if not path.stat().st_size:
+        raise ValueError("standard input is empty")
+    return path
+
+
+def _copied(source: IO[bytes], suffix: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="lagwise-pipe-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = folder / "pipe"
-    with open(path, "rb") as source, open(copy, "wb") as target:
+    with open(copy, "wb") as target:
         shutil.copyfileobj(source, target)
     with open(copy, "rb") as f:
         head = f.read(_PIPE_HEAD_BYTES).lstrip()
@@ -184,7 +198,7 @@ def _decoded(parts: Iterable[bytes], path: Path) -> Iterator[str]:
                 kind = "utf-16le" if odd > even else "utf-16be"
                 raise ValueError(f"{path} seems UTF-16, not UTF-8; convert it: {_conversion(kind, path.name)}")
             zero = read + part.index(0)
-            raise ValueError(f"{path} looks binary (a zero byte at {zero}); lagwise trains on text")
+            raise ValueError(f"{path} looks binary (a zero byte at {zero}), not text")
         waiting = len(decoder.getstate()[0])  # bytes of a character that the part before began
         try:
             yield decoder.decode(part, final=not part)

@@ -28,6 +28,7 @@ from lagwise.data.reading import (
     not_utf8_mark,
     opened,
     read_text,
+    standard_input,
     without_pipe,
 )
 from lagwise.data.row_files import JSON, check_reader, has_records, open_parquet, plain_table, read_records, read_table
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     Data = str | Dataset | DatasetDict | Any  # a name, a data set, or a table of pandas, polars or pyarrow
 
+_FIELDS = ("text", "id")  # of records
 _SETTLED = 10**9  # nanoseconds since a change, after which file systems give another change another time
 SUFFIXES = (".txt", *JSON, ".parquet")
 _STDLIB_SKIPPED = {
@@ -190,16 +192,8 @@ def open_source(name: Data) -> Source:
         return Source(name, {s: [path] for s in SPLITS}, ranges=split_shares(TEXT_HELD_OUT))
     if not path.is_dir():
         raise no_source(name, "'stdlib' is Python's own source, ")
-    found = files_below(path)
-    likely = [file for file in found if _is_data(file)]
-    files = [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
+    found, files = _files_in(path)
     notes = unread_note(path, found, files)
-    if not files:
-        for file in found:
-            check_reader(file)
-        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {name!r}")
-    for file in files:
-        check_file(file)
     words, titles = meant_splits(path, {file: split_word(file.relative_to(path)) for file in files})
     notes = (*notes, *titles)
     if {"valid", "test"} & {*words.values()}:  # train alone does not say what is held out
@@ -214,6 +208,39 @@ def open_source(name: Data) -> Source:
     if len(files) < len(SPLITS):
         return Source(name, dict.fromkeys(SPLITS, files), file_notes=notes, ranges=split_shares(TEXT_HELD_OUT))
     return replace(_by_file(name, files), file_notes=notes)
+
+
+def text_files(names: Iterable[str]) -> dict[Path, str]:
+    """The files of texts, whole, and the name of each for people: files as for `open_source`, those in folders that it
+    would read, and ``-`` for standard input. FileNotFoundError or ValueError name what is missing or empty."""
+    found: dict[Path, str] = {}
+    for name in names:
+        path = standard_input(".txt") if name == "-" else without_pipe(expanded(name), ".txt")
+        if path.is_dir():
+            found |= {file: str(file) for file in _files_in(path)[1]}
+        elif path.is_file():
+            check_spreadsheet(path)
+            check_reader(path)
+            check_file(path)
+            found[path] = name
+        else:
+            raise no_source(name)
+    return found
+
+
+def _files_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """All files below a folder, and those of them that are read as texts. ValueError if there are none, or one is
+    empty."""
+    found = files_below(folder)
+    likely = [file for file in found if _is_data(file)]
+    files = [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
+    if not files:
+        for file in found:
+            check_reader(file)
+        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {str(folder)!r}")
+    for file in files:
+        check_file(file)
+    return found, files
 
 
 def chat_hint(columns: Iterable[str]) -> str:
@@ -234,15 +261,22 @@ def _joined(parts: Iterable[str], path: Path) -> str:
 
 
 def document_parts(path: Path) -> Iterator[Iterable[str]]:
+    """The documents of `named_documents` without their names."""
+    return (parts for _, parts in named_documents(path))
+
+
+def named_documents(path: Path) -> Iterator[tuple[str | None, Iterable[str]]]:
     """The documents of one file: the whole text, or the ``text`` field of every record; each in parts, of which the
-    file of a whole text holds one at a time. ValueError names the file, and the position where it stops being valid."""
+    file of a whole text holds one at a time, after the record's ``id``, if it has one. ValueError names the file, and
+    the position where it stops being valid."""
     kind = _kind(path)
     if kind == ".parquet":
         file = open_parquet(path)
-        if "text" not in file.schema_arrow.names:
-            raise ValueError(f"{path} has no column 'text' (it has {shown(file.schema_arrow.names)})")
-        for batch in file.iter_batches(columns=["text"]):
-            yield from ([checked_text(value, str(path))] for value in batch.column("text").to_pylist())
+        names = file.schema_arrow.names
+        if "text" not in names:
+            raise ValueError(f"{path} has no column 'text' (it has {shown(names)})")
+        for batch in file.iter_batches(columns=[name for name in _FIELDS if name in names]):
+            yield from _named(batch, path)
     elif kind in JSON:
         with opened(path) as f:
             for number, record in read_records(_lines(f, path), path):
@@ -252,11 +286,22 @@ def document_parts(path: Path) -> Iterator[Iterable[str]]:
                         f"{where}: expected a JSON object with a 'text' field (it has {shown([*record])})"
                         f"{chat_hint(record)}"
                     )
-                yield [checked_text(record["text"], where)]
+                yield _id(record.get("id")), [checked_text(record["text"], where)]
     elif has_records(path):
-        yield from ([text] for text in read_table(path, ["text"])["text"].to_pylist())
+        yield from _named(read_table(path, _FIELDS), path)
     else:
-        yield read_text(path)
+        yield None, read_text(path)
+
+
+def _named(rows: pa.Table | pa.RecordBatch, path: Path) -> Iterator[tuple[str | None, Iterable[str]]]:
+    texts = rows.column("text").to_pylist()
+    ids = rows.column("id").to_pylist() if "id" in rows.schema.names else [None] * len(texts)
+    for name, text in zip(ids, texts, strict=True):
+        yield _id(name), [checked_text(text, str(path))]
+
+
+def _id(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:

@@ -7,9 +7,10 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, TemperatureLogitsWarper, TopPLogitsWarper
@@ -181,24 +182,31 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: b
             f"the prompt has half of a UTF-16 pair at character {error.start} ({prompt[error.start]!a}), which is "
             "no text; remove it"
         ) from error
-    parts = []
-    options = {"add_special_tokens": False, "return_attention_mask": False, "split_special_tokens": not special}
-    for piece in pieces(prompt, _PIECE):
-        try:
-            with _encoding:
-                encoded: Any = tokenizer(piece, **options)
-        except Exception as error:  # tokenizers raises no narrower type
-            words = ", ".join(sorted(tokenizer.get_vocab())[:20])
-            raise ValueError(
-                f"prompt {_shortened(prompt)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
-            ) from error
-        parts.append(torch.tensor(encoded["input_ids"], dtype=torch.long, device="cpu"))
+    parts = [torch.from_numpy(ids) for ids in encoded_pieces(tokenizer, prompt, special=special)]
     if any(map(len, parts)):
         return parts
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if start is None:
         raise ValueError("the tokenizer has no token that starts a document; provide a prompt")
     return [torch.tensor([start], device="cpu")]  # the end of text separates documents, so a document begins after it
+
+
+def encoded_pieces(
+    tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], *, special: bool = False
+) -> Iterator[np.ndarray]:
+    """Token ids of a text of any length, which may be given in parts, a piece at a time. special: as in
+    `encode_prompt`. ValueError for a text that the tokenizer cannot encode."""
+    options = {"add_special_tokens": False, "return_attention_mask": False, "split_special_tokens": not special}
+    for piece in pieces(text, _PIECE):
+        try:
+            with _encoding:
+                encoded: Any = tokenizer(piece, **options)
+        except Exception as error:  # tokenizers raises no narrower type
+            words = ", ".join(sorted(tokenizer.get_vocab())[:20])
+            raise ValueError(
+                f"the text {_shortened(piece)!r} cannot be encoded: {error} (the tokenizer knows {words} ...)"
+            ) from error
+        yield np.asarray(encoded["input_ids"], dtype=np.int64)
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[Tensor]:

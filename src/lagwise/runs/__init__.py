@@ -1,4 +1,4 @@
-"""Work on the folder of a run: evaluate, predict, watch, convert, export.
+"""Work on the folder of a run: evaluate, predict, embed, watch, convert, export.
 
 Lazy: a prediction needs no conversion and no evaluation.
 """
@@ -9,6 +9,7 @@ from lagwise._lazy import lazy_package
 
 if TYPE_CHECKING:
     from lagwise.runs.convert import CONVERSION_FILE, convert_run
+    from lagwise.runs.embed import embed_run
     from lagwise.runs.evaluate import EVALUATION_FILE, evaluate_run
     from lagwise.runs.export import EXPORT_FILE, export_run
     from lagwise.runs.predict import predict_run
