@@ -180,15 +180,6 @@ def test_wrong_inputs_are_named(inputs: dict[str, Any], message: str) -> None:
         make("transformer-learned-lm")(**{"input_ids": torch.ones(1, 4, dtype=torch.long), **inputs})
 
 
-def test_a_cache_ends_with_padding_on_the_right() -> None:
-    model, ids = make(), prompt(2, 8)
-    mask = torch.ones(2, 8)
-    mask[1, 5:] = 0
-    cache = model(ids, attention_mask=mask).past_key_values
-    with pytest.raises(ValueError, match="pad on the left"):
-        model(prompt(2, 1), past_key_values=cache)
-
-
 def test_a_limit_applies_to_streams_and_a_failed_call_does_not_change_the_cache() -> None:
     model, cache = make("transformer-learned-lm"), StreamingCache(2)
     with pytest.raises(ValueError, match=f"at most {LIMIT}"):
