@@ -25,11 +25,12 @@ BUDGETS = {
     "src/lagwise/runs": (530, 360),
     "src/lagwise/serving": (1_280, 820),
     "src/lagwise/tasks": (3_320, 2_140),
+    "src/lagwise/testing": (850, 570),
     "src/lagwise/training": (3_950, 2_720),
     "src/lagwise": (47_260, 29_020),
     "papers/src": (8_360, 4_900),
     "papers/benchmarks": (1_440, 860),
-    "benchmarks": (5_480, 3_620),
+    "benchmarks": (5_650, 3_650),
 }
 
 
