@@ -58,7 +58,7 @@ class device:
     def read():
         return device.parts.pop() if device.parts else None
 """
-GIVEN = {"clients": LOADED, "export": LOADED, "forecasting": SERIES, "signals": DEVICE}
+GIVEN = {"checking": LOADED, "clients": LOADED, "export": LOADED, "forecasting": SERIES, "signals": DEVICE}
 PACKAGES = {
     "README": ["fastapi", "uvicorn", "onnxscript", "onnxruntime"],
     "clients": ["onnxscript", "onnxruntime"],

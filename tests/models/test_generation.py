@@ -159,9 +159,11 @@ class TestBadInput:
                     model.generate(ids, attention_mask=mask, **{**GREEDY, **extra})
 
     def test_padding_on_the_right(self, model: LagwiseForCausalLM) -> None:
-        for extra in ({}, {"use_cache": False}):
-            with pytest.raises(ValueError, match="pad them on the left"):
-                model.generate(prompt(1, 3), attention_mask=torch.tensor([[1, 1, 0]]), **GREEDY, **extra)
+        """Where the logits of the last token are not those of the last chunk."""
+        mask = torch.tensor([[1, 1, 0]])
+        for name, message in (("prefill_chunk_size", "read in chunks"), ("prompt_lookup_num_tokens", "with drafts")):
+            with pytest.raises(ValueError, match=f"{message}.* must be padded on the left"):
+                model.generate(prompt(1, 3), attention_mask=mask, **GREEDY, **{name: 2})
 
     def test_longer_than_the_limit(self, model: LagwiseForCausalLM) -> None:
         for length, extra, message in (

@@ -289,13 +289,3 @@ class TestJoinedCaches:
             StreamingCache.join([cache, StreamingCache(2)])
         with pytest.raises(ValueError, match="one model"):
             StreamingCache.join([cache, make("mega-lm")(ids).past_key_values])
-        ended = model(ids, attention_mask=torch.tensor([[1] * 5 + [0] * 3])).past_key_values
-        with pytest.raises(ValueError, match="padded on the right"):
-            StreamingCache.join([cache, ended])
-
-    def test_padding_after_a_chunk_without_a_mask_is_padding_on_the_right(self) -> None:
-        model, ids = make("tcnca-lm"), tokens(8)[None]
-        cache = model(ids).past_key_values
-        model(ids, attention_mask=torch.zeros(1, 8), past_key_values=cache)
-        with pytest.raises(ValueError, match="padded on the right"):
-            model(ids, past_key_values=cache)

@@ -12,7 +12,10 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lagwise.mixers.state import join_states, select_rows
-from lagwise.ops.operation import exporting, traced
+from lagwise.ops.operation import exporting, in_graph, traced
+from lagwise.ops.packing import tokens_last
+
+Groups = list[tuple[Tensor, Tensor]]  # of rows ``(n,)``, with positions of their tokens ``(n, length)``
 
 
 class StateLayer(CacheLayerMixin):
@@ -75,7 +78,6 @@ class StreamingCache(Cache):
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
         recent: State of `NgramEmbedding` and `MatchEmbedding`, ``(batch, columns)``.
         began: Whether a row has had a real token, ``(batch,)``.
-        right_padded: Whether a row has had padding after a real token, ``(batch,)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
         past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
@@ -94,7 +96,6 @@ class StreamingCache(Cache):
         self.real: Tensor | None = None
         self.recent: Tensor | None = None
         self.began: Tensor | None = None
-        self.right_padded: Tensor | None = None
         self.rows: int | None = None
         self.model: int | None = None
         self.behind: Tensor | None = None
@@ -128,16 +129,13 @@ class StreamingCache(Cache):
     def join(caches: Sequence[StreamingCache]) -> StreamingCache:
         """Join the rows of several caches into a new one, in order. Rows continue as they would alone.
 
-        The old caches stay valid. ValueError if there are none, one is empty or ends in padding, or their models
-        differ.
+        The old caches stay valid. ValueError if there are none, one is empty, or their models differ.
         """
         if not caches or any(cache.rows is None for cache in caches):
             raise ValueError("join needs at least one cache, and at least one token in each")
         first, seen = caches[0], max(cache.seen for cache in caches)
         if any(cache.model != first.model or len(cache.layers) != len(first.layers) for cache in caches):
             raise ValueError("caches to join must belong to one model")
-        for cache in caches:
-            cache.require_no_right_padding()
         joined = StreamingCache(len(first.layers))
         # compiled code that holds one of the caches may take the others' rows
         at = next((i for i, cache in enumerate(caches) if cache.stream is not None), None)
@@ -211,31 +209,47 @@ class StreamingCache(Cache):
         assert isinstance(first, StateLayer)
         return first.seen
 
-    def note_padding(self, mask: Tensor | None) -> Tensor | None:
-        """Record a chunk's padding; ValueError if the previous chunk of a row ended in padding.
+    def note_padding(self, mask: Tensor | None) -> tuple[Tensor | None, Groups]:
+        """Record a chunk's padding, which may be anywhere in a row.
 
-        Padding between tokens of a row would change their lags. Returns the mask, or None if it has no padding: on a
-        GPU, layers would each wait to read this.
+        Returns:
+            The mask, or None if it has no padding: on a GPU, layers would each wait to read this. And, unless all
+            padding comes before the first token of a row, groups of rows, and in which order to read the tokens of
+            each: a batch with padding before the tokens, or, of rows that have begun, only the tokens.
         """
-        if mask is not None and not traced():
-            ended = mask.new_zeros(()) if self.right_padded is None else self.right_padded.any()
-            ended, full = torch.stack([ended, mask.all()]).tolist()
-            if ended:
-                self.require_no_right_padding()
-            mask = None if full else mask
-        else:
-            self.require_no_right_padding()
+        begun, self.began = self.began, None
         if mask is None:
-            self.began = self.right_padded = None
-            return None
-        before = self.seen > 0 if self.began is None else self.began
-        began = mask.any(dim=1) | before
-        self.began, self.right_padded = began, began & ~mask[:, -1]
-        return mask
+            return None, []
+        begun = mask.new_full(mask.shape[:1], self.seen > 0) if begun is None else begun
+        late, after = (begun & ~mask.all(dim=1)).any(), (mask[:, 1:] < mask[:, :-1]).any()
+        if traced():
+            if in_graph():
+                torch._assert_async(~late, "padding after the first token of a stream, in a compiled model")
+            must_split, must_move = False, True
+        else:
+            full, must_split, must_move = torch.stack([mask.all(), late, after]).tolist()
+            if full:
+                return None, []
+        self.began = mask.any(dim=1) | begun
+        order, rows = tokens_last(mask), torch.arange(len(mask), device=mask.device)
+        if not must_split:
+            return mask, [(rows, order)] if must_move else []
+        count, length = mask.sum(1), mask.shape[1]
+        return mask, [(rows[count == n], order[count == n, length - n :]) for n in count.unique().tolist()]
 
-    def require_no_right_padding(self) -> None:
-        if self.right_padded is not None and bool(self.right_padded.any()):
-            raise ValueError("cannot continue a row that was padded on the right; pad on the left for streaming")
+    def of_rows(self, rows: Tensor) -> StreamingCache:
+        """A cache that continues some of the rows."""
+        part = self.copy()
+        part.batch_select_indices(rows)
+        return part
+
+    def replace(self, parts: Sequence[StreamingCache], rows: Tensor, seen: int) -> None:
+        """Take the states of parts that have continued these rows, all rows in some order, up to a position."""
+        joined = StreamingCache.join(parts)
+        joined.batch_select_indices(rows.argsort())
+        for layer in joined.layers:
+            layer.seen = seen  # type: ignore[attr-defined]
+        vars(self).update({**vars(joined), "past": self.past, "began": self.began, "behind": self.behind})
 
     def positions(self, batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
         """Positions (batch, length) of the next tokens, counting real tokens only; updates the count."""
@@ -299,7 +313,7 @@ def _refuse_context(context: None = None) -> Any:
     )
 
 
-_OF_ROWS = ("real", "recent", "began", "right_padded", "behind")  # tensors with an entry for each row
+_OF_ROWS = ("real", "recent", "began", "behind")  # tensors with an entry for each row
 _KNOWN = (*_OF_ROWS, "rows", "model")
 pytree.register_pytree_node(
     StreamingCache,

@@ -17,8 +17,8 @@ from lagwise.models.cache import StreamingCache
 from lagwise.models.cache_name import CACHE, EitherName, either
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.inputs import check_prompt_length, check_prompts
-from lagwise.ops.packing import document_starts
+from lagwise.models.inputs import check_prompt_length, check_prompts, require_no_padding_after
+from lagwise.ops.packing import document_starts, row_extents
 from lagwise.tables import check_integer
 
 _LOSS_ELSEWHERE = (
@@ -38,7 +38,8 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     """Causal language model with tied embeddings.
 
     Takes the inputs of `LagwiseModel`, labels ``(batch, length)`` for the loss (shifted internally; -100 is ignored,
-    and so is the first token of every packed document), and logits_to_keep, to compute only the last logits. With
+    and so is the first token of every packed document), and logits_to_keep, to compute only the last logits: 1 is those
+    of every row's last real token. With
     skip_logits and labels the logits are None where the loss can be computed without them, which takes less memory
     (`VocabularyHead.loss_without_logits`). `generate` uses a `StreamingCache`.
 
@@ -153,6 +154,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
     def _assisted_decoding(self, input_ids: Tensor, *args: Any, generation_config: Any, **kwargs: Any) -> Any:
         if generation_config.return_dict_in_generate and generation_config.output_hidden_states:
             raise ValueError("output_hidden_states=True is not supported by assisted decoding of a lagwise model")
+        require_no_padding_after(kwargs.get("attention_mask"), "continued with drafts")
         if kwargs.get("inputs_embeds") is not None:
             raise ValueError("inputs_embeds is not supported by assisted decoding; give input_ids")
         cache, mask = kwargs.get(CACHE), kwargs.get("attention_mask")
@@ -233,7 +235,12 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         complete = use_cache is None and labels is not None  # a loss is computed over whole sequences
         out = self.read(**inputs) if complete else self.model(**inputs, return_dict=True)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden, shard, targets = out.last_hidden_state[:, keep], out.shard, None
+        hidden, shard, targets = out.last_hidden_state, out.shard, None
+        if attention_mask is not None and hidden.shape[1] > 1 and isinstance(keep, slice) and logits_to_keep == 1:
+            first, lengths = row_extents(attention_mask[:, -hidden.shape[1] :].bool())
+            hidden = hidden.take_along_dim((first + lengths - 1)[:, None, None], 1)
+        else:
+            hidden = hidden[:, keep]
         seq_idx = out.seq_idx if shard is None else shard.whole.seq_idx
         if labels is not None:
             labels = labels if shard is None else shard.gathered(labels)

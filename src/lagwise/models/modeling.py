@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from lagwise.blocks.chain import NEW_SHARES
 from lagwise.blocks.norm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
-from lagwise.models.cache import StateLayer, StreamingCache
+from lagwise.models.cache import Groups, StateLayer, StreamingCache
 from lagwise.models.cache_name import CACHE, NAMES, EitherName, either
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
@@ -38,6 +38,7 @@ from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
 from lagwise.ops.operation import in_graph, traced
+from lagwise.ops.packing import tokens_last
 from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
@@ -144,6 +145,21 @@ def is_loaded(module: nn.Module) -> bool:
     return bool(parameters) and all(getattr(each, "_is_hf_initialized", False) for each in parameters)
 
 
+class _Tokens(NamedTuple):
+    """Embedded tokens ``(batch, length, channels)``, their ids and types, and their layout."""
+
+    h: Tensor
+    ids: Tensor | None
+    types: Tensor | None
+    layout: Layout
+
+    def at(self, rows: Tensor, order: Tensor) -> _Tokens:
+        """The tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
+        h, ids, types = (None if t is None else t[rows, order] for t in self[:3])
+        assert h is not None
+        return _Tokens(h, ids, types, self.layout.at(rows, order))
+
+
 @dataclass
 class LagwiseModelOutput(EitherName, BaseModelOutputWithPast):
     """Output of `LagwiseModel`, with seq_idx ``(batch, length)``: the documents of packed rows, however they were
@@ -159,8 +175,8 @@ class LagwiseModel(LagwisePreTrainedModel):
 
     Inputs: according to ``config.inputs``, input_ids ``(batch, length)``, input_values ``(batch, length, features)``
     (of ``length * stride`` samples, if the input has a stride) or pixel_values ``(batch, channels, height, width)``; or
-    inputs_embeds ``(batch, length, hidden_size)``. attention_mask ``(batch, length so far)``, zero at padding on either
-    side; cache, or past_key_values, a `StreamingCache` to continue from (after padding on the left only).
+    inputs_embeds ``(batch, length, hidden_size)``. attention_mask ``(batch, length so far)``, zero at padding, which
+    may be anywhere; cache, or past_key_values, a `StreamingCache` to continue from.
     token_type_ids ``(batch, length)`` have an effect if ``config.type_vocab_size`` is positive. Packed rows are given
     by seq_idx
     ``(batch, length)`` or by cu_seqlens ``(documents + 1,)``, the boundaries in a batch of one row; or, as from
@@ -311,12 +327,13 @@ class LagwiseModel(LagwisePreTrainedModel):
             self._check_cache(cache, batch, seq_idx)
             cache.stop()
             cache.record()
-            mask = cache.note_padding(mask)
+            mask, groups = cache.note_padding(mask)
         layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
-        h = self._with_positions(h, layout, cache)
-        h = self._with_context(h, input_ids, layout, cache)
-        h = self.dropout(self._with_types(h, token_type_ids))
-        states = self._through_layers(h, layout, cache, every=bool(output_hidden_states))
+        if cache is None:
+            groups = self._moved(layout)
+        tokens = _Tokens(h, input_ids, token_type_ids, layout)
+        every = bool(output_hidden_states)
+        states = self._in_groups(tokens, groups, cache, every) if groups else self._read(tokens, cache, every)
         hidden_states = tuple(states) if output_hidden_states else None
         named: dict[str, Any] = {CACHE: cache, "hidden_states": hidden_states, "seq_idx": seq_idx, "shard": shard}
         return LagwiseModelOutput(states[-1], **named)
@@ -332,6 +349,46 @@ class LagwiseModel(LagwisePreTrainedModel):
         if use_cache is None:  # packed rows are complete texts: nothing follows them
             use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
         return self.new_cache() if use_cache and self.config.causal else None
+
+    def _moved(self, layout: Layout) -> Groups:
+        """The order in which to read whole rows with padding between tokens, so that it comes before them. ValueError
+        if they are split between processes."""
+        if layout.mask is None or layout.grid is not None:
+            return []
+        if layout.shard is not None:
+            if layout.shard.has_holes():
+                raise ValueError("rows that are split between processes cannot have padding between tokens of a text")
+            return []
+        if traced():
+            layout.require_no_holes()
+            return []
+        rows = torch.arange(len(layout.mask), device=layout.mask.device)
+        return [(rows, tokens_last(layout.mask))] if layout.has_holes else []
+
+    def _in_groups(self, tokens: _Tokens, groups: Groups, cache: StreamingCache | None, every: bool) -> list[Tensor]:
+        """`_read` for groups of rows, each in its order. Hidden states at padding may be zero."""
+        batch, length, channels = tokens.h.shape
+        seen = length + (0 if cache is None else cache.seen)
+        split = cache is not None and groups[0][1].shape != (batch, length)
+        states = [tokens.h.new_zeros(batch, length, channels)] * (len(self.layers) + 1 if every else 1)
+        parts = []
+        for rows, order in groups:
+            part = cache.of_rows(rows) if split and cache is not None else cache
+            if order.shape[1]:
+                index = rows[:, None], order
+                found = self._read(tokens.at(*index), part, every)
+                states = [h.to(own.dtype).index_put(index, own) for h, own in zip(states, found, strict=True)]
+            parts.append(part)
+        if split and cache is not None:
+            cache.replace(parts, torch.cat([rows for rows, _ in groups]), seen)
+        return states
+
+    def _read(self, tokens: _Tokens, cache: StreamingCache | None, every: bool) -> list[Tensor]:
+        """The normalized output of the last layer, and, if `every`, the inputs of all layers before it."""
+        h, layout = self._with_positions(tokens.h, tokens.layout, cache), tokens.layout
+        h = self._with_context(h, tokens.ids, layout, cache)
+        h = self.dropout(self._with_types(h, tokens.types))
+        return self._through_layers(h, layout, cache, every=every)
 
     def _layers_are_compiled(self) -> bool:
         """Whether layers are called through `torch.compile`, so that a batch's number of real tokens would be new to

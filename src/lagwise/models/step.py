@@ -186,7 +186,6 @@ class InPlaceStep:
             return None
         stream = cache.stream
         if stream is None or stream.owner is not self:
-            cache.require_no_right_padding()
             if self._weights != _versions(model):
                 step = StreamingStep(model, online=True)
                 if not self.fits(model, step):

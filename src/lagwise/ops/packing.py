@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.host import known_on_host, on_device, on_host
-from lagwise.ops.operation import Engine, Values, operation, with_open_sizes
+from lagwise.ops.operation import Engine, Values, in_graph, operation, traced, with_open_sizes
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
@@ -138,6 +138,26 @@ class Layout:
     def padded_after(self) -> bool:
         """Whether a row ends with padding."""
         return self.mask is not None and not bool(_mask(self.host)[:, -1].all())
+
+    @_once
+    def has_holes(self) -> bool:
+        """Whether there is padding between two tokens of a document."""
+        return self.mask is not None and bool(_holes(self.host).any())
+
+    def at(self, rows: Tensor, order: Tensor) -> Layout:
+        """The layout of the tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
+        mask, seq_idx, time = self.mask, self.seq_idx, self.token_time
+        mask = None if mask is None else mask[rows, order]
+        mask = mask if mask is None or traced() else _unless_full(mask)
+        seq_idx = None if seq_idx is None else document_starts(seq_idx).long().cumsum(1)[rows, order]
+        if time is not None:
+            time = time[rows[:, 0]] if self.by_row else time[rows, order]
+        return Layout(mask, seq_idx, token_time=time)
+
+    def require_no_holes(self) -> None:
+        """Have a graph fail at its first batch with padding between two tokens of a document, which it cannot move."""
+        if self.mask is not None and in_graph():
+            torch._assert_async(~_holes(self).any(), "padding between tokens, in a compiled model; leave it out")
 
     @_once
     def extents(self) -> tuple[Tensor, Tensor, int]:
@@ -376,6 +396,23 @@ def similar_lengths(lengths: Tensor, max_groups: int, *, min_rows: int = 1) -> l
         groups.append(((size >= start) & (size < end)).nonzero()[:, 0])
         end = start
     return groups[::-1]
+
+
+def _holes(layout: Layout) -> Tensor:
+    """Tokens with padding between them and the token before them in their document, ``(batch, length)``."""
+    mask = _mask(layout)
+    index = torch.arange(mask.shape[1], device=mask.device)
+    before = F.pad(torch.where(mask, index, -1).cummax(1).values[:, :-1], (1, 0), value=-1)
+    after = mask & (before >= 0) & (before < index - 1)
+    if layout.seq_idx is None:
+        return after
+    document = document_starts(layout.seq_idx).long().cumsum(1)
+    return after & (document == document.gather(1, before.clamp(min=0)))
+
+
+def tokens_last(mask: Tensor) -> Tensor:
+    """Positions ``(batch, length)`` of every row's padding, then of its real tokens, both in order."""
+    return mask.long().argsort(dim=1, stable=True)
 
 
 def row_extents(mask: Tensor) -> tuple[Tensor, Tensor]:

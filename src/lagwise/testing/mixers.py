@@ -1,7 +1,5 @@
 """The mixer contract as checks that any package can run on its mixers; lagwise runs them on those of its table."""
 
-# One concept: every check is of the one contract, and `check_mixer` runs them all.
-
 from __future__ import annotations
 
 import copy
