@@ -1,4 +1,4 @@
-"""Kills, full disks and concurrent processes: a resumed run has the same losses and weights as an uninterrupted one.
+"""Kills: a resumed run has the same losses and weights as an uninterrupted one.
 
 Trainings run in processes forked from a server that has imported everything, so each takes about a second.
 """
@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import time
@@ -27,24 +26,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="n
 KILLS = 25
 
 
-def work(recipe: Recipe, out: Path, cache: Path, answer: Path, largest: int | None = None) -> None:
-    """Train in ``out``, or resume it, and write errors to ``answer``. Files cannot grow beyond ``largest``."""
+def work(recipe: Recipe, out: Path, cache: Path, answer: Path) -> None:
+    """Train in ``out``, or resume it, and write errors to ``answer``."""
     torch.set_num_threads(1)
     os.environ["LAGWISE_CACHE"] = str(cache)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     error: BaseException | None = None
     try:
-        if largest is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
-        finish(recipe, out)
+        if (out / RECIPE_FILE).is_file():
+            resume(out, progress=False)
+        else:
+            train(recipe, out, progress=False)
     except Exception as raised:
         error = raised
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     answer.write_text(json.dumps([type(error).__name__, str(error)]))
-
-
-def finish(recipe: Recipe, out: Path) -> Path:
-    return resume(out, progress=False) if (out / RECIPE_FILE).is_file() else train(recipe, out, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -103,47 +97,3 @@ def test_kills_at_random_moments(server: Any, long_recipe: Recipe, whole: Path, 
         assert not list((cache / "tokens").glob(".saving*"))
         shutil.rmtree(out)
         number += 1
-
-
-@pytest.mark.timeout(600)
-def test_a_full_disk_at_every_file(server: Any, long_recipe: Recipe, whole: Path, tmp_path: Path) -> None:
-    """The file size is limited to the largest size that occurs, the second largest, and so on."""
-    sizes = sorted({f.stat().st_size for f in whole.rglob("*") if f.is_file() and f.stat().st_size > 100})
-    for size in sizes:
-        out, cache, answer = (tmp_path / f"{name}-{size}" for name in ("run", "cache", "answer"))
-        process = server.Process(target=work, args=(long_recipe, out, cache, answer, size - 1))
-        process.start()
-        process.join()
-        kind, message = json.loads(answer.read_text())
-        if kind != "NoneType":  # what else writes files, such as the log for TensorBoard, may do without
-            assert kind == "OSError", (size, kind, message)
-            assert "\n" not in message
-        assert not (out / "config.json").exists() or kind == "NoneType"
-        os.environ["LAGWISE_CACHE"], usual = str(cache), os.environ["LAGWISE_CACHE"]
-        finish(long_recipe, out)
-        os.environ["LAGWISE_CACHE"] = usual
-        check_same(out, whole)
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("begun", [False, True])
-def test_concurrent_processes_in_one_folder(
-    server: Any, long_recipe: Recipe, whole: Path, tmp_path: Path, begun: bool
-) -> None:
-    """Of several processes that train or resume in one folder, one does so, and the others raise an error with the
-    reason."""
-    out, cache = tmp_path / "run", tmp_path / "cache"
-    if begun:
-        shutil.copytree(whole, out)
-        (out / "config.json").unlink()
-        shutil.rmtree(sorted(out.glob("checkpoint-*"), key=lambda f: int(f.name.split("-")[1]))[-1])
-    answers = [tmp_path / f"answer-{number}" for number in range(3)]
-    rivals = [server.Process(target=work, args=(long_recipe, out, cache, answer)) for answer in answers]
-    for process in rivals:
-        process.start()
-    for process in rivals:
-        process.join()
-    kinds = [json.loads(answer.read_text())[0] for answer in answers]
-    assert kinds.count("NoneType") >= 1, [answer.read_text() for answer in answers]
-    assert set(kinds) <= {"NoneType", "BlockingIOError", "FileExistsError"}
-    check_same(out, whole)
