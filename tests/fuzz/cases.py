@@ -17,7 +17,7 @@ from torch import Tensor
 from lagwise.mixers import MIXERS, Mixer
 
 LONGEST = 3000
-QUICK = 200  # seeds of the normal suite, of which one in ten is as long as any
+QUICK = 100  # seeds of the normal suite, of which one in ten is as long as any
 _QUICK_LONGEST = 300
 _LARGEST_GRID = 400  # tokens; its reference takes rows and columns one by one
 LAYOUTS = ("contiguous", "channels first", "every second token", "every second channel", "offset")

@@ -18,7 +18,7 @@ from lagwise.blocks import LINKS
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingSession
 from lagwise.ops.attention import ATTENTION_FUNCTIONS
 
-QUICK = 15
+QUICK = 10
 VOCABULARY = 11
 LONGEST = 70  # tokens of a text in the end
 PAD, END = 1, 2

@@ -15,7 +15,7 @@ from lagwise.kernels import ModalKernel
 from lagwise.ops import Modes, Reduction, reduce_taps
 from lagwise.ops.recurrence import modal_poles
 
-CASES = int(os.environ.get("LAGWISE_FUZZ_CASES", "20"))
+CASES = int(os.environ.get("LAGWISE_FUZZ_CASES", "8"))
 _ZOOMS = 25
 
 

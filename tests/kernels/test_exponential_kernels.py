@@ -13,26 +13,6 @@ from lagwise.ops import Modes, toeplitz_product
 from lagwise.ops.recurrence import modal_prefill, modal_taps
 
 
-@pytest.mark.covers("MEGA §3.1, app. A and eq. 25", "TCNCA eq. 1")
-@pytest.mark.parametrize("causal", [True, False])
-def test_ema_equals_megas_sum_of_exponentials(causal: bool) -> None:
-    """TCNCA eq. 1 and MEGA's app. A. If two-sided, lag 0 counts in both directions."""
-    kernel = EMAKernel(2, causal=causal, dimension=4).double()
-    p, q = kernel.delta.sigmoid(), 1 - kernel.delta.sigmoid() * kernel.alpha.sigmoid()
-    weight = p * (kernel.beta + torch.tensor([1.0, -1.0, 1.0, -1.0])) * kernel.gamma / 2
-    sides = torch.stack([(weight * q**lag).sum(2) for lag in range(30)], dim=2)
-    expected = sides[0]
-    if not causal:
-        expected = torch.cat([sides[1].flip(1)[:, :-1], sides[0]], dim=1)
-        expected[:, 29] += sides[1, :, 0]
-    torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
-    lags = torch.arange(0 if causal else -29, 30)
-    smooth, local = kernel.smooth_at(lags.double()), kernel.local_taps()
-    if local is not None:
-        smooth[:, 29] += local[0][:, 0]
-    torch.testing.assert_close(smooth, expected, rtol=0, atol=1e-12)
-
-
 def test_ema_is_initialized_as_in_mega() -> None:
     """Decays near 3/4, and weights with alternating signs times those of gamma."""
     torch.manual_seed(1)
@@ -40,27 +20,6 @@ def test_ema_is_initialized_as_in_mega() -> None:
     weight, log_decay = kernel.exponentials()
     assert abs(log_decay.exp().mean() - 0.75) < 0.01
     assert torch.equal((weight * kernel.gamma).sign()[0], torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(200, 4))
-
-
-def test_ema_refuses_what_is_out_of_range() -> None:
-    with pytest.raises(ValueError, match="dimension must be an integer of at least 1, got 0"):
-        EMAKernel(2, dimension=0)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_modal_is_a_sum_of_damped_oscillations(causal: bool) -> None:
-    kernel = ModalKernel(3, causal=causal, modes=4).double()
-    nn.init.normal_(kernel.direct)
-    lags = torch.arange(30)
-    rate, angle, weight = (p[..., None] for p in (kernel.rate, kernel.angle, kernel.amplitude[..., 0]))
-    phase = angle * lags
-    sides = (-rate.exp() * lags).exp() * (weight * phase.cos() - kernel.amplitude[..., 1:] * phase.sin())
-    expected = sides.sum(2)[0]
-    expected[:, 0] += kernel.direct
-    if not causal:
-        before = sides.sum(2)[1]
-        expected = torch.cat([before.flip(1)[:, :-1], before[:, :1] + expected[:, :1], expected[:, 1:]], dim=1)
-    torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from every_mixer import diagonal
+from kernel_references import kernel_at, smooth_at
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -17,7 +17,6 @@ from lagwise.kernels import (
     FrequencyKernel,
     LagKernel,
     RPEKernel,
-    WarpedKernel,
 )
 from lagwise.tables import build
 
@@ -36,6 +35,21 @@ VARIANTS = [
     {"name": "ema", "dimension": 3, "truncation": 45},
     {"name": "modal", "modes": 3},
 ]
+# Kernels of state spaces and of filters, with the sizes at which their definitions are quick.
+PAPERS = [
+    *({"name": "s4d", "modes": 4, "start": s, "rule": r} for s in ("lin", "inv", "legs") for r in ("zoh", "bilinear")),
+    *({"name": "cema", "dimension": n} for n in (1, 5)),
+    *({"name": "dss", "modes": 4, "normalization": how, "span": 30} for how in ("exp", "softmax")),
+    {"name": "s4", "modes": 4, "span": 64},
+    {"name": "s4", "modes": 32, "span": 1024},
+    {"name": "sgconv", "size": 8, "scales": 5},
+    {"name": "sgconv", "size": 1, "scales": 3},
+    {"name": "hyena", "span": 40, "hidden": 6, "bands": 3, "frequency": 14.0},
+    {"name": "hyena", "span": 40, "hidden": 6, "shift": 0.05},
+    {"name": "spectral", "filters": 5, "span": 50},
+    {"name": "spectral", "filters": 5, "span": 50, "alternating": False},
+]
+FORMULAS = [spec for spec in VARIANTS if spec["name"] not in {each["name"] for each in PAPERS}] + PAPERS
 every_kernel = diagonal("spec", VARIANTS)
 every_direction = diagonal(("spec", "causal"), [(spec, causal) for spec in VARIANTS for causal in (True, False)])
 
@@ -82,16 +96,6 @@ def test_one_graph_makes_the_taps_of_every_length(name: str, causal: bool) -> No
     assert backend.frame_count <= 2  # for the first length, and for any
 
 
-@pytest.mark.parametrize(("decay", "causal"), [(0.01, True), (0.1, False), (0.5, True)])
-def test_a_fast_warp_does_not_truncate_the_filter(decay: float, causal: bool) -> None:
-    kernel = WarpedKernel(5, causal=causal, decay=decay)
-    assert kernel.filter is not None
-    taps = kernel.taps(200)
-    taps.square().sum().backward()
-    assert kernel.filter.grad is not None
-    assert (kernel.filter.grad != 0).all()
-
-
 def test_small_weights_give_the_same_kernel_in_float32_and_float64() -> None:
     """Weights may shrink by weight decay, and the epsilon of the norm must not matter."""
     kernel = RPEKernel(5, decay=1.0)
@@ -119,20 +123,24 @@ def test_taps_are_float32_under_autocast_and_in_bfloat16(spec: dict, device: tor
     torch.testing.assert_close(low, exact, rtol=0.1, atol=0.1)
 
 
-@pytest.mark.covers("TNN §3.3, eq. 5 and table 10")
-def test_rpe_equals_the_published_formula() -> None:
-    """TNN §3.3 and eq. 5, lag by lag."""
-    kernel = RPEKernel(3, hidden=4, layers=2, decay=0.9).double()
-
-    def tap(lag: int) -> torch.Tensor:
-        h = kernel.network.first.weight[:, 0] * lag + kernel.network.first.bias
-        for layer in (*kernel.network.hidden, kernel.network.last):
-            h = torch.relu(h / (h.square().mean() + 1e-20).sqrt())
-            h = layer.weight @ h + layer.bias
-        return 0.9**lag * h
-
-    expected = torch.stack([tap(lag) for lag in range(30)], dim=1)
-    torch.testing.assert_close(kernel.taps(30), expected, rtol=0, atol=1e-12)
+@pytest.mark.covers("TNN §3.3, eq. 5 and table 10", "SKI-TNN §3.2.2 and alg. 1")
+@pytest.mark.covers("MEGA §3.1, app. A and eq. 25", "TCNCA eq. 1", "Megalodon §3.1 and eq. 2")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", FORMULAS, ids=str)
+@torch.no_grad()
+def test_kernels_equal_their_papers_formulas(spec: dict, causal: bool) -> None:
+    """And between tokens, where a kernel has values there."""
+    kernel = make(spec, causal=causal).double()
+    for name, parameter in kernel.named_parameters():
+        if name in ("direct", "gamma", "omega", "filter"):
+            nn.init.normal_(parameter)
+    taps = kernel.taps(100)
+    expected = kernel_at(kernel, kernel.lags(100, taps.device))
+    scale = float(expected.abs().max()) + 1e-300
+    torch.testing.assert_close(taps / scale, expected / scale, rtol=0, atol=1e-10)
+    if kernel.continuous and not causal:
+        lags = torch.tensor([-9.5, -1.0, 0.0, 0.5, 17.25], dtype=torch.float64)
+        torch.testing.assert_close(kernel.smooth_at(lags), smooth_at(kernel, lags), rtol=0, atol=1e-10)
 
 
 @pytest.mark.covers("TNN table 8")
@@ -187,6 +195,8 @@ def test_free_kernel_ends_at_its_table() -> None:
     assert torch.equal(kernel.taps(4), kernel.weight[:, :4])
     with pytest.raises(ValueError, match="10 tokens, got a sequence of 11"):
         kernel.taps(11)
+    with pytest.raises(ValueError, match="no values between tokens"):
+        kernel.smooth_at(torch.zeros(1))
 
 
 @pytest.mark.parametrize(
@@ -204,6 +214,17 @@ def test_free_kernel_ends_at_its_table() -> None:
         ({"name": "warped", "points": 0}, "points"),
         ({"name": "free", "max_length": 0}, "max_length"),
         ({"name": "modal", "modes": 0}, "modes must be an integer of at least 1, got 0"),
+        ({"name": "ema", "dimension": 0}, "dimension must be an integer of at least 1, got 0"),
+        ({"name": "s4d", "start": "lag"}, "unknown start: 'lag'"),
+        ({"name": "s4d", "rule": "foh"}, "unknown rule: 'foh'"),
+        ({"name": "dss", "normalization": "max"}, "unknown normalization: 'max'"),
+        ({"name": "s4", "span": 7}, "span must be even, got 7"),
+        ({"name": "sgconv", "scales": 0}, "scales must be"),
+        ({"name": "hyena", "span": 1}, "span must be at least 2, got 1"),
+        ({"name": "hyena", "frequency": 0.0}, "frequency must be above 0, got 0.0"),
+        ({"name": "hyena", "shift": -0.1}, "shift must be a number of at least 0, got -0.1"),
+        ({"name": "spectral", "filters": 9, "span": 8}, "filters must be at most span"),
+        ({"name": "spectral", "span": 64, "filters": 40}, "a span of 64 has at most 25 filters"),
         ({"layers": 3}, "'name'"),
     ],
 )
@@ -239,31 +260,3 @@ def test_values_at_chosen_lags_equal_the_taps(spec: dict, causal: bool) -> None:
     torch.testing.assert_close(kernel.at(lags), taps[:, inside.clamp(max=taps.shape[1] - 1)], rtol=0, atol=1e-13)
     if causal:
         assert kernel.at(torch.tensor([-1, -5])).count_nonzero() == 0
-
-
-@pytest.mark.covers("SKI-TNN §3.2.2 and alg. 1")
-@pytest.mark.parametrize("causal", [True, False])
-def test_warped_equals_the_published_formula(causal: bool) -> None:
-    """SKI-TNN §3.2.2 and alg. 1, lag by lag: RPE by numpy's interpolation, plus the filter."""
-    kernel = WarpedKernel(3, causal=causal, points=5, decay=0.9, filter_size=4).double()
-    assert kernel.filter is not None
-    knots = np.arange(-5, 6) / 5
-    values, filters = (p.detach().cpu().numpy() for p in (kernel.values, kernel.filter))
-    taps = kernel.taps(30).detach().cpu().numpy()
-    for c in range(3):
-        positive, negative = values[c, :5] * knots[6:], (values[c, 5:] if not causal else np.zeros(5)) * knots[6:]
-        heights = np.concatenate([negative[::-1], [0.0], positive])
-        for n, lag in enumerate(range(0 if causal else -29, 30)):
-            x = 0.9 ** abs(lag) * (1 if lag >= 0 else -1)
-            m = lag + (0 if causal else 2)
-            expected = np.interp(x, knots, heights) + (filters[c, m] if 0 <= m < 4 else 0.0)
-            assert abs(taps[c, n] - expected) < 1e-12
-
-
-def test_smooth_values_exist_between_tokens() -> None:
-    kernel = WarpedKernel(1, points=3, decay=0.5, filter_size=2).double()
-    value = kernel.smooth_at(torch.tensor([0.5], dtype=torch.float64)).item()
-    knots = np.arange(4) / 3
-    assert abs(value - np.interp(0.5**0.5, knots, np.append(0, kernel.values.detach().cpu()[0]) * knots)) < 1e-12
-    with pytest.raises(ValueError, match="no values between tokens"):
-        FreeKernel(3).smooth_at(torch.zeros(1))

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import mpmath  # with torch, through sympy
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "fuzz"))
-from kernel_references import kernel_at
 
 from lagwise.kernels import KERNELS
 from lagwise.kernels.s4d import hippo_legs
@@ -24,37 +19,17 @@ from lagwise.mixers.derived import frozen
 from lagwise.mixers.state import fixed_start, fixed_state
 from lagwise.tables import build
 
-VARIANTS: list[dict[str, Any]] = [
-    *(
-        {"name": "s4d", "modes": 4, "start": start, "rule": rule}
-        for start in ("lin", "inv", "legs")
-        for rule in ("zoh", "bilinear")
-    ),
-    *({"name": "cema", "dimension": n} for n in (1, 5)),
-    *({"name": "dss", "modes": 4, "normalization": how, "span": 30} for how in ("exp", "softmax")),
-    {"name": "s4", "modes": 4, "span": 64},
-    {"name": "s4", "modes": 32, "span": 1024},
-    {"name": "sgconv", "size": 8, "scales": 5},
-    {"name": "sgconv", "size": 1, "scales": 3},
-    {"name": "hyena", "span": 40, "hidden": 6, "bands": 3, "frequency": 14.0},
-    {"name": "hyena", "span": 40, "hidden": 6, "shift": 0.05},
-    {"name": "spectral", "filters": 5, "span": 50},
-    {"name": "spectral", "filters": 5, "span": 50, "alternating": False},
-]
 
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("spec", VARIANTS, ids=str)
-def test_kernels_equal_their_papers_formulas(spec: dict[str, Any], causal: bool) -> None:
-    kernel = build(KERNELS, spec, 3, what="kernel", causal=causal).double()
-    taps = kernel.taps(100)
-    lags = kernel.lags(100, taps.device)
-    with torch.no_grad():
-        expected = kernel_at(kernel, lags)
-    torch.testing.assert_close(taps, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("spec", [v for v in VARIANTS if v["name"] in ("s4d", "dss")], ids=str)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "s4d"},
+        {"name": "s4d", "rule": "bilinear"},
+        {"name": "dss", "span": 30},
+        {"name": "dss", "normalization": "softmax", "span": 30},
+    ],
+    ids=str,
+)
 def test_slow_poles_keep_their_digits_in_float32(spec: dict[str, Any]) -> None:
     """Modes that last ten thousand tokens, whose poles are within 1e-4 of 1: in taps, in blocks, and token by token."""
     torch.manual_seed(0)
@@ -122,60 +97,11 @@ def test_cema_draws_omega_from_a_truncated_normal_distribution() -> None:
     assert shares == pytest.approx([0.1587, 0.5, 0.9772], abs=0.01)
 
 
-@pytest.mark.covers("Megalodon §3.1 and eq. 2")
-def test_cema_equals_its_recurrence() -> None:
-    """``h_t = q h_{t-1} + p x_t``, ``y_t = Re gamma h_t / sqrt(N) + omega x_t``."""
-    mixer = ToeplitzMixer(3, causal=True, kernel={"name": "cema", "dimension": 4}).double()
-    kernel: Any = mixer.kernel
-    with torch.no_grad():
-        kernel.gamma.normal_()
-    x = torch.randn(2, 30, 3, dtype=torch.float64)
-    p, turn = kernel.alpha[0].sigmoid(), kernel.theta[0, :, 0].sigmoid() * 2 * torch.pi / 4
-    q = torch.polar(1 - p * kernel.delta[0].sigmoid(), torch.arange(1, 5) * turn[:, None])
-    h, outputs = torch.zeros(2, 3, 4, dtype=torch.complex128), []
-    for token in x.unbind(1):
-        h = q * h + p * token[..., None]
-        outputs.append((torch.view_as_complex(kernel.gamma[0]) * h).real.sum(2) / 2 + kernel.omega * token)
-    torch.testing.assert_close(mixer(x), torch.stack(outputs, 1), rtol=0, atol=1e-12)
-
-
 def test_hankel_filters_are_orthogonal_and_decay() -> None:
     filters = hankel_filters(64, 10)
     norms = np.linalg.norm(filters, axis=1)
     assert np.allclose((filters / norms[:, None]) @ (filters / norms[:, None]).T, np.eye(10), atol=1e-8)
     assert norms[0] > 5 * norms[-1]
-
-
-@pytest.mark.parametrize("spec", [{"name": "s4d", "modes": 8}, {"name": "dss", "modes": 8}], ids=str)
-def test_state_spaces_stream_without_conversion(spec: dict[str, Any]) -> None:
-    mixer = ToeplitzMixer(4, kernel=spec).double()
-    x = torch.randn(2, 300, 4, dtype=torch.float64)
-    state = mixer.init_state(2)
-    steps = []
-    for t in range(300):
-        y, state = mixer.step(x[:, t], state)
-        steps.append(y)
-    torch.testing.assert_close(torch.stack(steps, 1), mixer(x), rtol=0, atol=1e-10)
-    assert state.real.shape == state.imaginary.shape == (2, 8, 4)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "s4d", "start": "lag"}, "unknown start: 'lag'"),
-        ({"name": "s4d", "rule": "foh"}, "unknown rule: 'foh'"),
-        ({"name": "dss", "normalization": "max"}, "unknown normalization: 'max'"),
-        ({"name": "s4", "span": 7}, "span must be even, got 7"),
-        ({"name": "sgconv", "scales": 0}, "scales must be"),
-        ({"name": "hyena", "span": 1}, "span must be at least 2, got 1"),
-        ({"name": "hyena", "frequency": 0.0}, "frequency must be above 0, got 0.0"),
-        ({"name": "hyena", "shift": -0.1}, "shift must be a number of at least 0, got -0.1"),
-        ({"name": "spectral", "filters": 9, "span": 8}, "filters must be at most span"),
-    ],
-)
-def test_options_out_of_range_are_named(spec: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(KERNELS, spec, 3, what="kernel", causal=True)
 
 
 def test_spectral_filters_are_eigenvectors_beyond_rounding() -> None:
@@ -194,8 +120,3 @@ def test_spectral_filters_are_eigenvectors_beyond_rounding() -> None:
     found = hankel_filters(span, filters)
     scale = np.abs(rows).max(1, keepdims=True)
     assert np.abs((found - rows * np.sign(rows[:, :1])) / scale).max() < 1e-5
-
-
-def test_spectral_filters_below_rounding_are_refused() -> None:
-    with pytest.raises(ValueError, match="a span of 64 has at most 25 filters"):
-        build(KERNELS, {"name": "spectral", "span": 64, "filters": 40}, 2, what="kernel", causal=True)

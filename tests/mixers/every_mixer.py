@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -63,8 +64,24 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("long_short", {"heads": 2, "window": 6, "rank": 2, "position": "none"}),
 ]
 
+# Mixers in continuous time.
+CONTINUOUS: dict[str, dict[str, Any]] = {
+    "s4d": {"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3}},
+    "bilinear": {"name": "toeplitz", "kernel": {"name": "s4d", "modes": 3, "rule": "bilinear"}},
+    "dss": {"name": "toeplitz", "kernel": {"name": "dss", "modes": 3}},
+    "cema": {"name": "toeplitz", "kernel": {"name": "cema", "dimension": 3}},
+    "modal": {"name": "toeplitz", "kernel": {"name": "modal", "modes": 3}},
+    "gtu": {"name": "gtu", "expansion": 1, "kernel": {"name": "s4d", "modes": 3}},
+    "gss": {"name": "gss"},
+    "kernel ema": {"name": "toeplitz", "kernel": {"name": "ema", "dimension": 4}},  # takes one rate in each row
+    "ema": {"name": "ema", "dimension": 3},
+    "lru": {"name": "lru"},
+    "s5": {"name": "s5"},
+}
 
 STRIDE = 6
+# Without slow tests, nobody collects the thousands that `diagonal` would mark so: see conftest.py.
+WITH_SLOW = os.environ.get("LAGWISE_TEST_SLOW") != "0"
 
 
 def diagonal(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Any], Any]:
@@ -74,8 +91,12 @@ def diagonal(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[An
     def decorate(test: Any) -> Any:
         first = zlib.crc32(test.__name__.encode())
         rows = [case if isinstance(case, tuple) else (case,) for case in cases]
-        marks = [() if (index + first) % STRIDE == 0 else pytest.mark.slow for index in range(len(rows))]
-        parameters = [pytest.param(*row, marks=mark) for row, mark in zip(rows, marks, strict=True)]
+        chosen = [(index + first) % min(STRIDE, len(rows)) == 0 for index in range(len(rows))]
+        parameters = [
+            pytest.param(*row, marks=() if by_default else pytest.mark.slow)
+            for row, by_default in zip(rows, chosen, strict=True)
+            if by_default or WITH_SLOW
+        ]
         return pytest.mark.parametrize(names, parameters, ids=_id)(test)
 
     return decorate

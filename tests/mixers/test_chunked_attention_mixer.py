@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lagwise.mixers import ChunkedAttention, ChunkedAttentionMixer
 from lagwise.mixers.chunked_attention import ChunkState
-from lagwise.mixers.state import select_rows
 from lagwise.ops import chunked_attention
 from lagwise.ops.attention import rotary
 from lagwise.ops.window import Window
@@ -54,10 +53,9 @@ def kept(state: ChunkState) -> int:
     return state.key.size
 
 
-@pytest.mark.sampled(2)
 @every_kind
-@pytest.mark.parametrize("chunk", [1, 5, 12])
-@pytest.mark.parametrize("sizes", [[1], [2], [4, 1, 1], [6, 1, 3], [17, 1, 13, 2]], ids=str)
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("sizes", [[4, 1, 1], [17, 1, 13, 2]], ids=str)
 def test_rows_with_different_offsets_stream_as_if_alone(options: dict, chunk: int, sizes: list[int]) -> None:
     """Left-padded prompts of different lengths, then more tokens over several chunk boundaries."""
     mixer = make(options, chunk)
@@ -97,51 +95,6 @@ def test_sliding_chunks_are_as_exact_far_into_a_text() -> None:
     state = mixer.init_state(1)
     y, _ = mixer.prefill(x, state._replace(seen=state.seen + far))
     torch.testing.assert_close(y, mixer(x), rtol=0, atol=1e-6)
-
-
-@every_kind
-@pytest.mark.parametrize("size", [1, 3, 8])
-def test_a_row_may_begin_in_any_call(options: dict, size: int) -> None:
-    mixer = make(options)
-    x, first = noise(3, 40), (0, 9, 16)
-    mask = torch.arange(40) >= torch.tensor(first)[:, None]
-    state, parts = mixer.init_state(3), []
-    for start in range(0, 40, size):
-        y, state = mixer.prefill(x[:, start : start + size], state, mask=mask[:, start : start + size])
-        parts.append(y)
-    streamed = torch.cat(parts, 1)
-    assert streamed.isfinite().all()
-    for row, begin in enumerate(first):
-        alone = mixer(x[row : row + 1, begin:])
-        torch.testing.assert_close(streamed[row : row + 1, begin:], alone, rtol=0, atol=1e-9)
-        torch.testing.assert_close(mixer(x, mask=mask)[row : row + 1, begin:], alone, rtol=0, atol=1e-9)
-
-
-@every_kind
-def test_rows_with_different_offsets_can_be_selected(options: dict) -> None:
-    mixer, x = make(options), noise(3, 20)
-    mask = torch.arange(20) >= torch.tensor([0, 4, 13])[:, None]
-    _, state = mixer.prefill(x, mixer.init_state(3), mask=mask)
-    more = noise(2, 9)
-    y, _ = mixer.prefill(more, select_rows(state, torch.tensor([2, 1])))
-    for row, (source, begin) in enumerate(((2, 13), (1, 4))):
-        alone = mixer(torch.cat([x[source : source + 1, begin:], more[row : row + 1]], 1))
-        torch.testing.assert_close(y[row : row + 1], alone[:, -9:], rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_memory_is_bounded_by_the_chunk(padded: bool) -> None:
-    mixer = ChunkedAttentionMixer(CHANNELS, chunk=16)
-    state = mixer.init_state(2)
-    mask = torch.tensor([[True] * 9, [False] * padded + [True] * (9 - padded)])
-    with torch.no_grad():
-        _, state = mixer.prefill(torch.randn(2, 9, CHANNELS), state, mask=mask)
-        assert state.seen.tolist() == [9, 9 - padded]
-        for size in (1, 1, 100, 1, 7, *[1] * 60):
-            _, state = mixer.prefill(torch.randn(2, size, CHANNELS), state)
-            assert kept(state) <= 16
-            rows = state.key.tokens.untyped_storage().nbytes() / (2 * CHANNELS * 4)
-            assert rows <= 2 * 16
 
 
 @pytest.mark.cpu  # values on a GPU are not read for it
@@ -200,34 +153,6 @@ def test_a_stream_keeps_its_initial_chunk(options: dict, evaluation_chunk: int, 
             torch.testing.assert_close(torch.cat(parts, 1), whole[:, 8:], rtol=0, atol=1e-9)
 
 
-def test_gradients_flow_through_a_stream() -> None:
-    mixer = make({"position": "simple"})
-    x = noise(2, 23).requires_grad_()
-    state, parts = mixer.init_state(2), []
-    for part in x.split([3, 1, 12, 1, 6], dim=1):
-        y, state = mixer.prefill(part, state)
-        parts.append(y)
-    wanted = (x, *mixer.parameters())
-    for a, b in zip(
-        *(torch.autograd.grad(y.square().sum(), wanted) for y in (torch.cat(parts, 1), mixer(x))), strict=True
-    ):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
-
-
-def test_keys_and_values_of_different_sizes() -> None:
-    """As in MEGA: narrow queries and wide values."""
-    core = ChunkedAttention(4, chunk=6, function="laplace", position="rotary").double()
-    q, k, v = (torch.randn(2, 1, 25, n, dtype=torch.float64) for n in (4, 4, 10))
-    whole = core(q, k, v)
-    state, parts, start = core.init_state(2, 10, like=q), [], 0
-    for size in (4, 1, 9, 1, 1, 3, 6):
-        now = slice(start, start + size)
-        y, state = core.prefill(q[:, :, now], k[:, :, now], v[:, :, now], state)
-        parts.append(y)
-        start += size
-    torch.testing.assert_close(torch.cat(parts, 2), whole, rtol=0, atol=1e-10)
-
-
 @pytest.mark.covers("MEGA app. D.1")
 @pytest.mark.parametrize("heads", [1, 2])
 def test_positions_equal_their_definitions(heads: int) -> None:
@@ -267,21 +192,6 @@ def test_weights_may_be_unaligned(monkeypatch: pytest.MonkeyPatch) -> None:
     attention(q, k, v).sum().backward()
 
 
-def test_parameters_are_only_those_of_the_position() -> None:
-    def names(position: str) -> list[str]:
-        return [name for name, _ in ChunkedAttention(4, position=position).named_parameters()]
-
-    assert [names(p) for p in ("none", "rope", "simple", "rotary")] == [[], [], ["lag_table"], ["rotary_pair"]]
-
-
-@pytest.mark.parametrize("length", [20, 64])
-def test_padding_may_be_nan(length: int) -> None:
-    mixer, x = make({}), noise(1, length)
-    padded = torch.cat([torch.full((1, 3, CHANNELS), torch.nan, dtype=x.dtype), x], 1)
-    mask = torch.arange(length + 3)[None] >= 3
-    torch.testing.assert_close(mixer(padded, mask=mask)[:, 3:], mixer(x), rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -289,11 +199,7 @@ def test_padding_may_be_nan(length: int) -> None:
         ({"heads": 8}, "'rope' needs an even size of queries, got 1"),
         ({"heads": 8, "position": "rotary"}, "'rotary' needs an even size"),
         ({"chunk": 0}, "chunk must be .*at least 1, got 0"),
-        ({"chunk": 2.5}, r"chunk must be an integer .* got 2\.5"),
-        ({"evaluation_chunk": 0}, "evaluation_chunk must be .* got 0"),
-        ({"function": "sofmax"}, "unknown function: 'sofmax'; did you mean 'softmax'"),
         ({"sliding": True, "causal": False}, "sliding chunks need causal attention"),
-        ({"position": "rop"}, "unknown position: 'rop'; did you mean 'rope'"),
     ],
 )
 def test_wrong_options_are_named(options: dict, message: str) -> None:

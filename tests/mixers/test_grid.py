@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from every_mixer import diagonal
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -45,7 +46,7 @@ EVERY: list[tuple[str, dict[str, Any]]] = [
     ("grid", {"rows": {"name": "toeplitz", **OPERATORS[-1]}, "columns": {"name": "gtu", "expansion": 1}}),
     ("grid", {"columns": {"name": "chunked_attention", "chunk": 3}}),
 ]
-every_mixer = pytest.mark.parametrize(("name", "options"), EVERY, ids=lambda v: str(v) if v else "default")
+every_mixer = diagonal(("name", "options"), EVERY)
 
 
 def make(name: str, options: dict[str, Any]) -> Mixer:
@@ -107,26 +108,6 @@ def test_gtu2d_equals_its_formula(options: dict, height: int, width: int) -> Non
     check_equal(unit(x, layout=Layout(grid=(height, width))), expected, [x, *unit.parameters()])
 
 
-@pytest.mark.covers("SKI-TNN §5.2")
-@pytest.mark.parametrize(("height", "width"), SIZES)
-def test_each_axis_has_its_own_mixer(height: int, width: int) -> None:
-    spec = {"rows": {"name": "toeplitz", **OPERATORS[-1]}, "columns": {"name": "toeplitz", **OPERATORS[2]}}
-    mixer = GridMixer(CHANNELS, **spec).double()
-    x = noise(2, height, width).requires_grad_()
-    expected = dense(mixer.rows, mixer.columns, x, height, width)
-    check_equal(mixer(x, layout=Layout(grid=(height, width))), expected, [x, *mixer.parameters()])
-
-
-@pytest.mark.parametrize("axis", [{"name": "ema"}, {"name": "tcn"}, {"name": "attention", "heads": 2}])
-def test_any_mixer_works_on_an_axis(axis: dict) -> None:
-    mixer = GridMixer(CHANNELS, rows=axis, columns=axis).double()
-    image = torch.randn(2, 5, 3, CHANNELS, dtype=torch.float64)
-    along = torch.stack([mixer.rows(image[:, i]) for i in range(5)], dim=1)
-    down = torch.stack([mixer.columns(image[:, :, j]) for j in range(3)], dim=2)
-    y = mixer(image.flatten(1, 2), layout=Layout(grid=(5, 3)))
-    torch.testing.assert_close(y, (along + down).flatten(1, 2), rtol=0, atol=1e-12)
-
-
 @every_mixer
 def test_padding_of_ragged_grids_has_no_effect(name: str, options: dict) -> None:
     """Images of several sizes are padded on the right and below with NaN. Values and gradients equal those of each
@@ -186,16 +167,6 @@ def test_second_derivatives_and_vmap(name: str, options: dict) -> None:
         assert torch.autograd.gradgradcheck(lambda a: mixer(a, layout=layout), x[:1], fast_mode=True, atol=1e-4)
         rows = torch.vmap(lambda a: mixer(a[None], layout=layout)[0])(x)
     torch.testing.assert_close(rows, mixer(x, layout=layout), rtol=1e-9, atol=1e-9)
-
-
-@every_mixer
-def test_autocast_stays_near_float64(name: str, options: dict, device: torch.device) -> None:
-    mixer, layout = make(name, options).float(), Layout(grid=(8, 7))
-    x = noise(2, 8, 7).float()
-    with torch.autocast(device.type, torch.bfloat16):
-        y = mixer(x, layout=layout)
-    exact = mixer.double()(x.double(), layout=layout)
-    assert (y.double() - exact).norm() / exact.norm() < 8 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("name", [name for name, mixer in MIXERS.items() if mixer.needs_grid])

@@ -156,11 +156,6 @@ def test_an_external_mixer_without_a_fixed_step_is_refused_by_name(
         model.compile_step()
 
 
-def test_own_mixers_pass_the_same_contract_checks() -> None:
-    check_mixer(lambda channels, causal: ToeplitzMixer(channels, causal=causal), channels=4, lengths=(1, 63))
-    check_mixer(lambda channels, causal: AttentionMixer(channels, causal=causal, heads=2), channels=4, lengths=(1, 63))
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -195,28 +190,6 @@ class ShiftMixer(Mixer):
         return nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] + x
 
 
-class ShortShiftMixer(ShiftMixer):
-    """Wrong at the borders of shards."""
-
-    reach = 0
-
-
-class LaterMixer(ShiftMixer):
-    """Wrong in one process only."""
-
-    def mix(self, x: Tensor, state: Any, layout: Any) -> tuple[Tensor, Any]:
-        y, state = super().mix(x, state, layout)
-        return y if layout.shard is None else y + layout.shard.rank, state
-
-
-class NoGradientMixer(ShiftMixer):
-    """The right outputs, and gradients of NaN."""
-
-    def mix(self, x: Tensor, state: Any, layout: Any) -> tuple[Tensor, Any]:
-        y, state = super().mix(x, state, layout)
-        return y if layout.shard is None else y + (0 * x).sqrt(), state
-
-
 def mixer_of_the_tutorial() -> type[Mixer]:
     """The class that docs/tutorials/mixer.md defines first."""
     page = (Path(__file__).parents[2] / "docs" / "tutorials" / "mixer.md").read_text()
@@ -229,12 +202,13 @@ def check_in_processes() -> None:
     dist.init_process_group("gloo")
     for kind in (LeakyMixer, ShiftMixer, mixer_of_the_tutorial()):  # refused by its name, and equal twice
         check_mixer(lambda channels, causal, kind=kind: kind(channels, causal=causal), channels=4, lengths=(1, 9))
-    for kind, where in ((ShortShiftMixer, ""), (LaterMixer, "the output"), (NoGradientMixer, "the gradient of x")):
-        with pytest.raises(AssertionError, match=f"{where} of plain rows, split between processes, is off by"):
-            testing.check_shards(lambda channels, causal, kind=kind: kind(channels, causal=causal), 4, True)
+    short = type("ShortShiftMixer", (ShiftMixer,), {"reach": 0})  # wrong at the borders of shards
+    with pytest.raises(AssertionError, match=" of plain rows, split between processes, is off by"):
+        testing.check_shards(lambda channels, causal: short(channels, causal=causal), 4, True)
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
 def test_processes_check_split_rows_too() -> None:
     assert run_together(check_in_processes) == [0, 0]

@@ -55,18 +55,18 @@ def test_it_equals_the_moments_of_all_tokens_so_far(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_a_million_tokens_cost_no_digits(offset: float) -> None:
+def test_many_tokens_cost_no_digits(offset: float) -> None:
     """In float32 against float64, at once and in chunks, far from a mean of zero too:
     the error is that of the signal's own rounding. The first tokens may be nearly equal and thus divided by a small
     number."""
     torch.manual_seed(0)
-    signal = (torch.randn(1, 1_000_000, 2) + offset).float()
+    signal = (torch.randn(1, 300_000, 2) + offset).float()
     exact, _ = timestep_norm(signal.double(), start(1))
     exact, tolerance = exact[:, 50:], 6e-8 * (12 + offset)
     whole, _ = timestep_norm(signal, start(1))
     torch.testing.assert_close(whole[:, 50:].double(), exact, rtol=0, atol=tolerance)
     state, parts = start(1), []
-    for part in signal.split(300_000, 1):
+    for part in signal.split(90_000, 1):
         y, state = timestep_norm(part, state)
         parts.append(y)
     torch.testing.assert_close(torch.cat(parts, 1)[:, 50:].double(), exact, rtol=0, atol=tolerance)
@@ -92,18 +92,6 @@ def test_decayed_moments_are_averages_of_tokens_with_their_bias_corrected(decay:
             expected = (token - (mean / (1 - decay[0] ** count))[:, None]) / scale[:, None]
             torch.testing.assert_close(y[row, t], expected.flatten(), rtol=0, atol=1e-11)
     assert after.seen.tolist() == real.sum(1).tolist()
-
-
-def test_a_million_tokens_with_decays_cost_no_digits() -> None:
-    torch.manual_seed(0)
-    signal = (torch.randn(1, 1_000_000, 4) + 1000).float()
-    exact, _ = timestep_norm(signal.double(), start(2), decay=(0.999, 0.9999))
-    state, parts = start(2), []
-    for part in signal.split(300_000, 1):
-        y, state = timestep_norm(part, state, decay=(0.999, 0.9999))
-        parts.append(y)
-    worst = (torch.cat(parts, 1).double() - exact)[:, 50:].abs().max()
-    assert worst < 6e-8 * 1012
 
 
 def test_steps_do_not_stall() -> None:

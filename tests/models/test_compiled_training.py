@@ -13,7 +13,6 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from lagwise import LagwiseConfig, LagwiseForCausalLM, LagwiseForMaskedLM
 from lagwise.kernels.rpe import RPEKernel
-from lagwise.ops import ema_scan
 from lagwise.ops.attention import chunked_attention
 from lagwise.training import load_recipe
 from lagwise.training.compilation import compile_model
@@ -23,7 +22,6 @@ RECIPES = (
     *("tnn-mlm", "fd-tnn-mlm", "ski-tnn-mlm", "mega-mlm", "tcn-mlm", "transformer-mlm"),
     *("megalodon-lm", "transformer-learned-lm"),
 )
-QUICK = ("transformer-alibi-lm", "padded")
 LENGTHS = (300, 450, 350)
 
 
@@ -79,14 +77,9 @@ def check(recipe: str, kind: str, *, fullgraph: bool) -> int:
     return len(graphs)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "kind"),
-    [
-        pytest.param(recipe, kind, marks=() if (recipe, kind) == QUICK else pytest.mark.slow)
-        for recipe in RECIPES
-        for kind in ("plain", "padded")
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", ["plain", "padded"])
 def test_one_graph_serves_every_length(recipe: str, kind: str) -> None:
     assert check(recipe, kind, fullgraph=True) <= 2  # for the first length, and for any
 
@@ -116,16 +109,6 @@ def test_chunks_have_one_graph_with_and_without_a_rest() -> None:
     assert aot_graphs(gated, map(inputs, (30, 45, 48, 64))) == 2
 
 
-def test_a_moving_average_has_one_graph_with_and_without_a_rest() -> None:
-    def average(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.silu(ema_scan(x, weight, -weight.exp())).sum()
-
-    def inputs(length: int) -> list[torch.Tensor]:
-        return [torch.randn(2, length, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)]
-
-    assert aot_graphs(average, map(inputs, (70, 90, 96, 64))) == 2
-
-
 def packed_in(lengths: list[int]) -> dict[str, torch.Tensor]:
     """Two rows of texts of these lengths, of which the second row has one more border."""
     texts = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
@@ -136,28 +119,20 @@ def packed_in(lengths: list[int]) -> dict[str, torch.Tensor]:
 PACKED = ([200], [150, 60], [3, 4, 5, 200, 7], [30] * 9, [1, 1, 1, 190], [128, 120], [9, 80, 33, 60, 17])
 
 
-@pytest.mark.parametrize(
-    ("recipe", "rows"),
-    [pytest.param(r, PACKED, marks=pytest.mark.slow) for r in RECIPES],
-)
-def test_one_graph_serves_texts_packed_in_any_way(recipe: str, rows: list[list[int]]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_graph_serves_texts_packed_in_any_way(recipe: str) -> None:
     """Layers get texts in as many groups whatever a row holds, and none of a size that graphs take for a constant."""
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     model, compiled = small(recipe), small(recipe)
     for layer in compiled.model.layers:
         layer.compile(backend="aot_eager", fullgraph=True)
-    for lengths in rows:
+    for lengths in PACKED:
         found, expected = step(compiled, packed_in(lengths)), step(model, packed_in(lengths))
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6 + 1e-5 * float(b.abs().max()))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
-
-
-@pytest.mark.parametrize("recipe", [pytest.param(r, marks=pytest.mark.slow) for r in RECIPES])
-def test_whole_models_have_few_graphs_of_packed_rows(recipe: str) -> None:
-    """How many texts of which lengths there are depends on values, so that a new graph begins before the layers."""
-    assert check(recipe, "packed", fullgraph=False) <= 8
 
 
 def test_one_graph_of_a_whole_model_is_refused_for_packed_rows() -> None:

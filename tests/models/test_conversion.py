@@ -125,9 +125,9 @@ def test_kernels_stay_in_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
 def test_encoders_and_defaults_are_converted_too() -> None:
     torch.manual_seed(0)
     decoder = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=BLOCKS["gtu"]))
-    assert isinstance(decoder.to_recurrent(1e-2), LagwiseModel)
+    assert isinstance(decoder.to_recurrent(1e-1), LagwiseModel)
     spec = {"name": "prenorm", "token_mixer": None}
-    assert model(spec).to_recurrent(1e-2).config.block["token_mixer"]["kernel"]["name"] == "modal"
+    assert model(spec).to_recurrent(1e-1).config.block["token_mixer"]["kernel"]["name"] == "modal"
     with pytest.raises(ValueError, match="lags must be an integer"):
         recurrent_form(model(BLOCKS["gtu"]), lags=0)
 

@@ -115,9 +115,10 @@ def test_the_file_in_a_folder_imports_our_classes(name: str, tmp_path: Path) -> 
     assert get_class_from_dynamic_module(config["auto_map"]["AutoConfig"], tmp_path) is expected
 
 
-IN_A_PROCESS = ("LagwiseForCausalLM", "LagwiseForSignalRegression")  # the test above is of all classes
+IN_A_PROCESS = ("LagwiseForCausalLM", "LagwiseForSignalRegression")
 
 
+@pytest.mark.slow  # the test above loads every class from its folder
 def test_in_a_process_that_has_not_imported_lagwise(tmp_path: Path) -> None:
     for name in IN_A_PROCESS:
         save(name, tmp_path / name)

@@ -78,7 +78,7 @@ def tiny_step(kind: str, **fields: Any) -> LagwiseForCausalLM:
 
 @functools.cache  # a conversion takes seconds
 def _converted(device: str, fields: tuple[tuple[str, Any], ...]) -> LagwiseForCausalLM:
-    return tiny("tnn-lm", sharp=True, **dict(fields)).to_recurrent(progress=False)
+    return tiny("tnn-lm", sharp=True, **dict(fields)).to_recurrent(1e-2, progress=False)
 
 
 def tiny_head(recipe: str, *, dtype: torch.dtype = torch.float64, **fields: Any) -> Any:

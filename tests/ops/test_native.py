@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lagwise.ops import dilated_convolution, native
+from lagwise.ops import native
 from lagwise.ops.native import library
 from lagwise.ops.toeplitz import convolution
 from lagwise.ops.toeplitz import direct as local
@@ -62,18 +62,6 @@ def test_many_lags_take_several_calls() -> None:
 
 
 @compiled
-def test_views_are_read_without_copies() -> None:
-    whole = integers(3, 50, 40)
-    y, x = whole[:, 5:45, :20], whole[:, 2:42, 20:]
-    expected = native.lag_products(y.contiguous(), x.contiguous(), 0, 6, 2)
-    assert torch.equal(native.lag_products(y, x, 0, 6, 2), expected)
-    across = y.transpose(1, 2).contiguous().transpose(1, 2)  # channels apart
-    assert torch.equal(native.lag_products(across, x, 0, 6, 2), expected)
-    ones = torch.ones(1, 1, 1).expand(3, 40, 20)
-    assert torch.equal(native.lag_products(ones, x, 0, 0, 1)[:, 0], x.sum((0, 1)))
-
-
-@compiled
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_number_of_threads_does_not_matter(threads: int) -> None:
     y, x = integers(4, 2000, 24), integers(4, 2000, 24)
@@ -87,35 +75,6 @@ def test_the_number_of_threads_does_not_matter(threads: int) -> None:
     assert torch.equal(got, expected)
 
 
-@compiled
-def test_the_default_dtype_does_not_matter() -> None:
-    y, x = integers(2, 40, 5), integers(2, 40, 5)
-    expected = native.lag_products(y, x, 0, 6, 1)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert torch.equal(native.lag_products(y, x, 0, 6, 1), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("dilation", [1, 7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_the_same_with_and_without_native_code(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, dilation: int
-) -> None:
-    x = torch.randn(2, 500, 20).to(dtype).requires_grad_()
-    taps = torch.randn(20, 12, requires_grad=True)
-    weight = torch.randn(2, 500, 20).to(dtype)
-
-    def gradients() -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(dilated_convolution(x, taps, dilation), (x, taps), weight)
-
-    with_native = gradients()
-    monkeypatch.setattr(native, "available", lambda: False)
-    for got, expected in zip(with_native, gradients(), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
-
-
 @pytest.mark.parametrize("has_native", [True, False])
 def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch, has_native: bool) -> None:
     monkeypatch.setattr(native, "available", lambda: has_native and library._loops() is not None)
@@ -125,47 +84,6 @@ def test_lags_beyond_the_signal_have_no_gradient(monkeypatch: pytest.MonkeyPatch
     assert not got[:, :7].any()
     assert not got[:, 12:].any()
     assert not local.tap_gradient(y, x, 20, 25).any()
-
-
-@pytest.mark.parametrize("origin", [0, 1])
-@pytest.mark.parametrize("dilation", [1, 3])
-def test_an_infinite_token_affects_only_outputs_in_reach(origin: int, dilation: int) -> None:
-    x, taps = torch.randn(1, 40, 6), torch.rand(6, 2) + 1
-    x[:, 20] = torch.inf
-    y = convolution(x, taps, origin, "direct", dilation)
-    assert {i for i in range(40) if not y[0, i].isfinite().all()} == {
-        20 - origin * dilation,
-        20 + (1 - origin) * dilation,
-    }
-
-
-@compiled
-def test_compiled_once(fresh_process: Path) -> None:
-    assert native.available()
-    made = {file: file.stat().st_mtime_ns for file in (fresh_process / "native").iterdir()}
-    assert native.available()
-    assert {file: file.stat().st_mtime_ns for file in (fresh_process / "native").iterdir()} == made
-
-
-@pytest.mark.sampled(2)
-@compiled
-@pytest.mark.parametrize("kept", [0, 4096])
-def test_a_damaged_library_is_compiled_again(fresh_process: Path, kept: int) -> None:
-    """Loading a truncated file can crash the process."""
-    assert native.available()
-    (file,) = (fresh_process / "native").glob("*.so")
-    whole = file.read_bytes()
-    file.unlink()  # what is loaded stays as it was
-    file.write_bytes(whole[:kept])
-    assert native.available()
-    assert file.read_bytes() == whole
-
-
-@compiled
-@pytest.mark.usefixtures("fresh_process")
-def test_a_compiler_may_have_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "cc -g0")
-    assert native.available()
 
 
 @pytest.mark.usefixtures("fresh_process")
@@ -182,26 +100,19 @@ def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         assert not native.available()
 
 
-@pytest.mark.parametrize("compiler", ["false", "no-such-compiler", "cc '", "./cc"])
 @pytest.mark.usefixtures("fresh_process")
-def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one warning, and gradients are still computed."""
-    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setenv("CC", "false")
     x, taps = torch.randn(1, 50, 8), torch.randn(8, 5, requires_grad=True)
     with pytest.warns(UserWarning, match="falling back to PyTorch .training is slower.: ") as said:
         assert not native.available()
     assert len(said) == 1
-    assert compiler in str(said[0].message)
+    assert "false" in str(said[0].message)
     monkeypatch.setattr(library, "_loops", functools.cache(library._loops))
     with pytest.warns(UserWarning, match="falling back to PyTorch"):
         convolution(x, taps, 0, "direct").sum().backward()
     assert taps.grad is not None
-
-
-def test_a_cache_that_cannot_be_written(fresh_process: Path) -> None:
-    (fresh_process / "native").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match="C code was compiled for this process alone"):
-        assert native.available()
 
 
 def test_many_lags_without_native_code_use_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

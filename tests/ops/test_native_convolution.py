@@ -17,7 +17,7 @@ from lagwise.compiler import find_compiler
 from lagwise.mixers.gtu import GTU
 from lagwise.ops import native, toeplitz_product, toeplitz_reference
 from lagwise.ops.native import library
-from lagwise.ops.toeplitz import gated_product, spectral, spectral_product
+from lagwise.ops.toeplitz import gated_product, spectral
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("_compiled", "uninitialised_is_nan")]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -85,18 +85,17 @@ def test_values_and_gradients_of_the_dense_matrix(
     assert_near(got, expected, TOLERANCE[dtype])
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("length", "n_taps", "causal"), [(1100, 1, True), (3000, 129, True), (2501, 65, False)])
+@pytest.mark.parametrize(("length", "n_taps", "causal"), [(1030, 1, True), (1000, 129, True), (990, 65, False)])
 def test_frames_of_a_long_signal(length: int, n_taps: int, causal: bool) -> None:
-    x, weight = torch.randn(2, 2, length, 19)
-    taps = torch.randn(19, n_taps)
+    x, weight = torch.randn(2, 1, length, 17)
+    taps = torch.randn(17, n_taps)
     assert spectral.plan_product(length, n_taps, 0, "overlap_save").frames > 1
     got = with_gradients(fft(causal, "overlap_save"), x, taps, weight=weight)
     expected = with_gradients(dense(causal), x.double(), taps.double(), weight=weight.double())
     assert_near(got, expected, 2e-6)
 
 
-@pytest.mark.parametrize(("length", "n_taps"), [(257, 66), (1021, 500), (1000, 1000)])
+@pytest.mark.parametrize(("length", "n_taps"), [(257, 66), (501, 300)])
 def test_parts_of_many_taps(length: int, n_taps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectral, "_PART", 64)
     x, weight = torch.randn(2, 3, length, 20)
@@ -115,16 +114,6 @@ def test_one_gradient_alone(wanted: str) -> None:
     (got,) = torch.autograd.grad(fft(True)(x, taps), source, weight)
     (expected,) = torch.autograd.grad(dense(True)(x, taps), source, weight)
     assert_near([got], [expected], 2e-6)
-
-
-@pytest.mark.parametrize(("length", "points"), [(60, 65), (48, 97), (1, 3), (31, 241)])
-def test_given_spectra(length: int, points: int) -> None:
-    x, weight = torch.randn(2, 3, length, 18)
-    spectrum = torch.randn(2, 18, points)
-    got = with_gradients(spectral_product, x, spectrum, weight=weight)
-    with without_loops():
-        expected = with_gradients(spectral_product, x.double(), spectrum.double(), weight=weight.double())
-    assert_near(got, expected, 2e-6)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -189,7 +178,7 @@ def plain_unit(causal: bool):
         (1, 1, 5, 1, True, "fft"),
         (3, 67, 17, 67, True, "fft"),
         (2, 90, 32, 177, False, "fft"),
-        (1, 1500, 20, 60, True, "overlap_save"),
+        (1, 1000, 17, 60, True, "overlap_save"),
     ],
 )
 def test_gated_units(
@@ -202,12 +191,10 @@ def test_gated_units(
     assert_near(got, with_gradients(plain_unit(causal), *exact, weight=weight.double()), TOLERANCE[dtype])
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kernel", [{"name": "rpe", "hidden": 8, "layers": 1}, {"name": "frequency", "hidden": 8}])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_mixer_gates_in_the_loops(kernel: dict[str, Any], half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where `torch.compile` calls them."""
-    mixer, x = GTU(70, causal=False, kernel=kernel), torch.randn(2, 470, 70, requires_grad=True)
+    mixer, x = GTU(70, causal=False, kernel=kernel), torch.randn(1, 470, 70, requires_grad=True)
     called, convolve = [], native.convolve
     inputs = [x, *mixer.parameters()]
 
@@ -216,32 +203,12 @@ def test_a_mixer_gates_in_the_loops(kernel: dict[str, Any], half: bool, monkeypa
             y = mixer(x)
         return [y.detach(), *torch.autograd.grad(y.square().sum(), inputs)]
 
-    compiled = results(torch.compile(mixer, backend="aot_eager", fullgraph=True))
     monkeypatch.setattr(native, "convolve", lambda *given: called.append(given[3] is not None) or convolve(*given))
     ours = results(mixer)
     assert called == [True]
     with without_loops():
         expected = results(mixer)
-    for got in (ours, compiled):
-        assert_near(got, expected, 5e-2 if half else 1e-5)
-
-
-@pytest.mark.parametrize("engine", ["fft", "overlap_save", "auto"])
-def test_the_future_leaks_no_more_than_before(engine: str) -> None:
-    """Rounding of a large last token, in all earlier outputs."""
-    x, taps = torch.zeros(1, 2048, 16), torch.randn(16, 300)
-    x[:, -1] = 1
-    ours = fft(True, engine)(x, taps)[:, :-1].abs().max()
-    with without_loops():
-        before = fft(True, engine)(x, taps)[:, :-1].abs().max()
-    assert ours <= 2 * before + 1e-7
-
-
-def test_the_loops_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = []
-    monkeypatch.setattr(native, "convolve", lambda *given: called.append(given) or torch.zeros(1, 600, 16))
-    fft(True, "auto")(torch.randn(1, 600, 16), torch.randn(16, 600))
-    assert called
+    assert_near(ours, expected, 5e-2 if half else 1e-5)
 
 
 DRIVER = r"""

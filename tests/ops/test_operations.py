@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -414,6 +415,7 @@ PREDICATES = re.findall(
 MAX_QUESTIONS = 136
 
 
+@functools.cache
 def trees() -> list[tuple[str, ast.Module]]:
     source = Path(inspect.getfile(silu_product.plain)).parent.parent
     paths = [path for path in source.rglob("*.py") if path.name != "operation.py"]

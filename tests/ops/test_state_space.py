@@ -13,7 +13,6 @@ from lagwise.kernels import FreeKernel, RPEKernel
 from lagwise.kernels.modal import ModalKernel
 from lagwise.ops import Modes, reduce_taps, toeplitz_product
 from lagwise.ops.recurrence import DiagonalSSM, modal_prefill, modal_taps
-from lagwise.ops.recurrence.state_space import _hankel_spectrum
 
 CHANNELS, MODES = 3, 4
 
@@ -100,23 +99,6 @@ def test_random_chunks_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(state, end, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("length", [1, 2, 70, 200])
-@pytest.mark.usefixtures("uninitialised_is_nan")
-def test_gradients_equal_those_of_the_dense_product(length: int) -> None:
-    leaves = [t.detach().requires_grad_() for t in (signal(length), *some_modes())]
-    x, modes = leaves[0], Modes(*leaves[1:])
-    fast = modal_prefill(x, modes, None)[0]
-    lags = range(1, length)
-    first = modes.weights.sum(1).real + modes.direct
-    powers = [torch.stack([modes.poles] * lag).prod(0) for lag in lags]
-    taps = torch.stack([first, *((modes.weights * p).sum(1).real for p in powers)], 1)
-    dense = toeplitz_product(x, taps, engine="dense")
-    grad = torch.randn_like(dense)
-    ours, exact = (torch.autograd.grad(y, leaves, grad, materialize_grads=True) for y in (fast, dense))
-    for a, b in zip(ours, exact, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
 def test_gradcheck() -> None:
     leaves = [t.detach().requires_grad_() for t in (signal(5, 1), *some_modes(slowest=0.9))]
     state = torch.randn(1, CHANNELS, 2 * MODES, dtype=torch.float64, requires_grad=True)
@@ -176,26 +158,6 @@ def some_modes_of_nothing(channels: int) -> Modes:
     return Modes(none, none, torch.zeros(channels, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("kernel", ["rpe", "sum"])
-def test_a_subspace_has_the_dense_singular_values(kernel: str) -> None:
-    """The bound for singular values outside the subspace holds too, whether they are relevant or not."""
-    if kernel == "rpe":
-        h = RPEKernel(2, hidden=16, layers=2, decay=0.98).double().taps(401)[:, 1:].detach()
-    else:
-        h = torch.randn(2, 400, dtype=torch.float64) * 0.98 ** torch.arange(400)
-    values, _, _, outside = _hankel_spectrum(h, 32)
-    for c in range(2):
-        exact = np.linalg.svd(dense_hankel(torch.cat([h.new_zeros(1), h[c]])), compute_uv=False)
-        ours = values[c].abs().cpu().numpy()
-        assert exact[32:].sum() <= outside[c]
-        for s in range(33):
-            assert exact[s:].sum() <= ours[s:].sum() + outside[c]
-        if kernel == "rpe":
-            np.testing.assert_allclose(ours[:8], exact[:8], rtol=0, atol=1e-5 * exact[0])
-            assert (ours <= exact[:32] * (1 + 1e-12)).all()
-            assert outside[c] < 1e-2 * exact[0]
-
-
 def test_a_smaller_tolerance_needs_more_states() -> None:
     taps = RPEKernel(3, hidden=16, layers=2, decay=0.97).double().taps(2000).detach()
     assert taps.shape[1] > 600
@@ -209,12 +171,6 @@ def test_a_smaller_tolerance_needs_more_states() -> None:
         assert (each.modes.poles.abs() < 1).all()
     again = reduce_taps(taps, 1e-4)
     assert torch.equal(again.modes.poles, found[-1].modes.poles)
-
-
-def test_a_random_kernel_with_decay_needs_few_states() -> None:
-    found = reduce_taps(RPEKernel(4).taps(2000).detach())
-    assert found.order.max() <= 12
-    assert (found.error <= 1e-3 * found.gain).all()
 
 
 def test_irreducible_kernels_are_refused_with_errors() -> None:
@@ -265,7 +221,7 @@ def reduced() -> tuple[Tensor, Modes]:
     return taps, reduce_taps(taps).modes
 
 
-@pytest.mark.parametrize("length", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [4_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_many_float32_steps_stay_accurate(length: int) -> None:
     """For a constant and for noise."""
     taps, modes = reduced()
@@ -284,9 +240,9 @@ def test_many_float32_steps_stay_accurate(length: int) -> None:
         assert (row - product).abs().max() < 1e-2 * product.abs().max()
 
 
-def test_a_million_tokens_by_blocks() -> None:
+def test_many_tokens_by_blocks() -> None:
     _, modes = reduced()
-    x = torch.randn(1, 1_000_000, CHANNELS)
+    x = torch.randn(1, 200_000, CHANNELS)
     with torch.inference_mode():
         y, _ = modal_prefill(x, modes.to(torch.float32), None)
         end, _ = modal_prefill(x[:, -20_000:].double(), modes, None)
