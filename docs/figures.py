@@ -5,7 +5,8 @@ bench ops`), streaming (`lagwise bench generate`) and encoders (`benchmarks/enco
 pretraining (`benchmarks/encoders.py`). pictures.png: accuracies of image classifiers (`benchmarks/pictures.py`).
 language.png: language models of one size (`papers/benchmarks/language.py`). arena.png: accuracies on Long Range Arena
 (`papers/benchmarks/arena.py`). watch.png: surprise of the lines of a log (`benchmarks/watch.py`). chip.png: models of
-spoken prompts as C code (`benchmarks/chip.py`).
+spoken prompts as C code (`benchmarks/chip.py`). vectors.png: memory of the vector of a long text
+(`benchmarks/embed_memory.py`), and recall of searches (`benchmarks/search.py`).
 """
 
 from __future__ import annotations
@@ -238,10 +239,46 @@ def _save(figure: Figure, name: str, folder: Path | None = None) -> None:
     figure.savefig(folder / name, dpi=130, metadata={"Software": None})
 
 
+def draw_vectors() -> None:
+    """Memory over the length of a text, and the recall of searches."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.4), layout="constrained", width_ratios=(1, 1.2))
+    for name, rows in results("embed-memory-cpu.json")["results"].items():
+        peer = name in ("BERT", "ModernBERT")
+        known = {int(length): row["memory"] / 2**20 for length, row in rows.items() if "memory" in row}
+        style = {"linestyle": "--" if peer else "-", "color": _PEER if peer else None, "markersize": 4}
+        (line,) = left.plot([*known], [*known.values()], marker="s" if name == "BERT" else "o", label=name, **style)
+        if failed := [int(length) for length, row in rows.items() if "failed" in row]:
+            left.plot(failed[0], max(known.values()) * 4, marker="x", color=line.get_color(), markersize=8)
+            left.annotate(
+                f"{name} fails",
+                (failed[0], max(known.values()) * 4),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
+    left.set_xscale("log")
+    left.set_yscale("log")
+    left.set_xlabel("tokens of one text")
+    left.set_ylabel("MiB beyond the model")
+    left.grid(alpha=0.25)
+    left.legend(frameon=False, fontsize=8)
+    recall = {k: v for k, v in results("search-cpu.json")["results"]["recall"].items() if k != "chance"}
+    shown = {name: scores["recall@10"] for name, scores in recall.items() if "last" not in name}
+    names = sorted(shown, key=lambda name: shown[name])
+    bars = right.barh(names, [shown[n] for n in names], color=[_OURS if "," in name else _PEER for name in names])
+    right.bar_label(bars, fmt="%.2f", padding=3)
+    right.set_xlim(0, 1)
+    right.set_xlabel("recall among the first 10")
+    _save(figure, "vectors.png")
+
+
 if __name__ == "__main__":
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     draw_results()
     draw_encoders()
+    if has_results("embed-memory-cpu.json") and has_results("search-cpu.json"):
+        draw_vectors()
     if has_results("pictures-cpu.json"):
         draw_images()
     if has_results("language-family-cpu.json"):
