@@ -49,7 +49,7 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
     return planned(replace(recipe, data=replace(recipe.data, **_BYTE_PAIRS)), progress)
 
 
-def _suits_byte_pairs(recipe: Recipe, data: TaskData) -> bool:
+def _suits_byte_pairs(recipe: Recipe, data: Any) -> bool:
     """Whether a training on bytes would be better on a BPE."""
     options = recipe.training
     read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens
