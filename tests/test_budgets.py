@@ -30,7 +30,7 @@ BUDGETS = {
     "src/lagwise": (46_950, 28_810),
     "papers/src": (8_190, 4_810),
     "papers/benchmarks": (1_430, 860),
-    "benchmarks": (6_070, 3_950),
+    "benchmarks": (5_520, 3_580),
 }
 
 
