@@ -6,8 +6,6 @@ import itertools
 
 from tables import has_results, measured_table, mebibytes, ratio, results
 
-_DIRECTIONS = {True: "causal", False: "two-sided"}
-
 
 def toeplitz() -> str:
     plain, raised = "toeplitz-cpu-default-allocator.json", "toeplitz-cpu.json"
