@@ -39,7 +39,8 @@ def without_mask(forward: Any, *, attention_mask: Any = None, position_ids: Any 
 
 
 def without_documents(forward: Any, **inputs: Any) -> Any:
-    return forward(**{name: value for name, value in inputs.items() if name not in ("position_ids", "seq_idx")})
+    documents = ("position_ids", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
+    return forward(**{name: value for name, value in inputs.items() if name not in documents})
 
 
 def refusing_states(forward: Any, **inputs: Any) -> Any:
