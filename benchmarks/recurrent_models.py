@@ -119,8 +119,8 @@ def _late(*_: Any) -> None:
     raise _Late(f"not done after {_LIMIT} s")
 
 
-def check(name: str) -> dict[str, Any]:
-    """The findings for a model, or why there are none."""
+def check(name: str) -> dict[str, str]:
+    """The findings for a model: verdicts with errors or messages; or why there are none."""
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(_LIMIT)
     try:
@@ -130,32 +130,32 @@ def check(name: str) -> dict[str, Any]:
     finally:
         signal.alarm(0)
     print(f"{name}: {report}", flush=True)
-    return {each.check: vars(each) for each in report.findings}
+    return {each.check: f"{each.verdict} {each.message or f'{each.error:.1e}'}" for each in report.findings}
 
 
-def table(results: dict[str, Any]) -> str:
+def table(models: dict[str, dict[str, str]]) -> str:
     """A row for each model, a column for each check."""
     lines = [f"| model | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for name, findings in results.items():
+    for name, findings in models.items():
         if "error" not in findings:
             lines.append(f"| {name} | {' | '.join(map(_cell, findings.values()))} |")
     return "\n".join(lines)
 
 
-def _cell(finding: dict[str, Any]) -> str:
-    if finding["verdict"] == "WRONG":
-        return f"**{finding['error']:.1g}**"
-    return {"right": "·", "refused": "r", "fails": "**F**"}[finding["verdict"]]
+def _cell(finding: str) -> str:
+    verdict, _, detail = finding.partition(" ")
+    return {"right": "·", "refused": "r", "fails": "**F**"}.get(verdict) or f"**{float(detail):.1g}**"
 
 
 def main(out: Path, names: list[str]) -> None:
     from lagwise_papers.bench.timing import save_results
 
     transformers.logging.set_verbosity_error()
-    results = {name: check(name) for name in names}
+    models = {name: check(name) for name in names}
+    results = {"transformers": transformers.__version__, "models": models}
     save_results(out, f"python benchmarks/recurrent_models.py {out}", results)
-    print(f"\ntransformers {transformers.__version__}\n\n{table(results)}")
-    for name, findings in results.items():
+    print(f"\ntransformers {transformers.__version__}\n\n{table(models)}")
+    for name, findings in models.items():
         if "error" in findings:
             print(f"{name}: {findings['error']}")
 

@@ -79,9 +79,8 @@ def check_model(model: PreTrainedModel, tokenizer: Any = None, *, tolerance: flo
 
     Formula: every check compares logits of real tokens with those of a forward pass over the same tokens alone, as one
     row without padding or cache; its error is the largest difference relative to the largest logit. Beams are compared
-    by their scores with and without a cache. Inputs are those of `generate` and of transformers' collators:
-    position_ids that do not count padding, or, for packed documents, begin again; and masks of all tokens so far, from
-    which padded rows are continued with the inputs of the model's `prepare_inputs_for_generation`.
+    by their scores with and without a cache. Inputs are those of `generate` and of transformers' collators: masks of
+    all tokens so far, position_ids that do not count padding, and for packed documents those that begin again.
 
     Args:
         model: In evaluation mode. Any weights will do if its logits depend on more than the last token; it is not
@@ -170,26 +169,13 @@ class _Subject:
         """Logits of rows that are read in chunks with a cache."""
         cache, found = {}, []
         for start, end in pairwise([0, *cuts, ids.shape[1]]):
-            if mask is None:
-                output = self.read(ids[:, start:end], use_cache=True, **cache)
-            else:
-                output = self.model(**self.prepared(ids[:, :end], mask[:, :end], start, cache))
+            seen = None if mask is None else mask[:, :end]
+            output = self.read(ids[:, start:end], seen, use_cache=True, **cache)
             cache = self.cached(output)
             if output.logits.shape[1] != end - start:
                 raise RuntimeError(f"logits of {output.logits.shape[1]} tokens for {end - start}")
             found.append(output.logits)
         return torch.cat(found, 1)
-
-    def prepared(self, ids: Tensor, mask: Tensor, start: int, cache: dict[str, Any]) -> dict[str, Any]:
-        """The inputs for tokens after those of a cache, as `generate` gives them."""
-        self.require("attention_mask")
-        if "position_ids" in self.arguments:
-            cache = {**cache, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-        options = {"attention_mask": mask, "use_cache": True, "is_first_iteration": start == 0, **cache}
-        length = ids.shape[1] - start
-        inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=length, **options)
-        inputs.pop("logits_to_keep", None)
-        return inputs
 
     def cached(self, output: Any) -> dict[str, Any]:
         """The argument that continues from an output."""
