@@ -1,13 +1,12 @@
 """Measure the memory and the time that the vector of one long text takes, beside transformers' own encoders.
 
-    python benchmarks/embed_memory.py OUT.json [--lengths 8192 40000 400000 4000000] [--gigabytes 16] [--seconds 120]
+    python benchmarks/embed_memory.py OUT.json [--lengths 8192 40000 400000 4000000]
 
 Models have random weights, the hidden size 64 and two layers (best-lm: its four blocks once), and the text is random
 bytes, in float32 and one thread. `lagwise.embed` reads it; encoders of transformers read it whole, in one forward pass
 with their default attention, as they must for a vector of the whole. Seconds are of the CPU, and memory is what is
-needed beyond the model, in a process for each measurement that may have so many gigabytes of addresses and so many
-seconds; texts longer than one that failed are left out. Results are saved after every measurement, and a further run
-goes on from them.
+needed beyond the model, in a process for each measurement that may have 12 GiB of addresses and 90 seconds; texts
+longer than one that failed are left out. Results are saved after each measurement, and a further run goes on from them.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from lagwise_papers.bench.timing import save_results
 
 OURS = ("best-lm", "mega-lm", "tnn-mlm")
 PEERS = {"ModernBERT": ModernBertConfig, "BERT": BertConfig}
+_GIGABYTES, _SECONDS = 12, 90
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 
 
@@ -55,11 +55,11 @@ def vector(name: str, model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 @denormals_as_zero()
-def measured(name: str, length: int, gigabytes: int, seconds: int) -> dict[str, Any]:
+def measured(name: str, length: int) -> dict[str, Any]:
     """CPU seconds and bytes, after a short text, for which libraries allocate their buffers; or why there are none."""
     torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (_GIGABYTES << 30,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + _SECONDS,) * 2)
     model = made(name, length)
     vector(name, model, torch.arange(256))
     ids = torch.randint(256, (length,), generator=torch.Generator().manual_seed(1))
@@ -73,20 +73,16 @@ def measured(name: str, length: int, gigabytes: int, seconds: int) -> dict[str, 
 
 
 def main(given: argparse.Namespace) -> None:
-    results: dict[str, dict[str, Any]] = {}
-    if given.out.is_file():
-        results = json.loads(given.out.read_text())["results"]
+    results: dict[str, Any] = json.loads(given.out.read_text())["results"] if given.out.is_file() else {}
     for length in given.lengths:
         for name in (*OURS, *PEERS):
             rows = results.setdefault(name, {})
-            if str(length) in rows:
+            if str(length) in rows or any("failed" in row for row in rows.values()):  # a longer text takes more
                 continue
-            if name in PEERS and any("failed" in row for row in rows.values()):
-                continue  # a longer text takes more
             try:
-                rows[str(length)] = in_own_process(measured, name, length, given.gigabytes, given.seconds)
+                rows[str(length)] = in_own_process(measured, name, length)
             except BrokenProcessPool:
-                rows[str(length)] = {"failed": f"over {given.seconds} CPU seconds, or killed for its memory"}
+                rows[str(length)] = {"failed": f"over {_SECONDS} CPU seconds, or killed for its memory"}
             save_results(given.out, " ".join(["python", *sys.argv]), results)
             print(name, length, rows[str(length)], flush=True)
 
@@ -95,7 +91,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=Path, help="results file")
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 40_000, 400_000, 4_000_000], help="bytes")
-    parser.add_argument("--gigabytes", type=int, default=16, help="addresses that a process may have (16)")
-    parser.add_argument("--seconds", type=int, default=120, help="CPU seconds that a process may take (120)")
     share_cores()
     main(parser.parse_args())

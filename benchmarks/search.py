@@ -5,8 +5,10 @@
 A known-item search on text that every Python has: of each docstring of the standard library with a summary of at least
 four words, apart from 20 words or more of explanation, the summary is a query and the explanation the document to find.
 Models are trained on the documents alone, without queries or any labels, in FOLDER; finished runs there are used again.
-Recall at k is the share of queries whose document is among the first k. `centred` vectors have the mean of all
-documents' vectors subtracted; `with TF-IDF` adds the cosines of both, each scaled to deviation one over the documents.
+Recall at k is the share of queries whose document is among the first k; `same file` is the share of documents of which
+the most similar other one is of the same file. From `centred` vectors the mean of all documents' is subtracted;
+`whitened` ones are then decorrelated and scaled to equal variance, by what the documents' have. `with TF-IDF` adds the
+cosines of both, each divided by its deviation over the documents.
 """
 
 from __future__ import annotations
@@ -15,14 +17,13 @@ import argparse
 import ast
 import json
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import bm25s
 import numpy as np
 import pyarrow.parquet as parquet
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import normalize
 
 from lagwise.data.sources import open_source
 from lagwise.runs import embed_run
@@ -51,61 +52,58 @@ def documents() -> list[tuple[str, str, str]]:
     return [(place, text, query) for text, (place, query) in found.items()]
 
 
-def write(rows: list[tuple[str, str]], path: Path) -> str:
-    path.write_text("".join(json.dumps({"id": place, "text": text}) + "\n" for place, text in rows), encoding="utf-8")
-    return str(path)
-
-
-def recalls(scores: np.ndarray) -> dict[str, float]:
-    """Compute recalls from scores (queries, documents); the document of a query has its number."""
-    own = np.diagonal(scores)[:, None]
-    ranks = (scores > own).sum(1) + (scores == own).sum(1)  # the last of equal ones
-    return {f"recall@{k}": float((ranks <= k).mean()) for k in (1, 10, 100)} | {"mrr": float((1 / ranks).mean())}
-
-
 def scaled(scores: np.ndarray) -> np.ndarray:
-    return (scores - scores.mean(1, keepdims=True)) / scores.std(1, keepdims=True)
-
-
-def vectors(run: Path, source: str, pooling: str) -> np.ndarray:
-    out = run.with_name(f"{run.name}-{Path(source).stem}-{pooling}.parquet")
-    embed_run(run, [source], out, pooling=pooling)
-    return np.stack(parquet.read_table(out)["vector"].to_numpy())
+    return scores / (scores.std(1, keepdims=True) + 1e-9)  # none is above 0 for a query of unknown words
 
 
 def main(given: argparse.Namespace) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
-    rows = documents()
-    texts, queries = [text for _, text, _ in rows], [query for *_, query in rows]
-    source = write([(place, text) for place, text, _ in rows], given.folder / "documents.jsonl")
-    asked = write([(place, query) for place, _, query in rows], given.folder / "queries.jsonl")
-    found: dict[str, Any] = {}
+    places, texts, queries = zip(*documents(), strict=True)
+    for name, column in {"documents": texts, "queries": queries}.items():
+        lines = [json.dumps({"id": place, "text": text}) + "\n" for place, text in zip(places, column, strict=True)]
+        (given.folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    files = np.array([place.split(":")[0] for place in places])
+    same = (files == files[:, None]) & ~np.eye(len(files), dtype=bool)
+    found = {"chance": {f"recall@{k}": k / len(texts) for k in (1, 10, 100)} | {"same file": float(same.mean())}}
+
+    def save(name: str, asked: np.ndarray, between: np.ndarray) -> None:
+        """Keep the figures of scores (queries, documents), of which the diagonal is right, and between documents."""
+        own = np.diagonal(asked)[:, None]
+        ranks = (asked > own).sum(1) + (asked == own).sum(1)  # the last of equal ones
+        found[name] = {f"recall@{k}": float((ranks <= k).mean()) for k in (1, 10, 100)}
+        nearest = np.where(np.eye(len(files), dtype=bool), -np.inf, between).argmax(1)
+        found[name]["same file"] = float((files[nearest] == files).mean())
+
     tfidf = TfidfVectorizer(sublinear_tf=True).fit(texts)
-    lexical = (tfidf.transform(queries) @ tfidf.transform(texts).T).toarray()
-    found["TF-IDF"] = recalls(lexical)
-    index = bm25s.BM25()
-    index.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
-    tokens = bm25s.tokenize(queries, stopwords=None, show_progress=False, return_ids=False)
-    found["BM25"] = recalls(np.stack([index.get_scores(each) for each in tokens]))
-    found["chance"] = {f"recall@{k}": k / len(rows) for k in (1, 10, 100)}
+    terms = tfidf.transform(texts)
+    lexical = [(each @ terms.T).toarray() for each in (tfidf.transform(queries), terms)]
+    save("TF-IDF", *lexical)
+    index, options = bm25s.BM25(), {"stopwords": None, "show_progress": False}
+    index.index(bm25s.tokenize(texts, **options), show_progress=False)
+    split = [bm25s.tokenize(each, return_ids=False, **options) for each in (queries, texts)]
+    save("BM25", *(np.stack([index.get_scores(words) for words in each]) for each in split))
     for name, (recipe, overrides) in RUNS.items():
         run, settings = given.folder / name, load_recipe(recipe, overrides)
-        settings.data.source = source
+        settings.data.source = str(given.folder / "documents.jsonl")
         if not (run / "config.json").is_file():
             train_or_resume(settings, run)
         for pooling in ("mean", "last"):
-            began = time.perf_counter()
-            own, other = vectors(run, source, pooling), vectors(run, asked, pooling)
-            found[f"{name}, {pooling}"] = {**recalls(other @ own.T), "seconds": time.perf_counter() - began}
-            middle = own.mean(0)
-            own, other = ((each - middle) / np.linalg.norm(each - middle, axis=1)[:, None] for each in (own, other))
-            found[f"{name}, {pooling}, centred"] = recalls(other @ own.T)
-            found[f"{name}, {pooling}, centred, with TF-IDF"] = recalls(scaled(other @ own.T) + scaled(lexical))
-        save_results(
-            given.out,
-            " ".join(["python", *sys.argv]),
-            {"documents": len(rows), "bytes": sum(len(text.encode()) for text in texts), "runs": RUNS, "recall": found},
-        )
+            tables = []
+            for source in ("queries", "documents"):
+                out = given.folder / f"{name}-{source}-{pooling}.parquet"
+                embed_run(run, [str(given.folder / f"{source}.jsonl")], out, pooling=pooling)
+                tables.append(np.stack(parquet.read_table(out)["vector"].to_numpy()))
+            middle = tables[1].mean(0)
+            variances, axes = np.linalg.eigh(np.cov(tables[1].T))
+            changes = {"": tables, ", centred": [each - middle for each in tables]}
+            changes[", whitened"] = [(each - middle) @ axes / np.sqrt(variances + 1e-6) for each in tables]
+            for change, (asked, own) in changes.items():
+                cosines = [normalize(each) @ normalize(own).T for each in (asked, own)]
+                save(f"{name}, {pooling}{change}", *cosines)
+            both = [scaled(mine) + scaled(others) for mine, others in zip(cosines, lexical, strict=True)]
+            save(f"{name}, {pooling}, whitened, with TF-IDF", *both)
+    results = {"documents": len(texts), "bytes": sum(len(text.encode()) for text in texts), "runs": RUNS}
+    save_results(given.out, " ".join(["python", *sys.argv]), {**results, "recall": found})
     for name, scores in found.items():
         print(name, {key: round(value, 3) for key, value in scores.items()})
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
+import lagwise
 from lagwise import (
     LagwiseForCausalLM,
     LagwiseForMaskedLM,
@@ -93,6 +95,11 @@ def test_the_command_line(tmp_path: Path, device: torch.device) -> None:
     compare(model, SAVED / "masked")
     assert tokenizer is not None
     assert tokenizer.model_max_length == model.config.max_position_embeddings == 24
+    ids = torch.arange(40)[None].to(device) % model.config.vocab_size  # a vector of more tokens than it takes
+    with torch.no_grad():
+        parts = [model.base_model(ids[:, start : start + 24])[0][0] for start in (0, 12, 24)]
+    mean = torch.cat([parts[0][:18], parts[1][6:18], parts[2][6:]]).mean(0)
+    torch.testing.assert_close(lagwise.embed(model, tokenizer, [ids[0].tolist()])[0], F.normalize(mean, dim=0).cpu())
     with pytest.raises(FileExistsError, match="not empty"):
         import_run(SAVED / "masked", out)
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):

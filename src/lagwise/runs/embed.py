@@ -7,7 +7,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,25 +135,16 @@ def _save(made: Iterable[Vector], folder: Path, count: int, key: str) -> None:
             held.append(vector)
             if len(held) >= _ROWS or time.monotonic() - saved > _SECONDS:
                 save()
-    except BaseException:  # after Ctrl-C too, nothing is lost but a batch
-        with suppress(OSError):
-            save()
-        raise
-    save()
+    finally:  # after an error and Ctrl-C too
+        save()
 
 
-def _table(held: Sequence[Vector]) -> Any:
-    _, files, places, ids = zip(*(each.document for each in held), strict=True)
-    values = np.stack([each.values.numpy() for each in held])
-    columns = {
-        "file": pa.array(files, pa.string()),
-        "document": pa.array(places, pa.int64()),
-        "id": pa.array(ids, pa.string()),
-        "start": pa.array([each.start for each in held], pa.int64()),
-        "tokens": pa.array([each.tokens for each in held], pa.int64()),
-        "vector": pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1]),
-    }
-    return pa.table(columns)
+def _table(held: Sequence[Vector]) -> pa.Table:
+    vector = pa.list_(pa.float32(), len(held[0].values))
+    fields = {"file": pa.string(), "document": pa.int64(), "id": pa.string()}
+    fields |= {"start": pa.int64(), "tokens": pa.int64(), "vector": vector}
+    rows = [(*each.document[1:], each.start, each.tokens, each.values.numpy()) for each in held]
+    return pa.table([*zip(*rows, strict=True)], schema=pa.schema(fields))
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from lagwise.models.pooling import pool
 from lagwise.tables import LARGEST_OPTION, check_integer, known
 
 _TOGETHER = 1 << 14  # maximum tokens, padding included, in one forward pass, except for one window
-_WAITING = 1 << 18  # tokens that are sorted by length before they are read
+_WAITING = 1 << 16  # tokens that are sorted by length before they are read, so those that an interruption may lose
 _SPAN = 8192  # tokens of a window of a model that cannot continue a text
 _Turn = Callable[[], AbstractContextManager[Any]]
 
@@ -133,7 +133,7 @@ def hidden_model(model: Any, window: int | None = None, stride: int | None = Non
     if window is not None and check_integer("window", window) > (inner.length_limit or window):
         raise ValueError(f"`window` must be at most {inner.length_limit:,}, the tokens that this model takes")
     if stride is not None and (window is None or check_integer("stride", stride) > window):
-        raise ValueError(f"`stride` must be at most `window`, got {stride} and {window}")
+        raise ValueError(f"`stride` must be at most `window`, got {stride} and {window or 'none'}")
     return inner
 
 
