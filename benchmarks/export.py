@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, StreamingCache
-from lagwise.models.export import EXPORTS, load_step
+from lagwise.models.export import EXPORTS, ExportedStep
 from lagwise.models.generation import sampled
 from lagwise.models.step import StreamingStep
 from lagwise.process import keep_freed_memory
@@ -82,7 +82,7 @@ def tokens_per_second(model: Any, step: Path) -> dict[str, Any]:
         model(ids, past_key_values=cache)
     layers = [part for part in model.model.layers.modules() if type(part) is nn.Linear] + [model.lm_head]
     inputs = [torch.randn(1, layer.in_features) for layer in layers]
-    run = load_step(step, StreamingStep(model).start(1))
+    run = ExportedStep(step, StreamingStep(model).start(1))
     options: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k": 0, "pad_token_id": 0}
 
     def linear() -> None:

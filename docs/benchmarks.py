@@ -64,14 +64,10 @@ PAPERS: tuple[Callable[[], str], ...] = (
     arena_speed.speeds,
 )
 OTHERS: tuple[Callable[[], str], ...] = (
-    layers.blocks,
     layers.memories,
-    layers.padded,
-    layers.vocabulary_loss,
     layers.compiled_training,
     language.search,
     encoders.pretraining,
-    encoders.images,
     encoders.image_classifiers,
     gpu.counts,
     gpu.graphs,

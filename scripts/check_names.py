@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import griffe
 from release import git
@@ -30,13 +31,14 @@ def documented(root: Path, tag: str) -> list[str]:
     return ["lagwise", *shown]
 
 
-def public(package: griffe.Module, path: str) -> griffe.Module:
+def public(package: Any, path: str) -> griffe.Module:
     """A module with the objects that a package offers under its name, or a module's own."""
     found = griffe.Module(path)
     try:
         module = package[path.split(".")[1:]] if "." in path else package
     except KeyError:  # the module has gone, and all its names with it
         return found
+    member: Any
     for name, member in module.members.items():
         if member.is_alias and module.is_init_module and not name.startswith("_"):
             target = str(member.target_path)

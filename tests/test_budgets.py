@@ -28,9 +28,9 @@ BUDGETS = {
     "src/lagwise/tasks": (3_230, 2_090),
     "src/lagwise/training": (3_680, 2_530),
     "src/lagwise": (46_950, 28_810),
-    "papers/src": (8_190, 4_810),
-    "papers/benchmarks": (1_430, 860),
-    "benchmarks": (6_070, 3_950),
+    "papers/src": (8_180, 4_800),
+    "papers/benchmarks": (1_420, 850),
+    "benchmarks": (5_520, 3_580),
 }
 
 

@@ -74,22 +74,6 @@ words and pairs of words.
 {measured_table(name, table_head(found), table_rows(found))}"""
 
 
-def images() -> str:
-    name = "image-speed-cpu.json"
-    found = results(name)["results"]
-    ours, theirs = found["parameters"]
-    rows = [
-        [row["side"], row["batch"], row["what"], f"{ratio(row['seconds'][theirs], row['seconds'][ours]):.2f}×"]
-        for row in found["rows"]
-    ]
-    return f"""## Images
-
-Speed of {ours} ({found["parameters"][ours]:,} parameters) over timm {found["timm"]}'s {theirs}
-({found["parameters"][theirs]:,}).
-
-{measured_table(name, ["side", "batch", "what", "ratio"], rows)}"""
-
-
 def image_classifiers() -> str:
     """Of the results file of `benchmarks/pictures.py`, once there is one."""
     name = "pictures-cpu.json"

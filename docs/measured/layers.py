@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
-import tables
 from tables import has_results, measured_table, mebibytes, ratio, results
-
-_DIRECTIONS = {True: "causal", False: "two-sided"}
 
 
 def toeplitz() -> str:
@@ -66,42 +62,6 @@ causal SKI-TNN is 2.6 times as fast at 8,192 tokens and at 32,768.
 ![Time of a training step over the length](../benchmarks/results/ops-cpu.png)"""
 
 
-def blocks() -> str:
-    name = "blocks-cpu.json"
-    found = results(name)["results"]["rows"]
-
-    def span(size: str, causal: bool, slow: str, fast: str, layers: Sequence[int] = (3, 6)) -> str:
-        chosen = [r["seconds"] for r in found if (r["block"], r["causal"]) == (size, causal) and r["layers"] in layers]
-        ratios = [ratio(seconds[slow], seconds[fast]) for seconds in chosen]
-        return f"{min(ratios):.2f}–{max(ratios):.2f}×"
-
-    rows = []
-    for size, causal in itertools.product(("recipe", "paper"), (True, False)):
-        spans = [span(size, causal, "tnn", fast) for fast in ("fd-tnn", "fd-tnn, grid 256", "ski-tnn", "taps")]
-        rows.append([f"{size}, {_DIRECTIONS[causal]}", *spans])
-    columns = ["block", "FD-TNN", "FD-TNN of 256 frequencies", "SKI-TNN", "taps that cost nothing"]
-    pairs = [("published", "fd-tnn"), ("published", "tnn"), ("published", "ski-tnn"), ("tnn", "fd-tnn")]
-    reported = {(True, 3): "1.10×", (True, 6): "1.15×", (False, 3): "1.35×", (False, 6): "1.8×"}
-    depths = [
-        [_DIRECTIONS[causal], layers, paper, *(span("paper", causal, *pair, (layers,)) for pair in pairs)]
-        for (causal, layers), paper in reported.items()
-    ]
-    heads = ["direction", "layers", "FD-TNN, as its paper reports", "FD-TNN", "our TNN", "SKI-TNN"]
-    return f"""## TNN, SKI-TNN and FD-TNN: whole blocks
-
-Speed of a training step over our TNN at length 512: the smallest and the largest ratio over kernel networks of 3 and 6
-layers and batches of 1 and 4. The recipes' block has 256 channels; the papers' has 512, and 1,536 in the GTU. Linear
-layers take most of the time, so taps that cost nothing (last column) bound what another kernel can gain.
-
-{tables.table(columns, rows)}
-
-SKI-TNN's paper (section 5.1, appendix F) reports the gain of FD-TNN over TNN as published, by the depth of the kernel
-network. In the papers' block we measure more, except two-sided at six layers, where the paper reports nearly 80 %. Our
-TNN gains as much: over it, FD-TNN is at most 1.1 times as fast, and only SKI-TNN is clearly faster.
-
-{measured_table(name, [*heads, "FD-TNN over our TNN"], depths)}"""
-
-
 def memories() -> str:
     name = "ema-vs-tcn-cpu.json"
     rows = []
@@ -122,30 +82,7 @@ parameters: speed-up of the second over the first, forward and backward. The pap
 
 {measured_table(name, columns, rows)}
 
-![Time over the length](../benchmarks/results/ema-vs-tcn-cpu.png)
-
-In whole blocks the memory is a small part of the time; `mega-steps-cpu.json` has the figures
-(`{results("mega-steps-cpu.json")["command"]}`)."""
-
-
-def vocabulary_loss() -> str:
-    name = "vocabulary-loss-cpu.json"
-    rows = [
-        [
-            f"{row['vocabulary']:,}",
-            f"{row['rows']} × {row['length']:,}",
-            f"{ratio(row['seconds']['all logits'], row['seconds']['in chunks']):.2f}×",
-            *(mebibytes(row["memory"][how]) for how in ("all logits", "in chunks")),
-        ]
-        for row in results(name)["results"]["rows"]
-    ]
-    columns = ["vocabulary", "batch", "speed", "MiB with all logits", "MiB in chunks"]
-    return f"""## The loss of a large vocabulary
-
-Training steps of a TNN of 4 layers and 256 channels whose loss is computed 512 tokens at a time, by PyTorch's
-linear_cross_entropy, over steps with the logits of all tokens. Losses and gradients were compared first.
-
-{measured_table(name, columns, rows)}"""
+![Time over the length](../benchmarks/results/ema-vs-tcn-cpu.png)"""
 
 
 def compiled_training() -> str:
@@ -184,21 +121,3 @@ where chunks of attention are cut. PyTorch prepares its headers and a check of v
 took {once["clock"]:.0f} seconds and is not in the table.
 
 {measured_table(name, columns, rows)}"""
-
-
-def padded() -> str:
-    name = "padded-batch-cpu.json"
-    rows = [
-        [
-            model,
-            *(f"{1e3 * s[how]['median']:.0f}" for how in ("before", "this code")),
-            f"{ratio(s['before'], s['this code']):.2f}×",
-        ]
-        for model, s in results(name)["results"]["seconds"].items()
-    ]
-    return f"""## Padded batches
-
-Forward and backward of 16 padded reviews, of which 46 % is text: layers skip the padding. Milliseconds before (0.1.0)
-and now.
-
-{measured_table(name, ["model", "0.1.0", "now", "ratio"], rows)}"""

@@ -11,6 +11,7 @@ app. G). All models have the same small budget: learning rates are not tuned, an
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -21,6 +22,8 @@ from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, read_metrics, train
 from lagwise_papers.bench.run_queue import keep
 
+PLANS = {64: (600, 32, 0.004), 1024: (250, 4, 0.002)}  # steps, rows of a batch and learning rate of each length
+VOCABULARIES = (10, 20)  # tokens: half keys, half values
 SIZES = {64: {"hidden": 32, "chunk": 32, "tcn": (5, 4, 3)}, 1024: {"hidden": 128, "chunk": 128, "tcn": (7, 6, 4)}}
 
 
@@ -71,20 +74,12 @@ def measure(length: int, vocab_size: int, steps: int, batch_size: int, rate: flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", default="64,1024", help="sequence lengths, separated by commas")
-    parser.add_argument("--vocab-sizes", default="10,20", help="tokens: half keys, half values")
-    parser.add_argument("--steps", default="600,250", help="optimizer steps for each length")
-    parser.add_argument("--batch-sizes", default="32,4", help="batch size for each length")
-    parser.add_argument("--rates", default="0.004,0.002", help="learning rate for each length")
     parser.add_argument("--out", type=Path, required=True, help="results file")
-    options = parser.parse_args()
-    columns = (options.lengths, options.steps, options.batch_sizes, options.rates)
-    done = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
-    for length, steps, batch_size, rate in zip(*(map(float, each.split(",")) for each in columns), strict=True):
-        for vocab_size in map(int, options.vocab_sizes.split(",")):
-            name = f"{length:.0f}/{vocab_size}"
-            if name not in done:
-                keep(options.out, name, measure(int(length), vocab_size, int(steps), int(batch_size), rate))
+    out = parser.parse_args().out
+    done = json.loads(out.read_text())["results"] if out.is_file() else {}
+    for (length, plan), tokens in itertools.product(PLANS.items(), VOCABULARIES):
+        if f"{length}/{tokens}" not in done:
+            keep(out, f"{length}/{tokens}", measure(length, tokens, *plan))
 
 
 if __name__ == "__main__":

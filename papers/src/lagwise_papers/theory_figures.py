@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_NEAR = 64  # lags drawn to scale
-
-
 def error_bounds(curves: Mapping[str, Sequence[SKIErrorBound]]) -> Figure:
     """SKI's spectral error, theorem 1's bound and the Nyström error over the rank, one panel per degree (SKI-TNN th.
     1)."""

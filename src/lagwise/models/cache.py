@@ -218,7 +218,8 @@ class StreamingCache(Cache):
             each: a batch with padding before the tokens, or, of rows that have begun, only the tokens.
         """
         begun, self.began = self.began, None
-        if mask is None:
+        # One read, which most tokens need: on a GPU, the host waits for it.
+        if mask is None or (not traced() and (mask.shape[1] == 1 or mask.device.type == "cpu") and mask.all()):
             return None, []
         begun = mask.new_full(mask.shape[:1], self.seen > 0) if begun is None else begun
         late, after = (begun & ~mask.all(dim=1)).any(), (mask[:, 1:] < mask[:, :-1]).any()

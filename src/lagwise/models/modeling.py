@@ -359,7 +359,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             if layout.shard.has_holes():
                 raise ValueError("rows that are split between processes cannot have padding between tokens of a text")
             return []
-        if traced():
+        if traced() or (layout.mask.device.type != "cpu" and self._layers_are_compiled()):
             layout.require_no_holes()
             return []
         rows = torch.arange(len(layout.mask), device=layout.mask.device)

@@ -142,7 +142,11 @@ class Layout:
     @_once
     def has_holes(self) -> bool:
         """Whether there is padding between two tokens of a document."""
-        return self.mask is not None and bool(_holes(self.host).any())
+        if self.mask is None:
+            return False
+        mask = _mask(self.host)
+        texts = mask[:, 0] + (mask[:, 1:] > mask[:, :-1]).sum(1)
+        return bool((texts > 1).any()) and bool(_holes(self.host).any())
 
     def at(self, rows: Tensor, order: Tensor) -> Layout:
         """The layout of the tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
@@ -155,8 +159,9 @@ class Layout:
         return Layout(mask, seq_idx, token_time=time)
 
     def require_no_holes(self) -> None:
-        """Have a graph fail at its first batch with padding between two tokens of a document, which it cannot move."""
-        if self.mask is not None and in_graph():
+        """Have the device fail at the first batch with padding between two tokens of a document, where it cannot be
+        moved, or the host should not wait to know: in graphs, and before graphs on a GPU."""
+        if self.mask is not None and (in_graph() or not traced()):
             torch._assert_async(~_holes(self).any(), "padding between tokens, in a compiled model; leave it out")
 
     @_once

@@ -78,10 +78,9 @@ def check_model(model: PreTrainedModel, tokenizer: Any = None, *, tolerance: flo
     """Compare a causal language model with itself, where nothing may change its logits.
 
     Formula: every check compares logits of real tokens with those of a forward pass over the same tokens alone, as one
-    row without padding or cache; its error is the largest difference relative to the largest logit. Greedy generation
-    is off by how far the logits of its tokens are below the best, beams by their scores. Inputs are those of `generate`
-    and of transformers' collators: masks of all tokens so far, position_ids that do not count padding, and for packed
-    documents those that begin again.
+    row without padding or cache; its error is the largest difference relative to the largest logit. Beams are compared
+    by their scores with and without a cache. Inputs are those of `generate` and of transformers' collators: masks of
+    all tokens so far, position_ids that do not count padding, and for packed documents those that begin again.
 
     Args:
         model: In evaluation mode. Any weights will do if its logits depend on more than the last token; it is not
@@ -173,6 +172,8 @@ class _Subject:
             seen = None if mask is None else mask[:, :end]
             output = self.read(ids[:, start:end], seen, use_cache=True, **cache)
             cache = self.cached(output)
+            if output.logits.shape[1] != end - start:
+                raise RuntimeError(f"logits of {output.logits.shape[1]} tokens for {end - start}")
             found.append(output.logits)
         return torch.cat(found, 1)
 
@@ -202,20 +203,17 @@ class _Subject:
         )
 
     def greedy(self, ids: Tensor, mask: Tensor, **options: Any) -> float:
-        """How far the logits of generated tokens are below the best."""
-        whole = self.model.generate(ids, attention_mask=mask, max_new_tokens=_NEW, do_sample=False, **options)
-        errors = []
-        for row, real in zip(whole, mask.bool(), strict=True):
-            new = row[ids.shape[1] :]
-            logits = self.alone(torch.cat([row[: ids.shape[1]][real], new])[None])[0, -_NEW - 1 : -1]
-            errors.append(_difference(logits.gather(1, new[:, None]), logits.amax(1, keepdim=True), logits))
-        return max(errors)
+        """The error of the logits, in float32, from which tokens are generated."""
+        options |= {"max_new_tokens": _NEW, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+        found = self.model.generate(ids, attention_mask=mask, **options)
+        real = torch.cat([mask, mask.new_ones(len(ids), _NEW)], 1).bool()
+        rows = zip(torch.stack(found.logits, 1), found.sequences, real, strict=True)
+        return max(_difference(own, self.alone(row[kept][None])[0, -_NEW - 1 : -1]) for own, row, kept in rows)
 
 
-def _difference(found: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
+def _difference(found: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest number; infinite if a number is not finite."""
-    scale = expected if scale is None else scale
-    error = float((found - expected).abs().max() / scale.abs().max())
+    error = float((found - expected).abs().max() / expected.abs().max())
     return error if error == error else float("inf")
 
 

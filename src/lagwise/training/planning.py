@@ -23,14 +23,14 @@ from lagwise.training.setup import check_recipe, completed, make_trainer, open_d
 _SLOW_STEPS, _TIMED_STEPS = 3, 9  # the first fill memory and caches
 _EVALUATIONS = 5
 _BYTE_PAIRS = {"tokenizer": "bpe", "vocab_size": 4096}
-_MIN_TOKENS_READ, _MIN_TEXT_BYTES = 2_000_000, 2_000_000
+_MIN_TOKENS_READ, _MIN_TEXT_BYTES = 2_000_000, 8_000_000
 
 
 def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
     """Open the data of a recipe, and fill in what they, this machine and its minutes determine.
 
     A language model whose tokenizer is `AUTO` reads bytes, or a BPE of 4,096 tokens of the text if the training reads
-    at least two million bytes of a text of at least two million: what is best at equal minutes on one thread
+    at least two million bytes of a text of at least eight million: what is best at equal minutes on one thread
     (benchmarks/vocabularies.py). A short training sees too little of each token of a BPE, and so does any of a short
     text.
 
@@ -49,7 +49,7 @@ def planned(recipe: Recipe, progress: bool) -> tuple[Recipe, TaskData]:
     return planned(replace(recipe, data=replace(recipe.data, **_BYTE_PAIRS)), progress)
 
 
-def _suits_byte_pairs(recipe: Recipe, data: TaskData) -> bool:
+def _suits_byte_pairs(recipe: Recipe, data: Any) -> bool:
     """Whether a training on bytes would be better on a BPE."""
     options = recipe.training
     read = options.steps * options.batch_size * data.sizes(options.batch_size).tokens

@@ -57,7 +57,7 @@ def time_ema_tcn(
     `check_layer`, the TCN against torch's convolutions.
 
     Raises:
-        ImportError: If the peer is not installed.
+        ValueError: If the peer is not installed.
         ValueError: If a result is wrong.
     """
     factories: dict[str, Factory] = {

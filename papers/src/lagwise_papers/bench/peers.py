@@ -89,12 +89,8 @@ class LiteralEMA(nn.Module):
 
 
 def mega_pytorch_ema(channels: int, length: int) -> nn.Module:
-    """The moving average of the package mega-pytorch, with 16 heads; ImportError if it is missing."""
-    try:
-        from mega_pytorch.mega_pytorch import MultiHeadedEMA
-    except ImportError as error:
-        raise ImportError(f"mega-pytorch cannot be imported ({error}): pip install './papers[bench]'") from error
-    return MultiHeadedEMA(dim=channels, heads=16)
+    """The moving average of the package mega-pytorch, with 16 heads (extra ``bench``); ValueError if it is missing."""
+    return load_peer("mega_pytorch.mega_pytorch:MultiHeadedEMA")(dim=channels, heads=16)
 
 
 def load_peer(name: str) -> Callable[..., Any]:
