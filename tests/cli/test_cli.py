@@ -58,7 +58,7 @@ def test_version() -> None:
 def test_recipes_are_listed_and_shown() -> None:
     own, every = (runner.invoke(app, ["recipes", *more]).output.splitlines() for more in ([], ["--all"]))
     listed = [line.split()[0] for line in own if line.partition(" ")[0] in recipe_names()]
-    assert len(listed) == 12
+    assert len(listed) == 13
     assert {"tnn-lm", "classify"} <= {*listed}
     assert "--all" in own[-1]
     assert [line.split()[0] for line in every] == [*listed, *(each for each in recipe_names() if each not in listed)]

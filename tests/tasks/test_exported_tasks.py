@@ -82,5 +82,5 @@ def test_an_image_processor_is_written_beside_the_file(runs: dict[str, Path]) ->
     run = runs["classes of images"]
     found = export_run(run, format="pt2")
     assert (Path(found["out"]).parent / "preprocessor_config.json").is_file()
-    with pytest.raises(ValueError, match="what = 'step' is for language models"):
+    with pytest.raises(ValueError, match="or a linear model of series, got LagwiseForImageClassification"):
         export_run(run, format="pt2", what="step")

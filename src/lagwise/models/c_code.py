@@ -163,7 +163,8 @@ def _checked(
         if not difference <= limit:
             raise ValueError(f"outputs of the C code differ by {difference:.1e} from the model's")
         figures: dict[str, Any] = {"difference": difference}
-        usage = [line.split("\t") for path in folder.glob("*.su") for line in path.read_text().splitlines()]
+        reports = [path.read_text(encoding="utf-8") for path in folder.glob("*.su")]
+        usage = [line.split("\t") for report in reports for line in report.splitlines()]
         frames = {place.rpartition(":")[2]: int(size) for place, size, _ in usage}
         if {"step", "step_graph"} <= frames.keys():
             inner = [size for name, size in frames.items() if name not in ("step", "step_graph")]

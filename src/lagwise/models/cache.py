@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lagwise.mixers.state import join_states, select_rows
-from lagwise.ops.operation import exporting, in_graph, traced
+from lagwise.ops.operation import device_check, exporting, traced
 from lagwise.ops.packing import tokens_last
 
 Groups = list[tuple[Tensor, Tensor]]  # of rows ``(n,)``, with positions of their tokens ``(n, length)``
@@ -224,8 +224,7 @@ class StreamingCache(Cache):
         begun = mask.new_full(mask.shape[:1], self.seen > 0) if begun is None else begun
         late, after = (begun & ~mask.all(dim=1)).any(), (mask[:, 1:] < mask[:, :-1]).any()
         if traced():
-            if in_graph():
-                torch._assert_async(~late, "padding after the first token of a stream, in a compiled model")
+            device_check(~late, "padding after the first token of a stream, in a compiled model")
             must_split, must_move = False, True
         else:
             full, must_split, must_move = torch.stack([mask.all(), late, after]).tolist()

@@ -43,6 +43,8 @@ from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
 
+# One concept: the model from inputs to hidden states; its checks and groups of rows need the whole of it.
+
 # Arguments that transformers passes to every model and that have no effect here.
 IGNORED = ("cache_position", "num_items_in_batch", "logits_to_keep")
 IGNORED += ("max_length_q", "max_length_k")  # implied by cu_seq_lens

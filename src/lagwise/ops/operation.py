@@ -87,6 +87,13 @@ def kept_apart(x: Tensor, *_: Any) -> bool:
     return in_graph() and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
+def device_check(holds: Tensor, message: str) -> None:
+    """Have the device fail where a condition does not hold, for which the host does not wait: eagerly and in graphs,
+    but not in exports and traces."""
+    if in_graph() or not traced():
+        torch._assert_async(holds, message)
+
+
 def intercepted() -> bool:
     """Whether something may change what modules and functions do: hooks of all modules, or a function mode other than
     a default device."""

@@ -70,7 +70,7 @@ def export_run(
         raise ValueError(f"int8 is for the steps of signals as onnx or c, not for {type(model).__name__} as {format}")
     name = f"{what}.{'pte' if format == 'executorch' else format}"
     processor = run / IMAGE_PROCESSOR_NAME
-    sides = {"sides": list(read_json(processor)["size"].values())} if processor.is_file() else {}
+    sides = {"sides": list(read_json(processor)["size"].values())} if processor.is_file() and what == "forward" else {}
     with tempfile.TemporaryDirectory() as made, quiet():
         model, graph, integers = model.float(), Path(made, "step.onnx"), None
         figures: dict[str, Any] = {}
