@@ -240,36 +240,33 @@ def _save(figure: Figure, name: str, folder: Path | None = None) -> None:
 
 
 def draw_vectors() -> None:
-    """Memory over the length of a text, and the recall of searches."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.4), layout="constrained", width_ratios=(1, 1.2))
+    """Memory over the length of a text, and how well vectors find texts."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.4), layout="constrained", width_ratios=(1, 1.1))
     for name, rows in results("embed-memory-cpu.json")["results"].items():
-        peer = name in ("BERT", "ModernBERT")
         known = {int(length): row["memory"] / 2**20 for length, row in rows.items() if "memory" in row}
-        style = {"linestyle": "--" if peer else "-", "color": _PEER if peer else None, "markersize": 4}
-        (line,) = left.plot([*known], [*known.values()], marker="s" if name == "BERT" else "o", label=name, **style)
-        if failed := [int(length) for length, row in rows.items() if "failed" in row]:
-            left.plot(failed[0], max(known.values()) * 4, marker="x", color=line.get_color(), markersize=8)
-            left.annotate(
-                f"{name} fails",
-                (failed[0], max(known.values()) * 4),
-                xytext=(6, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-            )
+        peer = name.endswith("BERT")
+        (line,) = left.plot([*known], [*known.values()], "s--" if peer else "o-", label=name, markersize=4)
+        for length in (int(length) for length, row in rows.items() if "failed" in row):
+            left.plot([max(known), length], [max(known.values())] * 2, ":", color=line.get_color(), linewidth=1)
+            left.plot(length, max(known.values()), "x", color=line.get_color(), markersize=8)
     left.set_xscale("log")
     left.set_yscale("log")
-    left.set_xlabel("tokens of one text")
+    left.set_xlabel("tokens of one text (x: too much memory or time)")
     left.set_ylabel("MiB beyond the model")
     left.grid(alpha=0.25)
     left.legend(frameon=False, fontsize=8)
-    recall = {k: v for k, v in results("search-cpu.json")["results"]["recall"].items() if k != "chance"}
-    shown = {name: scores["recall@10"] for name, scores in recall.items() if "last" not in name}
-    names = sorted(shown, key=lambda name: shown[name])
-    bars = right.barh(names, [shown[n] for n in names], color=[_OURS if "," in name else _PEER for name in names])
-    right.bar_label(bars, fmt="%.2f", padding=3)
-    right.set_xlim(0, 1)
-    right.set_xlabel("recall among the first 10")
+    found = results("search-cpu.json")["results"]["recall"]
+    names = {name: name for name in ("chance", "TF-IDF", "BM25")}
+    names |= {f"{name}, mean, whitened": f"{name}, whitened" for name in ("encoder", "best-lm")}
+    for row, (kind, label) in enumerate({"recall@10": "summary → text", "same file": "text → same file"}.items()):
+        places = [place + 0.4 * row for place in range(len(names))]
+        bars = right.barh(places, [found[name][kind] for name in names], 0.38, color=(_OURS, _PEER)[row], label=label)
+        right.bar_label(bars, fmt="%.2f", padding=3)
+    right.set_yticks([place + 0.2 for place in range(len(names))], [*names.values()])
+    right.invert_yaxis()
+    right.set_xlim(0, 0.8)
+    right.set_xlabel("share found (recall among 10; nearest neighbour)")
+    right.legend(frameon=False, fontsize=8, loc="lower right")
     _save(figure, "vectors.png")
 
 

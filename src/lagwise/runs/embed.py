@@ -60,6 +60,7 @@ def embed_run(
     files = {path: name for path, name in text_files(sources).items() if not ours & {*(path.absolute() / "x").parents}}
     model, tokenizer = load_model(run, device=default_device())
     hidden_model(model, window, stride)
+    assert tokenizer is not None  # the model reads tokens
     options: dict[str, Any] = {"pooling": pooling, "window": window, "stride": stride}
     made = [out] if out.exists() else sorted(folder.glob("*.parquet"))
     done, start = _about(made[-1]).get("after", (-1, 0)) if made else (-1, 0)
