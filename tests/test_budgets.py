@@ -26,11 +26,12 @@ BUDGETS = {
     "src/lagwise/runs": (1_430, 970),
     "src/lagwise/serving": (1_160, 750),
     "src/lagwise/tasks": (3_230, 2_090),
+    "src/lagwise/testing": (850, 570),
     "src/lagwise/training": (3_680, 2_530),
     "src/lagwise": (46_950, 28_810),
     "papers/src": (8_190, 4_810),
     "papers/benchmarks": (1_430, 860),
-    "benchmarks": (6_070, 3_950),
+    "benchmarks": (5_970, 3_930),
 }
 
 

@@ -142,11 +142,7 @@ class Layout:
     @_once
     def has_holes(self) -> bool:
         """Whether there is padding between two tokens of a document."""
-        if self.mask is None:
-            return False
-        mask = _mask(self.host)
-        texts = mask[:, 0] + (mask[:, 1:] > mask[:, :-1]).sum(1)
-        return bool((texts > 1).any()) and bool(_holes(self.host).any())
+        return self.mask is not None and bool(_holes(self.host).any())
 
     def at(self, rows: Tensor, order: Tensor) -> Layout:
         """The layout of the tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
@@ -404,13 +400,14 @@ def similar_lengths(lengths: Tensor, max_groups: int, *, min_rows: int = 1) -> l
 
 
 def _holes(layout: Layout) -> Tensor:
-    """Tokens with padding between them and the token before them in their document, ``(batch, length)``."""
+    """Where padding is between two tokens of a document: rows, ``(batch,)``, or tokens of packed rows after such
+    padding, ``(batch, length)``."""
     mask = _mask(layout)
+    if layout.seq_idx is None:
+        return mask[:, 0] + (mask[:, 1:] > mask[:, :-1]).sum(1) > 1
     index = torch.arange(mask.shape[1], device=mask.device)
     before = F.pad(torch.where(mask, index, -1).cummax(1).values[:, :-1], (1, 0), value=-1)
     after = mask & (before >= 0) & (before < index - 1)
-    if layout.seq_idx is None:
-        return after
     document = document_starts(layout.seq_idx).long().cumsum(1)
     return after & (document == document.gather(1, before.clamp(min=0)))
 
