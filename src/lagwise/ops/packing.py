@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.grouping import similar_lengths
 from lagwise.ops.host import known_on_host, on_device, on_host
 from lagwise.ops.operation import Engine, Values, in_graph, operation, traced, with_open_sizes
 
@@ -18,7 +19,6 @@ from lagwise.ops.operation import Engine, Values, in_graph, operation, traced, w
 _COMPACT_BELOW = 0.8
 _GROUPS = 6  # max. groups of documents of similar lengths: more would hardly save padding (docs/log.md)
 _GROUPS_OF_GRAPHS = 3  # max. groups in a graph, each of which is compiled
-_COST_OF_A_GROUP = 100  # tokens that could be computed during the calls of a group
 _FILLED = 4  # tokens of documents that fill a group in a graph: so that even one less is not 1
 
 
@@ -367,36 +367,6 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
         mixed = mix(x.new_zeros(1, 1, x.shape[2]), Layout())
         result = mixed.new_zeros(len(flat), mixed.shape[2])
     return result[: len(flat)].unflatten(0, x.shape[:2])
-
-
-def similar_lengths(lengths: Tensor, max_groups: int, *, min_rows: int = 1) -> list[Tensor]:
-    """Groups of documents of similar lengths: those that pad the fewest tokens, where a group of k documents is padded
-    to ``max(k, min_rows)`` times its longest, and costs a hundred tokens.
-
-    Shapes: lengths ``(documents,)``. Returns the indices of each group's documents, at most ``max_groups`` groups from
-    the shortest to the longest.
-
-    >>> [group.tolist() for group in similar_lengths(torch.tensor([900, 4, 1000, 5]), 4)]
-    [[1, 3], [0, 2]]
-    """
-    if not len(lengths):
-        return []
-    sizes, size, counts = lengths.unique(return_inverse=True, return_counts=True)
-    before = F.pad(counts.cumsum(0), (1, 0))
-    # of a group from one size to another; there are few sizes, as their sum is at most the number of tokens
-    cost = (before[1:] - before[:-1, None]).clamp(min=min_rows) * sizes + _COST_OF_A_GROUP
-    cost = cost.masked_fill(torch.ones_like(cost, dtype=torch.bool).tril(-1), torch.iinfo(cost.dtype).max // 4)
-    totals, starts = [cost[0]], []  # cost of the sizes up to each, and start of its last group
-    for _ in range(min(max_groups, len(sizes)) - 1):
-        total, start = (totals[-1][:-1, None] + cost[1:]).min(0)
-        totals.append(total)
-        starts.append(start + 1)
-    groups, end = [], len(sizes)
-    for index in range(int(torch.stack(totals)[:, -1].argmin()), -1, -1):
-        start = int(starts[index - 1][end - 1]) if index else 0
-        groups.append(((size >= start) & (size < end)).nonzero()[:, 0])
-        end = start
-    return groups[::-1]
 
 
 def _holes(layout: Layout) -> Tensor:
