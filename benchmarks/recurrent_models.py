@@ -152,8 +152,7 @@ def main(out: Path, names: list[str]) -> None:
 
     transformers.logging.set_verbosity_error()
     models = {name: check(name) for name in names}
-    results = {"transformers": transformers.__version__, "models": models}
-    save_results(out, f"python benchmarks/recurrent_models.py {out}", results)
+    save_results(out, f"python benchmarks/recurrent_models.py {out}", models)
     print(f"\ntransformers {transformers.__version__}\n\n{table(models)}")
     for name, findings in models.items():
         if "error" in findings:

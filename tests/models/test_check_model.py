@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from tiny_models import CAUSAL, tiny
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseForCausalLM
 from lagwise.testing import check_model
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", [*CAUSAL, "megalodon-lm", "transformer-learned-lm"])
@@ -70,3 +75,12 @@ def test_models_in_which_nothing_could_be_found() -> None:
         check_model(model, tolerance=0.1)
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
         check_model(model.train())
+
+
+def test_the_table_of_other_models_is_that_of_the_results(benchmark_script: Callable[[str], ModuleType]) -> None:
+    content = json.loads((ROOT / "benchmarks" / "results" / "recurrent-models-cpu.json").read_text())
+    script, page, models = benchmark_script("recurrent_models"), ROOT / "docs" / "checking.md", content["results"]
+    assert f"transformers {content['transformers']} " in page.read_text()
+    assert script.table(models) in page.read_text()
+    assert [*script.MODELS, *script.LAGWISE] == [*models]
+    assert all(found.startswith(("right", "refused")) for name in script.LAGWISE for found in models[name].values())

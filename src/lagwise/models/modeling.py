@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from lagwise.models.cache_name import CACHE, NAMES, EitherName, either
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
+    Tokens,
     check_precision,
     check_shard,
     check_types,
@@ -42,8 +43,6 @@ from lagwise.ops.packing import tokens_last
 from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
 from lagwise.tables import build, known
-
-# One concept: the model from inputs to hidden states; its checks and groups of rows need the whole of it.
 
 # Arguments that transformers passes to every model and that have no effect here.
 IGNORED = ("cache_position", "num_items_in_batch", "logits_to_keep")
@@ -145,21 +144,6 @@ def is_loaded(module: nn.Module) -> bool:
     too, where only functions of its own leave them unchanged."""
     parameters = list(module.parameters())
     return bool(parameters) and all(getattr(each, "_is_hf_initialized", False) for each in parameters)
-
-
-class _Tokens(NamedTuple):
-    """Embedded tokens ``(batch, length, channels)``, their ids and types, and their layout."""
-
-    h: Tensor
-    ids: Tensor | None
-    types: Tensor | None
-    layout: Layout
-
-    def at(self, rows: Tensor, order: Tensor) -> _Tokens:
-        """The tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
-        h, ids, types = (None if t is None else t[rows, order] for t in self[:3])
-        assert h is not None
-        return _Tokens(h, ids, types, self.layout.at(rows, order))
 
 
 @dataclass
@@ -333,7 +317,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
         if cache is None:
             groups = self._moved(layout)
-        tokens = _Tokens(h, input_ids, token_type_ids, layout)
+        tokens = Tokens(h, input_ids, token_type_ids, layout)
         every = bool(output_hidden_states)
         states = self._in_groups(tokens, groups, cache, every) if groups else self._read(tokens, cache, every)
         hidden_states = tuple(states) if output_hidden_states else None
@@ -367,7 +351,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         rows = torch.arange(len(layout.mask), device=layout.mask.device)
         return [(rows, tokens_last(layout.mask))] if layout.has_holes else []
 
-    def _in_groups(self, tokens: _Tokens, groups: Groups, cache: StreamingCache | None, every: bool) -> list[Tensor]:
+    def _in_groups(self, tokens: Tokens, groups: Groups, cache: StreamingCache | None, every: bool) -> list[Tensor]:
         """`_read` for groups of rows, each in its order. Hidden states at padding may be zero."""
         batch, length, channels = tokens.h.shape
         seen = length + (0 if cache is None else cache.seen)
@@ -385,7 +369,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             cache.replace(parts, torch.cat([rows for rows, _ in groups]), seen)
         return states
 
-    def _read(self, tokens: _Tokens, cache: StreamingCache | None, every: bool) -> list[Tensor]:
+    def _read(self, tokens: Tokens, cache: StreamingCache | None, every: bool) -> list[Tensor]:
         """The normalized output of the last layer, and, if `every`, the inputs of all layers before it."""
         h, layout = self._with_positions(tokens.h, tokens.layout, cache), tokens.layout
         h = self._with_context(h, tokens.ids, layout, cache)

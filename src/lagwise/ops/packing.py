@@ -10,17 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.ops.grouping import similar_lengths
 from lagwise.ops.host import known_on_host, on_device, on_host
 from lagwise.ops.operation import Engine, Values, device_check, operation, traced, with_open_sizes
-
-# One concept: where the tokens of a batch are. Masks, documents and their groups are made of one another.
 
 # Gather real tokens into one row if they are at most this share of a padded batch: the time that layers save on padding
 # then exceeds that of gathering (measured with 4 layers of 64 channels; up to 0.95 the two are about equal).
 _COMPACT_BELOW = 0.8
 _GROUPS = 6  # max. groups of documents of similar lengths: more would hardly save padding (docs/log.md)
 _GROUPS_OF_GRAPHS = 3  # max. groups in a graph, each of which is compiled
-_COST_OF_A_GROUP = 100  # tokens that could be computed during the calls of a group
 _FILLED = 4  # tokens of documents that fill a group in a graph: so that even one less is not 1
 
 
@@ -144,11 +142,7 @@ class Layout:
     @_once
     def has_holes(self) -> bool:
         """Whether there is padding between two tokens of a document."""
-        if self.mask is None:
-            return False
-        mask = _mask(self.host)
-        texts = mask[:, 0] + (mask[:, 1:] > mask[:, :-1]).sum(1)
-        return bool((texts > 1).any()) and bool(_holes(self.host).any())
+        return self.mask is not None and bool(_holes(self.host).any())
 
     def at(self, rows: Tensor, order: Tensor) -> Layout:
         """The layout of the tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
@@ -375,44 +369,15 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
     return result[: len(flat)].unflatten(0, x.shape[:2])
 
 
-def similar_lengths(lengths: Tensor, max_groups: int, *, min_rows: int = 1) -> list[Tensor]:
-    """Groups of documents of similar lengths: those that pad the fewest tokens, where a group of k documents is padded
-    to ``max(k, min_rows)`` times its longest, and costs a hundred tokens.
-
-    Shapes: lengths ``(documents,)``. Returns the indices of each group's documents, at most ``max_groups`` groups from
-    the shortest to the longest.
-
-    >>> [group.tolist() for group in similar_lengths(torch.tensor([900, 4, 1000, 5]), 4)]
-    [[1, 3], [0, 2]]
-    """
-    if not len(lengths):
-        return []
-    sizes, size, counts = lengths.unique(return_inverse=True, return_counts=True)
-    before = F.pad(counts.cumsum(0), (1, 0))
-    # of a group from one size to another; there are few sizes, as their sum is at most the number of tokens
-    cost = (before[1:] - before[:-1, None]).clamp(min=min_rows) * sizes + _COST_OF_A_GROUP
-    cost = cost.masked_fill(torch.ones_like(cost, dtype=torch.bool).tril(-1), torch.iinfo(cost.dtype).max // 4)
-    totals, starts = [cost[0]], []  # cost of the sizes up to each, and start of its last group
-    for _ in range(min(max_groups, len(sizes)) - 1):
-        total, start = (totals[-1][:-1, None] + cost[1:]).min(0)
-        totals.append(total)
-        starts.append(start + 1)
-    groups, end = [], len(sizes)
-    for index in range(int(torch.stack(totals)[:, -1].argmin()), -1, -1):
-        start = int(starts[index - 1][end - 1]) if index else 0
-        groups.append(((size >= start) & (size < end)).nonzero()[:, 0])
-        end = start
-    return groups[::-1]
-
-
 def _holes(layout: Layout) -> Tensor:
-    """Tokens with padding between them and the token before them in their document, ``(batch, length)``."""
+    """Where padding is between two tokens of a document: rows, ``(batch,)``, or tokens of packed rows after such
+    padding, ``(batch, length)``."""
     mask = _mask(layout)
+    if layout.seq_idx is None:
+        return mask[:, 0] + (mask[:, 1:] > mask[:, :-1]).sum(1) > 1
     index = torch.arange(mask.shape[1], device=mask.device)
     before = F.pad(torch.where(mask, index, -1).cummax(1).values[:, :-1], (1, 0), value=-1)
     after = mask & (before >= 0) & (before < index - 1)
-    if layout.seq_idx is None:
-        return after
     document = document_starts(layout.seq_idx).long().cumsum(1)
     return after & (document == document.gather(1, before.clamp(min=0)))
 
