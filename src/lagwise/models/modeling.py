@@ -309,14 +309,14 @@ class LagwiseModel(LagwisePreTrainedModel):
             whole, length = shard.whole, shard.length
             mask, seq_idx = (None if t is None else shard.own(t) for t in (whole.mask, whole.seq_idx))
         self._check_length(batch, length, whole, cache)
+        late: Groups = []
         if cache is not None:
             self._check_cache(cache, batch, seq_idx)
             cache.stop()
             cache.record()
-            mask, groups = cache.note_padding(mask)
+            mask, late = cache.note_padding(mask)
         layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
-        if cache is None:
-            groups = self._moved(layout)
+        groups = self._moved(layout) if cache is None else late
         tokens = Tokens(h, input_ids, token_type_ids, layout)
         every = bool(output_hidden_states)
         states = self._in_groups(tokens, groups, cache, every) if groups else self._read(tokens, cache, every)
@@ -357,7 +357,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         seen = length + (0 if cache is None else cache.seen)
         split = cache is not None and groups[0][1].shape != (batch, length)
         states = [tokens.h.new_zeros(batch, length, channels)] * (len(self.layers) + 1 if every else 1)
-        parts = []
+        parts: list[Any] = []
         for rows, order in groups:
             part = cache.of_rows(rows) if split and cache is not None else cache
             if order.shape[1]:
