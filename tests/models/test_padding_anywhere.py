@@ -67,7 +67,7 @@ def test_prompts_with_padding_anywhere_are_continued_as_alone(name: str) -> None
     model, ids = example(name)
     ids, mask = ids[:, :LENGTH], holes()
     prompts = [row[real.bool()][None] for row, real in zip(ids, mask, strict=True)]
-    options = {"max_new_tokens": 5, "pad_token_id": 0}
+    options, alone = {"max_new_tokens": 5, "pad_token_id": 0}, ids
     for way in ({"do_sample": False}, {"num_beams": 3}, {"do_sample": False, "use_cache": False}):
         if name not in ("mega-lm", "best-lm") and "do_sample" not in way:
             continue

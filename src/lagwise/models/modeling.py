@@ -304,6 +304,7 @@ class LagwiseModel(LagwisePreTrainedModel):
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
         shard, whole = None, Layout(mask, seq_idx)
+        groups: Groups = []
         if group is not None:
             shard = Shard(group, batch, length, mask, seq_idx, h.device)
             whole, length = shard.whole, shard.length
@@ -357,7 +358,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         seen = length + (0 if cache is None else cache.seen)
         split = cache is not None and groups[0][1].shape != (batch, length)
         states = [tokens.h.new_zeros(batch, length, channels)] * (len(self.layers) + 1 if every else 1)
-        parts = []
+        parts: list[Any] = []
         for rows, order in groups:
             part = cache.of_rows(rows) if split and cache is not None else cache
             if order.shape[1]:
