@@ -224,7 +224,7 @@ class StreamingCache(Cache):
         begun = mask.new_full(mask.shape[:1], self.seen > 0) if begun is None else begun
         late, after = (begun & ~mask.all(dim=1)).any(), (mask[:, 1:] < mask[:, :-1]).any()
         if traced():
-            device_check(~late, "padding after the first token of a stream, in a compiled model")
+            device_check(lambda: ~late, "padding after the first token of a stream, in a compiled model")
             must_split, must_move = False, True
         else:
             full, must_split, must_move = torch.stack([mask.all(), late, after]).tolist()

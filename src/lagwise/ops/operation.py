@@ -87,11 +87,11 @@ def kept_apart(x: Tensor, *_: Any) -> bool:
     return in_graph() and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
-def device_check(holds: Tensor, message: str) -> None:
-    """Have the device fail where a condition does not hold, for which the host does not wait: eagerly and in graphs,
-    but not in exports and traces."""
+def device_check(holds: Callable[[], Tensor], message: str) -> None:
+    """Have the device fail where a condition does not hold, for which the host does not wait: eagerly and in graphs.
+    Exports and traces do not compute it."""
     if in_graph() or not traced():
-        torch._assert_async(holds, message)
+        torch._assert_async(holds(), message)
 
 
 def intercepted() -> bool:

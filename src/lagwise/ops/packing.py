@@ -158,7 +158,7 @@ class Layout:
         """Have the device fail at the first batch with padding between two tokens of a document, where it cannot be
         moved, or the host should not wait to know: in graphs, and before graphs on a GPU."""
         if self.mask is not None:
-            device_check(~_holes(self).any(), "padding between tokens, in a compiled model; leave it out")
+            device_check(lambda: ~_holes(self).any(), "padding between tokens, in a compiled model; leave it out")
 
     @_once
     def extents(self) -> tuple[Tensor, Tensor, int]:
