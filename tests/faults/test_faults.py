@@ -175,7 +175,7 @@ def faults(request: pytest.FixtureRequest, server: Any, files: Path, tmp_path: P
     return Faults(server, request.param, files, tmp_path)
 
 
-USUAL = ("train", "import")
+USUAL = (pytest.param("train", marks=pytest.mark.slow), "import")
 
 
 @pytest.mark.parametrize("faults", USUAL, indirect=True)

@@ -122,6 +122,7 @@ def test_kernels_stay_in_float32_in_a_bfloat16_model(tmp_path: Path) -> None:
         halved(torch.randint(30, (1, 20)))
 
 
+@pytest.mark.slow
 def test_encoders_and_defaults_are_converted_too() -> None:
     torch.manual_seed(0)
     decoder = LagwiseModel(LagwiseConfig(hidden_size=8, num_hidden_layers=1, block=BLOCKS["gtu"]))

@@ -53,7 +53,7 @@ torch.testing.assert_close(found, exact)
 
 
 @pytest.mark.real_device
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["torch.inference_mode()", "torch.autocast('cpu', torch.bfloat16)"])
 def test_gradients_in_operators_do_not_depend_on_where_they_were_imported(context: str) -> None:
     subprocess.run([sys.executable, "-c", _IMPORTED.format(context=context)], check=True)

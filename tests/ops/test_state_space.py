@@ -250,6 +250,7 @@ def test_many_tokens_by_blocks() -> None:
     assert (y[:, -10_000:] - end[:, -10_000:]).abs().max() < 1e-4 * end.abs().max()
 
 
+@pytest.mark.slow
 def test_certified_errors_are_those_of_the_float32_kernel() -> None:
     """For slow oscillations at high frequency, rounding a pole by 1e-7 changes its gain far more."""
     lags = torch.arange(6000, dtype=torch.float64)

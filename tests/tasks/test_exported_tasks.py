@@ -33,7 +33,7 @@ def test_trained_models_are_exported(name: str, runs: dict[str, Path]) -> None:
     assert export_run(runs[name], format="pt2")["difference"] < 1e-5
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LABELLED)
 def test_first_answers_are_exported(name: str, tmp_path: Path) -> None:
     found = export_run(first_answer(name, tmp_path), format="pt2")

@@ -148,7 +148,7 @@ def test_resuming_is_exact(tiny_recipe: Recipe, tmp_path: Path, graphs: Graphs) 
     assert all(torch.equal(found[name], weight) for name, weight in whole.items())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True, "clip": 0.1}], ids=str)
 def test_no_step_needs_what_the_next_overwrites(
     options: dict[str, Any], tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_card: None

@@ -87,6 +87,7 @@ def on_two_processors() -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")
 def test_processes_on_different_processors_keep_the_same_weights() -> None:
     assert run_together(on_two_processors) == [0, 0]

@@ -30,7 +30,7 @@ def sharded(recipe: Recipe) -> Recipe:
     return recipe
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["language_modelling", "masked_language_modelling"])
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_two_processes_share_a_batch_or_its_sequences(

@@ -58,6 +58,7 @@ def by_distance(marks: np.ndarray, labels: np.ndarray) -> float:
     return 0.5 + np.abs(np.cumsum(2 * joined - 1)).max() / len(joined)
 
 
+@pytest.mark.slow
 def test_images_show_the_distractors_that_fit() -> None:
     images, _, drawing, _ = drawn(32)
     distractors = (drawing.centres[:, 2 * CONTOUR :: DISTRACTOR, 0] > 0).sum(1)
