@@ -19,7 +19,7 @@ from lagwise.runs.evaluate import open_run, require_unchanged
 from lagwise.tasks.base import TaskData
 
 _ROWS, _STEPS = 32, 250  # training examples for the calibration, and steps of each
-_LEAST = 1e-7  # probability, so that its logarithm is finite
+_MIN_PROBABILITY = 1e-7  # so that logarithms are finite
 _QUANTIZED = ["MatMul", "Gemm"]  # products with weights; states and all else stay in float32
 
 
@@ -118,4 +118,4 @@ class FileModel:
         if self.regresses:
             return SimpleNamespace(regression_outputs=y.flatten(1, 2))
         several = self.config.problem_type == "multi_label_classification"
-        return SimpleNamespace(logits=y.logit(_LEAST) if several else y.clamp(min=_LEAST).log())
+        return SimpleNamespace(logits=y.logit(_MIN_PROBABILITY) if several else y.clamp(min=_MIN_PROBABILITY).log())

@@ -139,14 +139,14 @@ def hidden_model(model: Any, window: int | None = None, stride: int | None = Non
 
 def windows(parts: Iterable[np.ndarray], size: int, step: int) -> Iterator[tuple[int, np.ndarray, bool]]:
     """The start and the items of each window of arrays in a row, and whether it is the last, which may be shorter."""
-    held, start = np.empty(0, dtype=np.int64), 0
+    rest, start = np.empty(0, dtype=np.int64), 0
     for part in parts:
-        held = np.concatenate([held, part])
-        while len(held) > size:  # another window follows
-            yield start, held[:size], False
-            held, start = held[step:], start + step
-    if len(held):
-        yield start, held, True
+        rest = np.concatenate([rest, part])
+        while len(rest) > size:  # another window follows
+            yield start, rest[:size], False
+            rest, start = rest[step:], start + step
+    if len(rest):
+        yield start, rest, True
 
 
 class _Reader:
