@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -181,6 +182,12 @@ def is_full_disk(error: BaseException) -> bool:
 def of_library(error: Exception) -> bool:
     """Whether a library in Rust reports an error of the system, with a type of its own."""
     return not isinstance(error, OSError | ValueError) and "(os error " in str(error)
+
+
+def file_digest(path: Path) -> bytes:
+    """The SHA-256 hash of a file's content, which is not held in memory."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from lagwise.data.reading import (
 )
 from lagwise.data.row_files import JSON, check_reader, has_records, open_parquet, plain_table, read_records, read_table
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, deal, split_shares, text_between, text_places
-from lagwise.files import expanded, one_line
+from lagwise.files import expanded, file_digest, one_line
 from lagwise.tables import shown
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ def _content(path: Path) -> bytes:
 
 @lru_cache(maxsize=1 << 16)
 def _digest(path: Path, state: tuple[int, ...]) -> bytes:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").digest()
+    return file_digest(path)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from lagwise.data.options import MADE_OF_TEXT
 from lagwise.data.sources import Source, open_source
 from lagwise.data.splits import SPLITS
 from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, pieces, tokenizer_folder
+from lagwise.files import file_digest
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def content_key(source: Source | RowSource, tokenizer: str, vocab_size: int) -> 
         made_of[2] = "folder"
         for file in sorted(folder.glob("*")):
             if file.name in _TOKENIZER_FILES or file.suffix == ".model":
-                made_of.append(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}")
+                made_of.append(f"{file.name}:{file_digest(file).hex()}")
     return hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:24]
 
 

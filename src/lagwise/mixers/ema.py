@@ -164,7 +164,7 @@ class EMAMixer(Derived, Mixer):
         return F.silu(y + self.omega * token).to(x.dtype), after
 
     def _late(self, ssm: DiagonalSSM) -> Tensor:
-        """What is left of a token that leaves the window, ``(dimension, channels)``."""
+        """The weight that is left of a token that leaves the window, ``(dimension, channels)``."""
         return (ssm.exponents[0] * (self.kernel.truncation or 0)).exp()
 
     def _averaged(self, ssm: DiagonalSSM, x: Tensor, average: Tensor) -> tuple[Tensor, Tensor]:

@@ -110,23 +110,30 @@ def stream_example(model: Any, step: Any) -> tuple[Tensor, Tensor]:
 
 
 def export_c(
-    model: Any, folder: Path, title: str, notes: Sequence[str], integers: Path | None = None
+    model: Any,
+    graph: Path,
+    figures: Mapping[str, Any],
+    title: str,
+    notes: Sequence[str],
+    integers: Path | None = None,
 ) -> dict[str, Any]:
-    """Write a model's step as C code (`write_c`), with the figures of `export_step`.
+    """Write a model's step as C code (`write_c`), beside its ONNX file, which is removed.
 
     Args:
+        graph: The step as an ONNX file, ``step.onnx``.
+        figures: The figures of `export_step` for it, which are part of the result.
+        title, notes: As of `write_c`.
         integers: The step in 8-bit integers, an ONNX file that is written instead; the code is compared with it.
     """
     step = step_of(model)
     given, expected = stream_example(model, step)
-    graph, limit = folder / "step.onnx", TOLERANCE
-    figures = export_step(model, graph)
+    limit = TOLERANCE
     if integers is not None:
         run = ExportedStep(integers, step.start(1))
         expected, limit = torch.stack([run(each).reshape(expected.shape[1:]) for each in given]), INTEGER_TOLERANCE
     limit *= float(expected.abs().max())
     tensors, count = (given.numpy(), expected.numpy()), multiplications(graph)
-    written = write_c(integers or graph, folder, *tensors, limit, count, title, notes)
+    written = write_c(integers or graph, graph.parent, *tensors, limit, count, title, notes)
     graph.unlink()
     return {"states": figures["states"], "checked_tokens": figures["checked_tokens"], **written}
 

@@ -304,7 +304,6 @@ class LagwiseModel(LagwisePreTrainedModel):
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
         shard, whole = None, Layout(mask, seq_idx)
-        groups: Groups = []
         if group is not None:
             shard = Shard(group, batch, length, mask, seq_idx, h.device)
             whole, length = shard.whole, shard.length

@@ -251,7 +251,7 @@ class Operation:
         )  # fmt: skip
 
     def whole(self) -> type[Engine] | None:
-        """What the operator of `in_graphs` computes by default."""
+        """Return the engine that the operator of `in_graphs` computes by default; None for the definition."""
         return None
 
     def __call__(self, *args: Any) -> Any:
@@ -292,7 +292,7 @@ class Operation:
         return next((name for name, each in self.engines.items() if each is engine), PLAIN)
 
     def explain(self, *args: Any) -> str:
-        """Which engine computes these arguments, and which do not serve them."""
+        """Say which engine computes these arguments, and which do not serve them."""
         args = self._filled(args)
         refused = [name for name, engine in self.engines.items() if not engine.serves(*args)]
         why = f" (not for these arguments: {', '.join(refused)})" if refused else ""

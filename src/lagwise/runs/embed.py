@@ -149,7 +149,7 @@ def _table(held: Sequence[Vector]) -> pa.Table:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """Of what a table's vectors are; nothing for a file of others."""
+    """The metadata of a table of vectors; empty for another file."""
     try:
         return json.loads((parquet.read_schema(path).metadata or {}).get(_ABOUT, b"{}"))
     except pa.ArrowException:

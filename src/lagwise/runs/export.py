@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 from contextlib import suppress
@@ -13,12 +12,13 @@ import torch
 from transformers.utils import IMAGE_PROCESSOR_NAME
 
 from lagwise._version import __version__
-from lagwise.files import beside, is_unused, read_json, saved_whole, write_json
+from lagwise.files import beside, file_digest, is_unused, read_json, saved_whole, write_json
 from lagwise.models.c_code import generate
 from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.conversion import CONVERSION_FILE
-from lagwise.models.export import EXPORTS, export_c, require_format, step_of
+from lagwise.models.export import EXPORTS, export_c, require_format
 from lagwise.models.loading import load_model, quiet
+from lagwise.models.signal_step import stream_of
 from lagwise.tables import known
 
 EXPORT_FILE = "export.json"  # marks a folder that holds exported files
@@ -74,18 +74,18 @@ def export_run(
     with tempfile.TemporaryDirectory() as made, quiet():
         model, graph, integers = model.float(), Path(made, "step.onnx"), None
         figures: dict[str, Any] = {}
+        step = EXPORTS["step"](model, graph) if format == "c" or quantize is not None else {}
         if quantize is not None:
             from lagwise.runs.quantize import compare, quantize_step
 
             integers = Path(made, "integers.onnx")
-            EXPORTS["step"](model, graph)
             data = quantize_step(run, model, graph, integers, progress=progress)
             if format == "c":
                 generate(integers, Path(made, "step.c"))  # may refuse it, before recordings are scored
             figures["int8"] = compare(data, model, integers, progress=progress)
         if format == "c":
             title = f"One step of {run.name}, exported by lagwise {__version__}."
-            figures |= export_c(model, Path(made), title, _notes(run, model, figures.get("int8")), integers)
+            figures |= export_c(model, graph, step, title, _notes(run, model, figures.get("int8")), integers)
         elif integers is None:
             figures |= EXPORTS[what](model, Path(made, name), **sides)
         if integers is not None and format == "c":
@@ -109,10 +109,10 @@ def export_run(
 
 
 def _notes(run: Path, model: Any, integers: dict[str, Any] | None) -> list[str]:
-    """What the header of C code says about a model: inputs, outputs, and the certificate of its conversion."""
+    """Lines about a model for the header of C code: inputs, outputs, and the certificate of its conversion."""
     lines = [f"Model: {type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters."]
     if not isinstance(model, LagwiseForCausalLM):
-        stream: Any = step_of(model).stream
+        stream: Any = stream_of(model)
         lines.append(f"Inputs: {stream.stride} samples of {stream.features} features, scaled as in the training data.")
         if hasattr(model, "classifier"):
             lines.append("Outputs: the probabilities of these classes, in order:")
@@ -139,8 +139,7 @@ def _meta(run: Path, out: Path, name: str, model: Any, tokenizer: Any) -> dict[s
     before: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         before = read_json(out / EXPORT_FILE)
-    with open(run / "model.safetensors", "rb") as file:
-        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    weights = file_digest(run / "model.safetensors").hex()
     others = [key for key, value in before.items() if isinstance(value, dict) and key != name]
     if others and before.get("weights", weights) != weights:
         raise FileExistsError(f"{str(out)!r} has {others[0]} of another model; remove it, or choose another `out`")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from lagwise.data import open_source
 from lagwise.data.tokenizers import encode_texts, spellings
-from lagwise.files import RECIPE_FILE, lock, one_line, saved_whole
+from lagwise.files import RECIPE_FILE, file_digest, lock, one_line, saved_whole
 from lagwise.models.carried import CarriedStates
 from lagwise.models.loading import load_language_model
 from lagwise.process import Stopped
@@ -127,7 +126,7 @@ class Watch:
         self._streams: OrderedDict[str | None, tuple[int, int]] = OrderedDict()  # row and last token; the latest last
         self.lines, self._rows = 0, 0  # so far
         self.place: dict[str, int] = {}  # of the next line in a file: `device`, `inode` and `offset`
-        weights = hashlib.sha256((Path(run) / "model.safetensors").read_bytes()).hexdigest()
+        weights = file_digest(Path(run) / "model.safetensors").hex()
         self._own = {"model": weights, "field": by, "learning rate": learn}
         self.by, self.scores = by, np.empty(0)
         if state is not None and state.exists():
@@ -328,7 +327,7 @@ def watch_run(
 
 
 def _read(descriptor: int, stop: _Stop) -> Iterator[bytes]:
-    """What comes from a pipe or terminal, at once."""
+    """Yield the bytes of a pipe or terminal as they come."""
     while data := stop.wait(lambda: os.read(descriptor, _READ)):
         yield data
 

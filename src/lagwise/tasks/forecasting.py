@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from torch.utils.data import Dataset
 from lagwise.data.examples import epoch_order
 from lagwise.data.options import DataOptions
 from lagwise.data.splits import split_sizes
-from lagwise.files import expanded
+from lagwise.files import expanded, file_digest
 from lagwise.forecasting.gaps import carry_forward, scales
 from lagwise.models import LagwiseForPrediction
 from lagwise.tables import Count
@@ -68,8 +67,7 @@ class Forecasting(Task):
         return {"inputs": {"name": "values", "features": 2 * self.patch}, "prediction_length": self.horizon}
 
     def key(self) -> str:
-        with open(expanded(str(self.data.source)), "rb") as file:
-            return f"{hashlib.file_digest(file, 'sha256').hexdigest()}-{self.time}-{self.series}"
+        return f"{file_digest(expanded(str(self.data.source))).hex()}-{self.time}-{self.series}"
 
     def _read(self, source: str) -> Any:
         from lagwise.forecasting import read_series  # needs pandas
