@@ -84,6 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train --data my.txt --recipe tnn-mlm",
         "train --data my.txt --recipe transformer-mlm",
         "train --data reviews.csv --recipe classify task.text=review task.label=stars",
+        "train --data sounds --recipe series",
         "convert runs/best-lm --tolerance 1e-3",
     ):
         lagwise(folder, command.split())
