@@ -53,12 +53,12 @@ def train(text: Path, run: Path) -> Iterator[dict[str, int]]:
     words += [f"training.{option}" for option in plan]
     command = ["lagwise", "train", "--recipe", "tnn-lm", "--data", str(text), "--out", str(out), *words]
     with subprocess.Popen([sys.executable, "-m", *command]) as process:
-        log, seen = out / "metrics.jsonl", 0
+        log, due = out / "metrics.jsonl", 0
         while process.poll() is None:
             lines = log.read_text().splitlines() if log.exists() else []
-            if len(lines) > seen:
-                seen = len(lines)
-                yield sample(process.pid, json.loads(lines[-1])["step"])
+            if lines and (step := json.loads(lines[-1])["step"]) >= due:
+                due = step + steps // SAMPLES
+                yield sample(process.pid, step)
             time.sleep(1)
     assert process.returncode == 0
 
@@ -124,7 +124,7 @@ def draw(out: Path, results: dict[str, Any]) -> None:
     for axis, (job, result) in zip(axes[0], results.items(), strict=True):
         amounts = [row["amount"] for row in result["rows"]]
         axis.plot(amounts, [row["memory"] / 2**20 for row in result["rows"]], color="#0b6e4f")
-        axis.set(xlabel=UNITS[job], ylabel="memory, MiB", title=job, ylim=(0, None))
+        axis.set(xlabel=UNITS[job], ylabel="memory, MiB", title=job, ylim=(0, 800))
         files = axis.twinx()
         files.plot(amounts, [row["files"] for row in result["rows"]], color="#9aa0a6")
         files.set(ylabel="open files", ylim=(0, 60))
