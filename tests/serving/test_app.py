@@ -149,7 +149,7 @@ def test_a_template_that_raises_an_error(
         ({"n": 2, "best_of": 3}, 400, "best_of must be n, 2"),
         ({"logprobs": 2, "echo": True}, 400, "logprobs is not supported with echo"),
         ({"logprobs": 21}, 400, "logprobs"),
-        ({"max_tokens": 501}, 400, "adds at most 500 tokens"),
+        ({"max_tokens": 501}, 400, "exceeds this server's limit of 500"),
         ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
         ({"temperature": 2.1}, 400, "temperature: Input should be less than or equal to 2"),
         ({"top_p": 0}, 400, "top_p: Input should be greater than 0"),
