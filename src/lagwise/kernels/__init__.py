@@ -16,7 +16,7 @@ from lagwise.kernels.s4d import S4DKernel
 from lagwise.kernels.sgconv import SGConvKernel
 from lagwise.kernels.spectral import SpectralKernel
 from lagwise.kernels.warped import WarpedKernel
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 
 _OWN: dict[str, type[LagKernel]] = {
     "rpe": RPEKernel,
@@ -33,7 +33,7 @@ _OWN: dict[str, type[LagKernel]] = {
     "hyena": HyenaKernel,
     "spectral": SpectralKernel,
 }
-KERNELS = Parts("kernel", LagKernel, "lagwise.kernels", _OWN)
+KERNELS = Registry("kernel", LagKernel, "lagwise.kernels", _OWN)
 
 
 def register_kernel(name: str, kernel: type[LagKernel]) -> None:

@@ -10,7 +10,7 @@ from lagwise.mixers.short_conv import ShortConvMixer
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.timestep_norm import TimestepNorm
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 
 _OWN: dict[str, type[Mixer]] = {
     "toeplitz": ToeplitzMixer,
@@ -23,7 +23,7 @@ _OWN: dict[str, type[Mixer]] = {
     "grid": GridMixer,
     "gtu2d": GTU2d,
 }
-MIXERS = Parts("mixer", Mixer, "lagwise.mixers", _OWN)
+MIXERS = Registry("mixer", Mixer, "lagwise.mixers", _OWN)
 
 
 def register_mixer(name: str, mixer: type[Mixer]) -> None:

@@ -34,7 +34,7 @@ from lagwise.serving.scheduler import Answer, Busy, Sampling, Scheduler, Stopped
 _GENERATION = ("/v1/completions", "/v1/chat/completions")
 _PATHS = ("/v1/models", "/v1/embeddings", "/health")
 _PUBLIC_PATHS = ("/", "/health")  # need no key
-_GRACE_SECONDS = 10  # seconds after an answer's deadline for reading the rest of it
+_GRACE_SECONDS = 10  # after an answer's deadline for reading the rest of it
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
 
 
