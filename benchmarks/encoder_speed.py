@@ -30,7 +30,7 @@ _SLOW = 60.0  # seconds of a pass above which fewer repeats are timed
 
 
 def encoder(recipe_name: str) -> LagwiseModel:
-    """The backbone of a recipe; RuntimeError if it differs from dense matrices in float64."""
+    """Build the backbone of a recipe; RuntimeError if it differs from dense matrices in float64."""
     recipe = load_recipe(recipe_name)
     torch.manual_seed(0)
     config = LagwiseConfig(**{"vocab_size": recipe.data.vocab_size, **recipe.model, "causal": False})
@@ -102,15 +102,15 @@ if __name__ == "__main__":
     parser.add_argument("--tnn-roberta", action="store_true", help="also time the published sizes")
     parser.add_argument("--repeats", type=int, default=5, help="timed passes of each model (5)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (2)")
-    given = parser.parse_args()
+    args = parser.parse_args()
     keep_freed_memory()
     share_cores()
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(args.threads)
     main(
-        given.out,
-        [int(n) for n in given.lengths.split(",")],
-        [int(n) for n in given.batches.split(",")],
-        given.dtypes.split(","),
-        ["encoder-base", *(["tnn-roberta"] if given.tnn_roberta else [])],
-        given.repeats,
+        args.out,
+        [int(n) for n in args.lengths.split(",")],
+        [int(n) for n in args.batches.split(",")],
+        args.dtypes.split(","),
+        ["encoder-base", *(["tnn-roberta"] if args.tnn_roberta else [])],
+        args.repeats,
     )

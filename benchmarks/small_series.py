@@ -52,18 +52,18 @@ class Series(NamedTuple):
 
 
 def load_series() -> dict[str, Series]:
-    """Small series that sktime, statsmodels and vega_datasets carry."""
+    """Load small series that sktime, statsmodels and vega_datasets carry."""
     import statsmodels.api as sm  # type: ignore[missing-import]
     from sktime import datasets  # type: ignore[missing-import]
     from statsmodels.datasets import elec_equip  # type: ignore[missing-import]
     from vega_datasets import local_data  # type: ignore[missing-import]
 
-    found: dict[str, Series] = {}
+    series_by_name: dict[str, Series] = {}
 
     def add(values: Any, period: int, horizon: int, **names: Any) -> None:
         for name, column in names.items():
             x = np.asarray(values if column is None else values[column], dtype=np.float64).ravel()
-            found[name] = Series(x, period, horizon)
+            series_by_name[name] = Series(x, period, horizon)
 
     def table(name: str) -> Any:
         return getattr(sm.datasets, name).load_pandas().data
@@ -72,9 +72,9 @@ def load_series() -> dict[str, Series]:
     add(datasets.load_shampoo_sales(), 12, 6, shampoo=None)
     add(datasets.load_PBS_dataset(), 12, 12, pbs=None)
     add(datasets.load_lynx(), 1, 10, lynx=None)
-    spending, others = datasets.load_uschange()
+    spending, changes = datasets.load_uschange()
     add(spending, 4, 8, consumption=None)
-    add(others, 4, 8, **{str(name).lower(): name for name in others})
+    add(changes, 4, 8, **{str(name).lower(): name for name in changes})
     add(table("co2").co2.resample("MS").mean().interpolate()[-240:], 12, 12, co2=None)
     add(table("elnino").iloc[-25:, 1:], 12, 12, elnino=None)
     add(table("macrodata"), 4, 8, realgdp="realgdp", infl="infl", unemp="unemp", realinv="realinv", bills="tbilrate")
@@ -93,7 +93,7 @@ def load_series() -> dict[str, Series]:
     add(elec_equip.load().data, 12, 12, elec_equip=None)
     iowa = local_data.iowa_electricity()
     add(iowa[iowa.source == "Fossil Fuels"], 1, 3, fossil="net_generation")
-    return found
+    return series_by_name
 
 
 def load_fresh() -> dict[str, Series]:
@@ -108,10 +108,10 @@ def load_fresh() -> dict[str, Series]:
 
 
 def origins(series: Series) -> list[int]:
-    """The rows from which a series is forecast: its last five horizons, those with three horizons and two seasons
-    before them."""
-    rows, least = len(series.values), max(3 * series.horizon, 2 * series.period + 2, 10)
-    return [at for i in range(ORIGINS, 0, -1) if (at := rows - i * series.horizon) >= least]
+    """Choose the rows from which a series is forecast: its last five horizons, those with three horizons and two
+    seasons before them."""
+    rows, min_rows = len(series.values), max(3 * series.horizon, 2 * series.period + 2, 10)
+    return [at for i in range(ORIGINS, 0, -1) if (at := rows - i * series.horizon) >= min_rows]
 
 
 Forecast = tuple[np.ndarray, np.ndarray, np.ndarray, str]  # and the ends of intervals, and what was chosen
@@ -127,15 +127,15 @@ def by_lagwise(x: np.ndarray, period: int, horizon: int) -> Forecast:
 def by_ets(x: np.ndarray, period: int, horizon: int) -> Forecast:
     from statsforecast.models import AutoETS  # type: ignore[missing-import]
 
-    made = AutoETS(season_length=period).forecast(x, horizon, level=[90])
-    return made["mean"], made["lo-90"], made["hi-90"], ""
+    forecast = AutoETS(season_length=period).forecast(x, horizon, level=[90])
+    return forecast["mean"], forecast["lo-90"], forecast["hi-90"], ""
 
 
 def by_season(x: np.ndarray, period: int, horizon: int) -> Forecast:
     from statsforecast.models import SeasonalNaive  # type: ignore[missing-import]
 
-    made = SeasonalNaive(season_length=period).forecast(x, horizon, level=[90])
-    return made["mean"], made["lo-90"], made["hi-90"], ""
+    forecast = SeasonalNaive(season_length=period).forecast(x, horizon, level=[90])
+    return forecast["mean"], forecast["lo-90"], forecast["hi-90"], ""
 
 
 METHODS: dict[str, Callable[[np.ndarray, int, int], Forecast]] = {
@@ -146,13 +146,13 @@ METHODS: dict[str, Callable[[np.ndarray, int, int], Forecast]] = {
 
 
 def measure(series: Series, method: str) -> dict[str, Any]:
-    """Mean scaled error, coverage and processor seconds over the origins."""
+    """Measure mean scaled error, coverage and processor seconds over the origins."""
     errors, inside, names, began = [], [], [], time.process_time()
     for at in origins(series):
         x, true = series.values[:at], series.values[at : at + series.horizon]
-        made, lower, upper, name = METHODS[method](x, series.period, series.horizon)
+        forecast, lower, upper, name = METHODS[method](x, series.period, series.horizon)
         scale = np.abs(x[series.period :] - x[: -series.period]).mean()
-        errors.append(np.abs(made - true).mean() / scale)
+        errors.append(np.abs(forecast - true).mean() / scale)
         inside.append(((lower <= true) & (true <= upper)).mean())
         names.append(name)
     seconds = (time.process_time() - began) / len(errors)
@@ -162,15 +162,15 @@ def measure(series: Series, method: str) -> dict[str, Any]:
 def table_rows(
     rows: Sequence[Mapping[str, Any]], methods: Sequence[str] = tuple(METHODS)
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """Columns and lines of the table: a line for each series, and the means."""
+    """Format columns and lines of the table: a line for each series, and the means."""
     columns = ("series", "rows", *(f"MASE, {name}" for name in methods), *(f"coverage, {name}" for name in methods))
     lines = []
     for row in rows:
         cells = [f"{row[name][kind]:.{digits}f}" for kind, digits in (("mase", 3), ("coverage", 2)) for name in methods]
         lines.append((row["series"] + ("" if row["development"] else " *"), str(row["rows"]), *cells))
-    for title, chosen in (("mean", rows), ("mean of *", [row for row in rows if not row["development"]])):
+    for title, selected in (("mean", rows), ("mean of *", [row for row in rows if not row["development"]])):
         cells = [
-            f"{np.mean([row[name][kind] for row in chosen]):.3f}" for kind in ("mase", "coverage") for name in methods
+            f"{np.mean([row[name][kind] for row in selected]):.3f}" for kind in ("mase", "coverage") for name in methods
         ]
         lines.append((title, "", *cells))
     return columns, lines
@@ -187,8 +187,8 @@ def main() -> None:
     methods = options.methods.split(",")
     for name, series in (load_fresh if options.fresh else load_series)().items():
         row = {"series": name, "rows": len(series.values), "period": series.period, "horizon": series.horizon}
-        found = {method: measure(series, method) for method in methods}
-        rows.append({**row, "origins": len(origins(series)), "development": name in DEVELOPMENT, **found})
+        results = {method: measure(series, method) for method in methods}
+        rows.append({**row, "origins": len(origins(series)), "development": name in DEVELOPMENT, **results})
     print_table("Small series", *table_rows(rows, methods))
     if "AutoETS" in methods:
         near = np.mean([row["lagwise"]["mase"] <= 1.05 * row["AutoETS"]["mase"] for row in rows])

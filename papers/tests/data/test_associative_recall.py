@@ -54,7 +54,7 @@ def test_splits_share_no_sequence() -> None:
 
 
 def test_examples_depend_only_on_split_length_vocabulary_seed_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BLOCK", 640)  # blocks of ten
+    monkeypatch.setattr(module, "_TOKENS_PER_BLOCK", 640)  # blocks of ten
     one, same, other = (
         AssociativeRecall(10).examples("train", 64, count, seed) for count, seed in ((1000, 1), (50, 1), (50, 2))
     )
@@ -108,7 +108,7 @@ def test_invalid_lengths_and_losses() -> None:
 
 def test_a_split_without_sequences_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are four sequences of length 4 over 4 tokens, and none is in the valid split."""
-    monkeypatch.setattr(module, "_BLOCK", 1 << 10)
+    monkeypatch.setattr(module, "_TOKENS_PER_BLOCK", 1 << 10)
     with pytest.raises(ValueError, match="none is left for the valid split"):
         AssociativeRecall(4).validation_examples(4, 100)
 

@@ -19,7 +19,7 @@ _SLICE_ELEMENTS = 1 << 17  # the products of a slice fit in the CPU cache; the f
 
 
 class RingState(NamedTuple):
-    """Past inputs, and the taps with lag 0 last."""
+    """State of a ring buffer: past inputs, and the taps with lag 0 last."""
 
     window: Window
     taps: Tensor
@@ -51,8 +51,8 @@ class RingBuffer(Mixer):
             return y.to(x.dtype), RingState(window, taps)
         size = max(1, _SLICE_ELEMENTS // (x.shape[0] * x.shape[2]))
         y = torch.zeros_like(x[:, 0])
-        for inputs, part in zip(window.tokens.split(size, 1), taps[-length:].split(size), strict=True):
-            y += (inputs * part).sum(1)
+        for inputs, taps_chunk in zip(window.tokens.split(size, 1), taps[-length:].split(size), strict=True):
+            y += (inputs * taps_chunk).sum(1)
         return y[:, None], RingState(window, taps)
 
 
