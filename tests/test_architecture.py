@@ -46,8 +46,8 @@ def test_packages_depend_only_on_lower_packages() -> None:
     for path, tree in trees().items():
         package, names = path.relative_to(PACKAGE).parts[0], imported(tree)
         allowed = {*PACKAGES[: PACKAGES.index(package) + 1], *TOP} if package in PACKAGES else {*PACKAGES, *TOP}
-        found = {name.split(".")[1] for name in names if name.startswith("lagwise.")}
-        assert found <= allowed or package == "__main__.py", path
+        imports = {name.split(".")[1] for name in names if name.startswith("lagwise.")}
+        assert imports <= allowed or package == "__main__.py", path
         assert not [name for name in names if name.partition(".")[0] == PAPERS.name], path
 
 
@@ -71,12 +71,12 @@ def imports_when_loaded(tree: ast.Module, modules: set[str], *, is_package: bool
                 yield node
                 yield from statements([*getattr(node, "body", []), *getattr(node, "orelse", [])])
 
-    found = set()
+    imports = set()
     for node in statements(tree.body):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "lagwise":
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in modules else str(node.module) for name in names}
-    return found & modules
+            imports |= {name if name in modules else str(node.module) for name in names}
+    return imports & modules
 
 
 def test_lower_packages_know_no_options_of_the_command_line() -> None:

@@ -42,10 +42,10 @@ def test_ski_equals_w_a_w_transposed(length: int, rank: int, degree: int) -> Non
     fast, exact = ski_product(x, a, degree=degree), ski_reference(x, a, degree=degree)
     torch.testing.assert_close(fast, exact, rtol=0, atol=1e-10)
     weight = torch.randn_like(fast)
-    for got, wanted in zip(
+    for got, expected in zip(
         torch.autograd.grad(fast, (x, a), weight), torch.autograd.grad(exact, (x, a), weight), strict=True
     ):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.covers("SKI-TNN §3.2.1")
@@ -68,8 +68,8 @@ def test_each_ragged_row_equals_w_a_w_transposed(rank: int, degree: int) -> None
     weight = torch.randn_like(x) * (x != 0)
     torch.testing.assert_close(fast * weight, exact * weight, rtol=0, atol=1e-10)
     gradients = (torch.autograd.grad(y, (tokens, a, local), weight, retain_graph=True) for y in (fast, exact))
-    for got, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (1, 3, 5), (2, 2, 5), (2, 3, 13)])
@@ -92,12 +92,12 @@ def test_causal_ski_equals_its_matrix(plan: SKIPlan, length: int) -> None:
     exact = torch.einsum("cij,bjc->bic", causal_ski_matrix(short, coarse, plan, length), x)
     torch.testing.assert_close(fast, exact, rtol=0, atol=1e-10)
     weight = torch.randn_like(fast)
-    for got, wanted in zip(
+    for got, expected in zip(
         torch.autograd.grad(fast, (x, values), weight, retain_graph=True),
         torch.autograd.grad(exact, (x, values), weight),
         strict=True,
     ):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.covers("SKI-TNN app. B")
@@ -168,13 +168,13 @@ def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
     exact = toeplitz_product(x, taps, engine="fft")
     assert (fast - exact).abs().max() <= 4e-3 * exact.abs().max()
     weight = torch.rand_like(fast)
-    for got, wanted in zip(
+    for got, expected in zip(
         torch.autograd.grad(fast, (x, taps), weight), torch.autograd.grad(exact, (x, taps), weight), strict=True
     ):
         if got.shape == x.shape:
-            assert (got - wanted).abs().max() <= 8e-3 * wanted.abs().max()
+            assert (got - expected).abs().max() <= 8e-3 * expected.abs().max()
         else:  # what a tap's change does is spread over its neighbours; all of them together agree
-            torch.testing.assert_close(got.sum(1), wanted.sum(1), rtol=2e-2, atol=1e-6)
+            torch.testing.assert_close(got.sum(1), expected.sum(1), rtol=2e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize(
