@@ -8,7 +8,7 @@ Triton counted as one pass over their inputs and outputs. A layer's are the diff
 and of one; the chain of best-lm counts as four layers. They are exact and repeatable; they predict no time. Bytes are
 also given as multiples of the least: every activation is written once and read once where it is used, in bfloat16, with
 norms, gates and residual sums fused into the products beside them, and the backward pass moves twice as much
-(`steps.step_models.least_bytes`).
+(`steps.step_models.min_bytes`).
 
 ``--before`` puts the figures of an earlier file beside the new ones. Needs a C++ compiler, and a build of PyTorch
 without CUDA.
@@ -38,7 +38,7 @@ from steps.step_models import (  # noqa: E402
     build,
     cases,
     layers_between,
-    least_bytes,
+    min_bytes,
 )
 
 
@@ -55,7 +55,7 @@ def layer_counts(name: str, hidden: int, batch: int, length: int, by_line: bool 
     figures = ("calls", "bytes", "flops", "peak", "waits")
     row = {"model": name, "batch": batch, "length": length, "hidden": hidden}
     row |= {each: (getattr(three, each) - getattr(one, each)) / layers for each in figures}
-    row["times_least"] = row["bytes"] / least_bytes(name, batch * length, hidden)
+    row["times_least"] = row["bytes"] / min_bytes(name, batch * length, hidden)
     if by_line:
         row["places"] = {
             line: [(a - b) / layers for a, b in zip(figures_of_three, one.by_line[line], strict=True)]

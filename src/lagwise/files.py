@@ -16,8 +16,8 @@ from typing import Any
 
 LOCK = ".lock"
 PARTIAL = ".saving"  # prefix of unfinished files and folders; the next process removes them
-RECIPE_FILE = "recipe.yaml"  # of a run
-RUN_FILE = "run.json"  # of a run: its data's key and the versions of packages
+RECIPE_FILE = "recipe.yaml"  # in a run's folder
+RUN_FILE = "run.json"  # in a run's folder: the key of its data and the versions of packages
 TOKENIZER = "tokenizer"  # folder of a run, for its copy of the tokenizer
 _RUN_MARKERS = ({LOCK}, {RECIPE_FILE, RUN_FILE}, {"config.json", "model.safetensors"})
 

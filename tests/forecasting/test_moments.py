@@ -40,7 +40,7 @@ def test_moments_equal_those_of_explicit_windows(level: str, rows: int) -> None:
 @pytest.mark.parametrize("at_a_time", [1, 7, 19])
 def test_products_are_computed_some_rows_at_a_time(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = window_moments(series(64), LOOK_BACK, HORIZON)
-    monkeypatch.setattr("lagwise.forecasting.moments._ROWS_PER_BATCH", at_a_time)
+    monkeypatch.setattr("lagwise.forecasting.moments._PRODUCT_ROWS_PER_BATCH", at_a_time)
     parts = window_moments(series(64), LOOK_BACK, HORIZON)
     np.testing.assert_allclose(parts.inputs, whole.inputs)
     np.testing.assert_allclose(parts.cross, whole.cross)

@@ -27,7 +27,7 @@ def plot_run(run: Path) -> list[Path]:
 def _plot_run(folder: Path) -> list[Path]:
     model, tokenizer = load_model(folder)
     run = recorded_run(folder)
-    size = getattr(run.task, "size", None)  # of images
+    size = getattr(run.task, "size", None)  # only tasks of images have one
     kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _MAX_KERNEL_LAGS)
     figures = run.task.figures(run.metrics, run.evaluation)
     learning, *results = figures

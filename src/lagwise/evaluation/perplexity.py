@@ -52,7 +52,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats / tokens); infinite if that exceeds floating-point numbers."""
+        """Perplexity per token, exp(nats / tokens); infinite if that exceeds floating-point numbers."""
         try:
             return math.exp(self.nats / self.tokens)
         except OverflowError:
@@ -152,7 +152,7 @@ class MaskedScore:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss) per hidden token."""
+        """Perplexity per hidden token, exp(loss)."""
         return math.exp(self.loss)
 
     @property

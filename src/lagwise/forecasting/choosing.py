@@ -24,7 +24,7 @@ _SMOOTHING_LOOK_BACK_ROWS = 200  # or 3 seasons
 _MAX_ORIGINS = 10  # rows from which candidates are fitted anew
 _MAX_VALUES_TIMES_ORIGINS = 20_000
 _AVERAGED_ERROR_RATIO = 1.15  # forecasters up to this times the lowest error are averaged
-_DEFAULT_PENALTY = 0.1  # where rows are too few to choose one
+_DEFAULT_PENALTY = 0.1  # used if there are too few rows to choose one
 _PENALTY_ROWS_SHARE = 0.2  # share of the rows before an origin on which penalties are chosen
 BASELINE = "last value"
 

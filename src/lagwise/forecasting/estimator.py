@@ -25,12 +25,12 @@ from lagwise.forecasting.groups import Rows, fit_groups
 from lagwise.forecasting.moments import window_count
 from lagwise.tables import check_integer, shown
 
-_RELATIVE_ROUNDING = 1e-12  # of forecasts that are the last value
-_MIN_VALUES_FOR_SCALE = 10  # before the held-out rows, of a series among others
+_RELATIVE_ROUNDING = 1e-12  # forecasts this close to the last value are set to it
+_MIN_VALUES_FOR_SCALE = 10  # before the held-out rows; otherwise all rows of a series give its scale
 
 
 class Scores(NamedTuple):
-    """Scores of forecasts: mean squared and mean absolute error on the standardised scale, the number of scored
+    """The scores of forecasts: mean squared and mean absolute error on the standardised scale, the number of scored
     windows per series, and the share of values within the intervals (None without intervals)."""
 
     mse: float

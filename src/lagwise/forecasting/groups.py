@@ -14,7 +14,7 @@ from lagwise.forecasting.unobserved import Stretch
 
 
 class Rows(NamedTuple):
-    """Rows of series ``(rows, series)`` with missing values filled in, and where these were missing."""
+    """A table of series ``(rows, series)`` with missing values filled in, and where these were missing."""
 
     filled: np.ndarray
     missing: np.ndarray
@@ -108,9 +108,9 @@ def fit_groups(design: Design, rows: Rows, cut: int, shared: bool | None, name: 
 
 
 def held_out_blocks(design: Design, cut: int, end: int) -> list[tuple[int, int]]:
-    """The begin and end of each block of held-out rows, the last one first: the rows after ``cut``, and blocks of as
-    many rows before it, ``design.folds`` together or as many as have a window and leave one of the rows before or after
-    them."""
+    """Compute the begin and end of each block of held-out rows, the last one first: the rows after ``cut``, and blocks
+    of as many rows before it, ``design.folds`` in all, or as many as have a window and leave one in the rows before or
+    after them."""
     size = end - cut
     blocks = [(cut, end)]
     for _ in range(design.folds - 1 if size else 0):

@@ -9,13 +9,13 @@ import numpy as np
 
 LEVELS = ("mean", "last", "none")
 _SERIES_PER_FFT_BATCH = 256
-_ROWS_PER_BATCH = 256  # of products
+_PRODUCT_ROWS_PER_BATCH = 256
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Second moments of windows of ``look_back`` inputs u and the ``horizon`` targets y that follow them, as sums over
-    the windows.
+    """The second moments of windows of ``look_back`` inputs u and the ``horizon`` targets y that follow them, as sums
+    over the windows.
 
     Shapes: inputs ``sum u u^T`` (look_back, look_back); cross ``sum u y^T`` (look_back, horizon). count is that of the
     windows. Inputs are in temporal order.
@@ -79,9 +79,9 @@ def window_moments(x: np.ndarray | Sequence[np.ndarray], look_back: int, horizon
     head, tail = (np.concatenate(rows, axis=1) for rows in (heads, tails))
     a = np.empty((look_back, width))
     a[0] = first
-    for begin in range(1, look_back, _ROWS_PER_BATCH):  # above the diagonal, some rows at a time
-        rows, columns = slice(begin - 1, min(begin + _ROWS_PER_BATCH, look_back) - 1), slice(begin - 1, None)
-        a[begin : begin + _ROWS_PER_BATCH, begin:] = tail[rows] @ tail[columns].T - head[rows] @ head[columns].T
+    for begin in range(1, look_back, _PRODUCT_ROWS_PER_BATCH):  # above the diagonal, some rows at a time
+        rows, columns = slice(begin - 1, min(begin + _PRODUCT_ROWS_PER_BATCH, look_back) - 1), slice(begin - 1, None)
+        a[begin : begin + _PRODUCT_ROWS_PER_BATCH, begin:] = tail[rows] @ tail[columns].T - head[rows] @ head[columns].T
     for i in range(1, look_back):
         a[i, i:] += a[i - 1, i - 1 : -1]
         a[i, :i] = a[:i, i]

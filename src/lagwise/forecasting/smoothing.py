@@ -64,8 +64,8 @@ class Smoothing(NamedTuple):
 
 
 class _States(NamedTuple):
-    """States of a smoothing: sums of squared errors ``(series, variants)``, the states after the last row of the same
-    shape, and the season ``(period, series, variants)``."""
+    """The states of a smoothing: sums of squared errors ``(series, variants)``, the states after the last row of the
+    same shape, and the season ``(period, series, variants)``."""
 
     squares: np.ndarray
     level: np.ndarray

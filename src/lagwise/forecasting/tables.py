@@ -64,7 +64,7 @@ class SeriesTable:
         return np.where(at >= 0, np.take_along_axis(x, at.clip(0), axis=0), np.nan)
 
     def next_times(self, count: int, end: int | None = None) -> pd.Index:
-        """The times of the next rows, by default after all rows."""
+        """Return the times of the next rows, by default after all rows."""
         after = self.grid.following(count)
         return after if end is None else self.frame.index[end:].append(after)[:count]
 
@@ -226,7 +226,7 @@ def _gap_notes(table: SeriesTable) -> list[str]:
 
 
 def _check_steps(frame: pd.DataFrame) -> None:
-    """ValueError for a series all of whose steps are multiples of several times of the grid that it shares."""
+    """Raise ValueError for a series all of whose steps are multiples of several times of the grid that it shares."""
     for name, observed in frame.notna().items():
         gcd = np.gcd.reduce(np.diff(np.flatnonzero(observed)))
         if gcd > 1 and observed.sum() > _MIN_VALUES:

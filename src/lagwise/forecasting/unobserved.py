@@ -23,7 +23,7 @@ class Stretch(NamedTuple):
 
 
 class Unobserved:
-    """Missing targets of all windows of some stretches.
+    """The missing targets of all windows of some stretches.
 
     A missing row r is target h of the window whose inputs are the rows ``r - h - look_back`` to ``r - h - 1``, if the
     stretch has that window. All these inputs are among the ``look_back + horizon - 1`` rows before r, so the forecasts
@@ -87,7 +87,7 @@ class Unobserved:
 
 
 class HeldOut(NamedTuple):
-    """Held-out windows, on which maps are compared: stretches of rows, and the longest look-back of a map."""
+    """The held-out windows on which maps are compared: stretches of rows, and the longest look-back of a map."""
 
     stretches: Sequence[Stretch]
     look_back: int

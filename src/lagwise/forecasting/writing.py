@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_PLOTTED_SERIES = 8
-_PLOTTED_HORIZONS = 3  # of the history
+_PLOTTED_HISTORY_HORIZONS = 3
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ def forecast_figure(history: pd.DataFrame, times: Any, forecast: np.ndarray, int
     from matplotlib.dates import ConciseDateFormatter
 
     count = min(_MAX_PLOTTED_SERIES, history.shape[1])
-    shown = history.iloc[-max(_PLOTTED_HORIZONS * len(times), 20) :]
+    shown = history.iloc[-max(_PLOTTED_HISTORY_HORIZONS * len(times), 20) :]
     columns = 1 if count <= 4 else 2
     rows = -(-count // columns)
     figure, grid = pyplot().subplots(

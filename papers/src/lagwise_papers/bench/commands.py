@@ -395,7 +395,7 @@ def serve(
     model, tokenizer = load_language_model(run)
     texts = [str(tokenizer.decode(ids.tolist())) for ids in run_prompts(run, prompts, prompt_tokens)]
     transformer = make_transformer(model, tokenizer) if peer else None
-    if compile:  # before the servers start, whose start has a time limit
+    if compile:  # now, because the start of the servers has a time limit
         model.compile_step(None, report=lambda line: typer.echo(line, err=True))
     options = {"peer": transformer, "tokenizer": tokenizer, "batched": batched, "compiled": compile}
     with started(run, max(counts), threads, **options) as servers:

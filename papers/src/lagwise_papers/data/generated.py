@@ -29,7 +29,7 @@ _ROWS = {"train": 96_000, "valid": 2_000, "test": 2_000}  # default sizes for Li
 _IMAGES = 200_000
 _PAIRS, _PASSAGE_CHARACTERS = 20_000, 4_000  # pairs of passages, and characters in each passage
 RETRIEVAL = "lra-retrieval"
-_MAX_PROCESSES = 61  # that Windows can wait for
+_MAX_PROCESSES = 61  # the most that Windows can wait for
 _FORMAT = 3  # raise when the same seed gives other data
 
 
@@ -137,7 +137,7 @@ def _pair(books: list[str], random: np.random.Generator, number: int) -> str:
     same = 1 - number % 2
     one, other = random.choice(len(books), 2, replace=False)
     if same:
-        room = len(books[one]) - 2 * _PASSAGE_CHARACTERS  # beside the two
+        room = len(books[one]) - 2 * _PASSAGE_CHARACTERS  # characters in neither passage
         cuts = np.sort(random.integers(0, room + 1, 2))
         starts = [(one, cuts[0]), (one, cuts[1] + _PASSAGE_CHARACTERS)]
         starts = [starts[i] for i in random.permutation(2)]
@@ -183,7 +183,7 @@ def generate(name: str, out: Path, *, rows: int | None, seed: int, texts: Path |
             raise BlockingIOError(f"another process is writing {str(out)!r}; wait until it ends") from error
         stack.callback(_remove, lock_file)
         stack.callback(shutil.rmtree, unfinished, ignore_errors=True)
-        if out.exists():  # since the lock was taken
+        if out.exists():  # written by another process before this one had the lock
             raise _exists(out)
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()

@@ -65,7 +65,7 @@ class RowFormat:
 
     def open(self, name: str) -> FormatSource:
         """Open the rows of a name as in `open_row_format`, or of a data set that is generated. Errors as there."""
-        from lagwise_papers.data.generated import RETRIEVAL, generated_source  # which import this module
+        from lagwise_papers.data.generated import RETRIEVAL, generated_source  # a circular import otherwise
 
         if name == RETRIEVAL:
             raise FileNotFoundError(

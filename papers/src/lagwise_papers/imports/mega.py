@@ -87,7 +87,7 @@ _OF_LAYER = {
 }
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "nffn_hidden_size", "ema_projection_size", "max_positions")
 _SIZES += ("shared_representation_size", "intermediate_size")
-_BUFFERS = ("_float_tensor", "token_type_ids")  # without meaning
+_BUFFERS = ("_float_tensor", "token_type_ids")  # unused by the model
 
 
 def from_mega(values: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Head:

@@ -66,7 +66,7 @@ def import_run(folder: Path, out: Path, *, text: Sequence[str] = (), labels: Seq
     tokenizer: Any = None
     try:
         tokenizer = _tokenizer(folder, kind, values, model.config.vocab_size)
-    except Exception as error:  # of whatever the folder holds in its place
+    except Exception as error:  # any file may be in the place of a tokenizer
         result["no_tokenizer"] = one_line(error)
     with quiet(), saved_whole(out, "the model", last="config.json") as partial:
         model.save_pretrained(partial)
