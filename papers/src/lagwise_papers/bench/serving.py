@@ -27,7 +27,7 @@ from lagwise.models import LagwiseForCausalLM
 from lagwise.progress import progress_bar
 from lagwise.training import load_run
 
-_TIMEOUT_SECONDS = 300  # timeout in seconds for a server to start and for an answer
+_TIMEOUT_SECONDS = 300  # for a server to start and for an answer
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def started(
 
 @contextmanager
 def running(name: str, command: Sequence[str], model: str, threads: int) -> Iterator[Server]:
-    """A server that a module's command starts, from its first answer on."""
+    """Start a server by a module's command, and yield it once it answers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
