@@ -227,11 +227,12 @@ def shard_difference(
     a, b = x.clone().requires_grad_(), x[:, local].clone().requires_grad_()
     y = reference(a, layout=Layout(mask, seq_idx))
     y.backward(slope)
-    local_layout = [None if t is None else t[:, local] for t in layout]
-    shard = Shard(dist.group.WORLD, rows, local.stop - local.start, *local_layout, x.device)
-    z = sharded(b, layout=Layout(*local_layout, shard=shard))
+    local_mask, local_seq_idx = (None if t is None else t[:, local] for t in layout)
+    assert dist.group.WORLD is not None
+    shard = Shard(dist.group.WORLD, rows, sizes[dist.get_rank()], local_mask, local_seq_idx, x.device)
+    z = sharded(b, layout=Layout(local_mask, local_seq_idx, shard=shard))
     z.backward(slope[:, local])
-    real = slice(None) if local_layout[0] is None else local_layout[0]
+    real = slice(None) if local_mask is None else local_mask
     assert a.grad is not None
     assert b.grad is not None
     pairs = [("the output", z[real], y[:, local][real], y), ("the gradient of x", b.grad, a.grad[:, local], a.grad)]
