@@ -66,17 +66,16 @@ def features(samples: np.ndarray, positions: np.ndarray, reach: int = REACH) -> 
 
 
 def without_wander(samples: np.ndarray) -> np.ndarray:
-    """Compute the samples at a quarter of the rate, less the median over 0.6 s of the median over 0.2 s (de Chazal et
-    al. 2004)."""
+    """Resample to a quarter of the rate and subtract the median over 0.6 s of that over 0.2 s (de Chazal et al.
+    2004)."""
     slow = samples[: len(samples) // EVERY * EVERY].reshape(-1, EVERY, samples.shape[1]).mean(1)
     wander = median_filter(median_filter(slow, (18, 1)), (54, 1))
     return slow - wander
 
 
 def long_rhythm(at: np.ndarray) -> np.ndarray:
-    """Compute the intervals before and after each beat as logarithms of ratios to means and high quantiles of `MINUTES`
-    beats and of the last `NEAR`, ``(beats, LONG_FEATURES)``. Their median would be that of premature beats where most
-    are."""
+    """Compute intervals before and after each beat as logarithms of ratios to means and high quantiles of `MINUTES`
+    beats and of the last `NEAR`, ``(beats, LONG_FEATURES)``. Their median would be premature where most beats are."""
     between = np.maximum(np.diff(at), 1) / RATE
     if not len(between):
         return np.zeros((len(at), LONG_FEATURES))

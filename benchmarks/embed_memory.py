@@ -56,8 +56,7 @@ def vector(name: str, model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @denormals_as_zero()
 def measured(name: str, length: int) -> dict[str, Any]:
-    """Measure CPU seconds and bytes, after a short text, for which libraries allocate their buffers; or why there are
-    none."""
+    """Measure CPU seconds and bytes, after a short text that allocates buffers; or say why there are none."""
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (_GIGABYTES << 30,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + _SECONDS,) * 2)

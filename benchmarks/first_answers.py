@@ -116,8 +116,7 @@ def minirocket(train: tuple[Any, Any], test: tuple[Any, Any], seed: int) -> floa
 
 
 def image_case(recipe: str, data: str) -> Case:
-    """Make a case of images, and support vector machines on their pixels and their gradients with the splits of
-    lagwise."""
+    """Make a case of images, and support vector machines on their pixels and gradients with our splits."""
 
     def simple(seed: int, gradients: bool) -> float:
         from sklearn.svm import SVC
@@ -144,8 +143,7 @@ def image_case(recipe: str, data: str) -> Case:
 
 
 def _gradients(pixels: np.ndarray) -> np.ndarray:
-    """Compute histograms of gradients of an image ``(channels, height, width)``, over cells of a quarter of its
-    side."""
+    """Compute gradient histograms of an image ``(channels, height, width)``, over cells of a quarter of its side."""
     hog: Any = importlib.import_module("skimage.feature").hog
     cell = pixels.shape[1] // 4, pixels.shape[2] // 4
     return hog(pixels, orientations=9, pixels_per_cell=cell, cells_per_block=(2, 2), channel_axis=0)
@@ -170,8 +168,7 @@ def text_case(recipe: str, data: str) -> Case:
 
 
 def sound_case(data: str) -> Case:
-    """Make a case of sounds in folders of classes, and logistic regression on the mean and the deviation of their
-    spectra."""
+    """Make a case of sounds in folders, and logistic regression on mean and deviation of their spectra."""
 
     def simple(seed: int) -> float:
         from scipy.io import wavfile
@@ -267,22 +264,21 @@ def main() -> None:
     options = parser.parse_args()
     results = json.loads(options.out.read_text())["results"] if options.out.is_file() else {}
     command = f"python benchmarks/first_answers.py {' '.join(sys.argv[1:])}"
-    overrides_by_kind = {"first answer": ["model=linear"]}
+    setups = {"first answer": ["model=linear"]}
     if options.trained:
-        overrides_by_kind["recipe"] = []
+        setups["recipe"] = []
     if options.alone:
-        overrides_by_kind["trained alone"] = ["training.first_answer=none"]
+        setups["trained alone"] = ["training.first_answer=none"]
     only = None if options.only is None else options.only.split(";")
     for name, make_case in cases(options).items():
         if only is not None and name not in only:
             continue
         case = make_case()
         if options.layers:
-            overrides_by_kind["layers alone"] = ["training.first_answer=none", "task.wide=false", *case.layers]
-        scores_by_kind, folder = results.setdefault(name, {}), options.runs / name.replace(", ", "-")
+            setups["layers alone"] = ["training.first_answer=none", "task.wide=false", *case.layers]
+        scores_by_kind, root = results.setdefault(name, {}), options.runs / name.replace(", ", "-")
         kinds: dict[str, Callable[[int], dict[str, Any]]] = {
-            kind: partial(measure, case, folder / kind.replace(" ", "-"), overrides)
-            for kind, overrides in overrides_by_kind.items()
+            kind: partial(measure, case, root / kind.replace(" ", "-"), overrides) for kind, overrides in setups.items()
         }
         for label, simple in case.simple.items():
             kinds[label] = partial(_timed, case, simple)

@@ -72,8 +72,7 @@ def train(run: Path, mixer: dict[str, Any], steps: int) -> None:
 
 @torch.inference_mode()
 def streaming_error(model: Any, tokens: int = 64) -> float:
-    """Compute the largest difference of logits between streaming after a prompt and the forward pass, relative to the
-    largest."""
+    """Compute the largest relative difference of logits between streaming after a prompt and the forward pass."""
     ids = torch.randint(model.config.vocab_size, (1, LENGTH + tokens))
     full = model(ids).logits[:, LENGTH:]
     cache = StreamingCache(model.config.num_hidden_layers)
