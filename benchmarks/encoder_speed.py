@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import ModernBertConfig, ModernBertModel
+from transformers import ModernBertConfig, ModernBertModel, PreTrainedModel
 
 from lagwise.models import LagwiseConfig, LagwiseModel
 from lagwise.process import keep_freed_memory, share_cores
@@ -53,44 +53,33 @@ def _dense(config: LagwiseConfig) -> LagwiseModel:
     return LagwiseModel(changed).eval()
 
 
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+@torch.inference_mode()
+def forward(model: nn.Module, ids: torch.Tensor) -> None:
+    model(ids)
 
 
-def main(out: Path, lengths: list[int], batches: list[int], dtypes: list[str], names: list[str], repeats: int) -> None:
+def main(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
+    names = ["encoder-base", *(["tnn-roberta"] if args.tnn_roberta else [])]
     ours = {name: encoder(name) for name in names}
     peer = ModernBertModel(ModernBertConfig(attn_implementation="sdpa")).eval()
-    models: dict[str, nn.Module] = {**ours, "ModernBERT-base": peer}
-    sizes = {name: parameters(model) for name, model in models.items()}
-    print(", ".join(f"{name} {size / 1e6:.0f}M" for name, size in sizes.items()) + "\n")
-    print(f"| dtype | batch | length | {' s | '.join(models)} s | {' | '.join(f'{n}, times faster' for n in ours)} |")
-    print("|---" * (3 + len(models) + len(ours)) + "|")
+    models: dict[str, PreTrainedModel] = {**ours, "ModernBERT-base": peer}
+    sizes = {name: model.num_parameters() for name, model in models.items()}
     rows = []
-    for batch in batches:
-        for dtype in dtypes:
+    for batch in map(int, args.batches.split(",")):
+        for dtype in args.dtypes.split(","):
             for model in models.values():
                 model.to(getattr(torch, dtype))
-            for length in lengths:
+            for length in map(int, args.lengths.split(",")):
                 ids = torch.randint(30000, (batch, length))
-
-                def forward(model: nn.Module, ids: torch.Tensor = ids) -> Callable[[], None]:
-                    def run() -> None:
-                        with torch.inference_mode():
-                            model(ids)
-
-                    return run
-
-                methods = {name: forward(model) for name, model in models.items()}
+                methods = {name: partial(forward, model, ids) for name, model in models.items()}
                 first = interleaved(methods, repeats=2, warmup=0)
                 slow = first["ModernBERT-base"].median > _SLOW
-                seconds = first if slow else interleaved(methods, repeats=repeats, warmup=0)
+                seconds = first if slow else interleaved(methods, repeats=args.repeats, warmup=0)
                 rows.append({"dtype": dtype, "batch": batch, "length": length, "seconds": seconds})
-                base = seconds["ModernBERT-base"].median
-                times = " | ".join(f"{seconds[name].median:.2f}" for name in models)
-                ratios = " | ".join(f"{base / seconds[name].median:.2f}x" for name in ours)
-                print(f"| {dtype} | {batch} | {length} | {times} | {ratios} |", flush=True)
-                save_results(out, " ".join(["python", *sys.argv]), {"parameters": sizes, "rows": rows})
+                medians = {name: round(seconds[name].median, 2) for name in models}
+                print(dtype, batch, length, medians, flush=True)
+                save_results(args.out, " ".join(["python", *sys.argv]), {"parameters": sizes, "rows": rows})
 
 
 if __name__ == "__main__":
@@ -106,11 +95,4 @@ if __name__ == "__main__":
     keep_freed_memory()
     share_cores()
     torch.set_num_threads(args.threads)
-    main(
-        args.out,
-        [int(n) for n in args.lengths.split(",")],
-        [int(n) for n in args.batches.split(",")],
-        args.dtypes.split(","),
-        ["encoder-base", *(["tnn-roberta"] if args.tnn_roberta else [])],
-        args.repeats,
-    )
+    main(args)
