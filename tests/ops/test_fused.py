@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
 from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
-from lagwise.kernels.network import KernelNetwork
+from lagwise.kernels import KernelNetwork
 from lagwise.mixers import ShortConvMixer
 from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.gtu import GTU

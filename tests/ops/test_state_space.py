@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lagwise.kernels import FreeKernel, RPEKernel
-from lagwise.kernels.modal import ModalKernel
+from lagwise.kernels import FreeKernel, ModalKernel, RPEKernel
 from lagwise.ops import Modes, reduce_taps, toeplitz_product
 from lagwise.ops.recurrence import DiagonalSSM, modal_prefill, modal_taps
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lagwise.kernels.diagonal import DiagonalKernel, zoh_modes
+from lagwise.kernels.diagonal import DiagonalKernel, Side
 from lagwise.tables import check_integer
 
 _STD_OMEGA, _MAX_OMEGA = 0.25, 1.0  # deviation and largest magnitude of omega before training
@@ -57,15 +57,10 @@ class CEMAKernel(DiagonalKernel):
             bound = math.erf(_MAX_OMEGA / (_STD_OMEGA * math.sqrt(2)))
             self.omega.uniform_(-bound, bound).erfinv_().mul_(_STD_OMEGA * math.sqrt(2))
 
-    def real_sides(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """See `DiagonalKernel.real_sides`. Poles are in float64: rounded to float32, those near 1 would be off by much
-        of their decay."""
+    def sides(self) -> list[Side]:
         dtype, n = self.precision(self.alpha), self.alpha.shape[2]
         with torch.autocast(self.alpha.device.type, enabled=False):
             alpha, delta, theta = (p.double().sigmoid() for p in (self.alpha, self.delta, self.theta))
-            rate = (-torch.log1p(-alpha * delta)).log()
             angle = torch.arange(1, n + 1, device=theta.device) * (2 * math.pi / n * theta)
             weight = self.gamma.to(dtype) * (n**-0.5 * alpha[..., None]).to(dtype)
-        omega = self.omega.to(dtype)
-        rate, angle, weight = zoh_modes(rate, angle, weight, self.token_time)
-        return [(rate[i], angle[i], weight[i], omega * (i == 0)) for i in range(len(rate))]
+            return self.held(-torch.log1p(-alpha * delta), angle, weight, self.omega.to(dtype))

@@ -70,15 +70,7 @@ class EMAKernel(LagKernel):
         weight, log_decay = self.exponentials()
         with torch.autocast(weight.device.type, enabled=False):
             sides = [ema_taps(w, q, length, truncation=self.truncation) for w, q in zip(weight, log_decay, strict=True)]
-        if self.causal:
-            return sides[0]
         return joined_sides(*sides)
-
-    def at(self, lags: Tensor) -> Tensor:
-        """See `LagKernel.at`: only the requested lags are computed."""
-        values = self.smooth_at(lags)
-        local = self.local_taps()
-        return values * (lags >= 0) if local is None else values + local[0] * (lags == 0)
 
     def smooth_at(self, lags: Tensor) -> Tensor:
         """See `LagKernel.smooth_at`: at lag 0, where two sides meet, the mean of both."""

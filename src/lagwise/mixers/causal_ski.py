@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.kernels import LagKernel
-from lagwise.kernels.cached import cached
+from lagwise.kernels.base import cached
 from lagwise.mixers.two_sided_ski import check_extent
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, toeplitz_product
 from lagwise.ops.constants import cached_tables, table_device

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from lagwise.kernels.cached import cached
+from lagwise.kernels.base import cached
 from lagwise.mixers.base import Mixer, check_heads, padded_prefill
 from lagwise.mixers.derived import Derived
 from lagwise.ops import Layout, chunked_attention

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lagwise.kernels import KERNELS, LagKernel
-from lagwise.kernels.cached import cached, cached_taps
-from lagwise.kernels.diagonal import DiagonalKernel
-from lagwise.kernels.share import some_channels
+from lagwise.kernels import KERNELS, DiagonalKernel, LagKernel
+from lagwise.kernels.base import cached, cached_taps, some_channels
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.causal_ski import CausalSKI
 from lagwise.mixers.derived import Derived
@@ -124,7 +122,7 @@ class StateSpace(Exact):
         assert isinstance(kernel, DiagonalKernel)
         memory = None if state is None else torch.complex(*state).transpose(1, 2)
         with torch.autocast(x.device.type, enabled=False):
-            sides = kernel.sides()
+            sides = kernel.modes()
             signal = x.to(sides[0].direct.dtype)
             times = [layout.token_time] if mixer.causal else [layout.token_time, layout.time_after]
             sums, end = zoh_sums(signal, kernel.modes_at(times), [modes.weights for modes in sides], memory)

@@ -10,7 +10,6 @@ from lagwise.ops.recurrence.diagonal import (
     ema_taps,
     mean_exponential,
     modal_block,
-    modal_poles,
     modal_prefill,
     modal_taps,
     modal_taps_of,

@@ -164,23 +164,6 @@ class Blocks(NamedTuple):
         return y, torch.cat(moved, 2) + added
 
 
-def modal_poles(rate: Tensor, angle: Tensor) -> Tensor:
-    """Poles ``exp(-exp(rate) + j angle)``: inside the unit circle for any finite rate.
-
-    Args:
-        rate: Logarithm of the decay per token, in nepers; real, of any shape.
-        angle: In radians per token; like rate.
-
-    Returns:
-        Complex poles like rate, in its precision.
-
-    Source: S4D (Gu et al. 2022), in discrete time.
-    """
-    radius = (-rate.exp()).exp()
-    # Not `torch.polar`: its gradient divides by a radius whose square may underflow.
-    return torch.complex(radius * angle.cos(), radius * angle.sin())
-
-
 def mean_exponential(z: Tensor) -> Tensor:
     """The mean of ``exp(z s)`` over 0 <= s <= 1, ``(exp(z) - 1) / z``, for complex z other than 0.
 
@@ -265,24 +248,24 @@ def modal_taps(modes: Modes, length: int) -> Tensor:
     return _from_digits(_pair(far, -1), _pair(near, 1), length, modes.direct)
 
 
-def modal_taps_of(rate: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor, length: int) -> Tensor:
+def modal_taps_of(decay: Tensor, angle: Tensor, amplitude: Tensor, direct: Tensor, length: int) -> Tensor:
     """`modal_taps` in real arithmetic, for graphs.
 
-    Formula: ``k_l = sum_i exp(-exp(rate_i) l) (u_i cos(angle_i l) - v_i sin(angle_i l))``, plus direct at l = 0, with
-    weights ``u + j v`` of the poles of `modal_poles`. Exponents and angles are float64.
+    Formula: ``k_l = sum_i exp(-decay_i l) (u_i cos(angle_i l) - v_i sin(angle_i l))``, plus direct at l = 0, with
+    weights ``u + j v``.
 
-    Shapes: rate and angle ``(channels, modes)``; amplitude ``(channels, modes, 2)``, u and v; direct ``(channels,)``;
-    result ``(channels, length)``.
+    Shapes: decay and angle ``(channels, modes)``, in float64; amplitude ``(channels, modes, 2)``, u and v; direct
+    ``(channels,)``; result ``(channels, length)``.
     """
-    decay, turn, (u, v) = rate.double().exp(), angle.double(), amplitude[..., None, :].unbind(-1)
+    u, v = amplitude[..., None, :].unbind(-1)
 
     def powers(lags: Tensor) -> tuple[Tensor, Tensor]:
         size = (-decay[..., None] * lags).exp()
-        angles, dtype = turn[..., None] * lags, amplitude.dtype
+        angles, dtype = angle[..., None] * lags, amplitude.dtype
         return (size * angles.cos()).to(dtype), (size * angles.sin()).to(dtype)
 
     coarse, fine = _digits(length, graph=True)
-    far, near = (torch.arange(n, device=rate.device, dtype=torch.float64) for n in (coarse, fine))
+    far, near = (torch.arange(n, device=decay.device, dtype=torch.float64) for n in (coarse, fine))
     (c, s), (x, y) = powers(far * fine), powers(near)
     return _from_digits(torch.cat([u * c - v * s, -u * s - v * c], 1), torch.cat([x, y], 1), length, direct)
 

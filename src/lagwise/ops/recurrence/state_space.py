@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.ops.recurrence.diagonal import Modes, modal_poles
+from lagwise.ops.recurrence.diagonal import Modes
 from lagwise.ops.recurrence.transfer import frequencies, largest_difference
 from lagwise.ops.toeplitz.spectral import fast_length
 
@@ -256,9 +256,8 @@ def _fit(system: list[Tensor], s: int, gain: float, allowed: float) -> _Fit:
 
 
 def _in_float32(poles: Tensor) -> tuple[Tensor, Tensor]:
-    """Poles as a `ModalKernel` stores them, as float32 rates and angles, and as float32 arithmetic computes them from
-    these, so that the certified values are those that run."""
+    """Poles as a `ModalKernel` stores them, by float32 rates and angles, and as float32 arithmetic rounds them, so that
+    the certified values are those that run."""
     rate = (-poles.abs().clamp(min=_SMALLEST_POLE).log()).log().float()
-    angle = poles.angle().float()
-    kept = modal_poles(rate.double(), angle.double())
-    return kept, modal_poles(rate, angle).to(kept.dtype)
+    kept = torch.complex(-rate.double().exp(), poles.angle().float().double()).exp()
+    return kept, kept.to(torch.complex64).to(kept.dtype)
