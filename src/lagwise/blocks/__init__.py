@@ -1,10 +1,9 @@
 """Residual blocks, one per file."""
 
 from lagwise.blocks.chain import LINKS, ChainBlock
-from lagwise.blocks.channel import CHANNEL_MIXERS, GLU, MLP, Block
 from lagwise.blocks.mega import MegaBlock, QueryKey
 from lagwise.blocks.megalodon import MegalodonBlock
-from lagwise.blocks.prenorm import PreNormBlock
+from lagwise.blocks.prenorm import CHANNEL_MIXERS, GLU, MLP, NORMS, BatchNorm, Block, PreNormBlock, ScaleNorm, normed
 
 BLOCKS: dict[str, type[Block]] = {**LINKS, "chain": ChainBlock}
 
@@ -13,10 +12,14 @@ __all__ = [
     "CHANNEL_MIXERS",
     "GLU",
     "MLP",
+    "NORMS",
+    "BatchNorm",
     "Block",
     "ChainBlock",
     "MegaBlock",
     "MegalodonBlock",
     "PreNormBlock",
     "QueryKey",
+    "ScaleNorm",
+    "normed",
 ]

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.operation import traced
-from lagwise.ops.ring import ring_of, ring_tokens
 from lagwise.ops.streaming import DueState, OnlineFollower, OnlineState, WindowState, due_state, online_block
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, ring_of, ring_tokens
 
 
 @runtime_checkable

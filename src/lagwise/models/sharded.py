@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from lagwise.blocks import Block
-from lagwise.blocks.norm import BatchNorm
+from lagwise.blocks import BatchNorm, Block
 from lagwise.kernels import LagKernel
 from lagwise.mixers import Mixer
 

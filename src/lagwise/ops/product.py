@@ -7,7 +7,6 @@ tested against.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from lagwise.ops.precision import compute_dtype
 from lagwise.ops.ski.plans import ski_toeplitz_product
 from lagwise.ops.symbolic import symbolic
 from lagwise.ops.toeplitz.block import centre, toeplitz_matrix
-from lagwise.ops.toeplitz.convolution import convolution, is_direct
+from lagwise.ops.toeplitz.convolution import convolution, is_direct, reachable_taps
 
 EXACT_ENGINES = ("auto", "dense", "fft", "overlap_save", "direct")
 ENGINES = (*EXACT_ENGINES, "ski")
@@ -110,38 +109,6 @@ def toeplitz_reference(x: Tensor, taps: Tensor, *, causal: bool = True) -> Tenso
     return torch.einsum("cij,bjc->bic", matrix, x.to(dtype)).to(x.dtype)
 
 
-def truncation_length(decay: float, tolerance: float) -> int | None:
-    """Number of taps after which a kernel with this decay is negligible.
-
-    Formula: the smallest ``L`` with ``decay**L <= tolerance``, that is ``ceil(ln tolerance / ln decay)``. Leaving out
-    lags ``>= L`` changes an output by at most ``tolerance * max|t| * max|x| / (1 - decay)``.
-
-    Args:
-        decay: Per token, in [0, 1].
-        tolerance: Relative, in (0, 1).
-
-    Returns:
-        The number of taps, or None if the kernel never decays (``decay = 1``).
-
-    Raises:
-        ValueError: Outside these ranges.
-
-    Source: TNN eq. 5; the bound is the geometric series of the omitted lags.
-
-    >>> truncation_length(0.99, 1e-3)  # 0.99 ** 688 = 0.00099
-    688
-    """
-    if not 0.0 <= decay <= 1.0:
-        raise ValueError(f"decay must be in [0, 1], got {decay}")
-    if not 0.0 < tolerance < 1.0:
-        raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
-    if decay == 1.0:
-        return None
-    if decay == 0.0:
-        return 1
-    return max(1, math.ceil(math.log(tolerance) / math.log(decay)))
-
-
 def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int) -> tuple[Tensor, int]:
     """Check the arguments. Returns the taps cut to the lags within the signal, and the index of lag 0."""
     if engine not in ENGINES:
@@ -155,12 +122,3 @@ def _validated(x: Tensor, taps: Tensor, causal: bool, engine: str, dilation: int
     if dilation < 1 or x.shape[1] % dilation:
         raise ValueError(f"dilation must divide the length {x.shape[1]}, got {dilation}")
     return reachable_taps(taps, x.shape[1] // dilation, causal)
-
-
-def reachable_taps(taps: Tensor, length: int, causal: bool) -> tuple[Tensor, int]:
-    """The taps of lags within a signal of this length, and the index of lag 0."""
-    if causal:
-        return taps[:, : torch.sym_min(length, taps.shape[1])], 0
-    middle = centre(taps)
-    reach = min(middle, length - 1)
-    return taps[:, middle - reach : middle + reach + 1], reach

@@ -18,6 +18,5 @@ from lagwise.ops.recurrence.diagonal import (
     zoh_tokens,
 )
 from lagwise.ops.recurrence.scan import block_scan, varying_scan
-from lagwise.ops.recurrence.state_space import Reduction, reduce_taps
+from lagwise.ops.recurrence.state_space import Reduction, largest_difference, reduce_taps
 from lagwise.ops.recurrence.timestep_norm import Moments, moments_so_far, normalised, timestep_norm, token_moments
-from lagwise.ops.recurrence.transfer import largest_difference

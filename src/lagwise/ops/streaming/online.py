@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lagwise.ops.product import toeplitz_product
-from lagwise.ops.ring import ring_lags, ring_of, ring_write
 from lagwise.ops.streaming.blocks import (
     GROWTH,
     ONLINE_BLOCK,
@@ -18,7 +17,7 @@ from lagwise.ops.streaming.blocks import (
     Contribution,
     OnlineTaps,
 )
-from lagwise.ops.window import Window
+from lagwise.ops.window import Window, ring_lags, ring_of, ring_write
 
 _LONG_CHUNK = 256  # tokens from which on a chunk is mixed by one product, up to the end of its large block
 
