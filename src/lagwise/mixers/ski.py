@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -66,33 +65,6 @@ class SKIState(NamedTuple):
     seen: Tensor
     plan: SKIPlan
     most: int | None
-
-    def map_batch(self, change: Callable[[Tensor], Tensor]) -> SKIState:
-        seen = change(self.seen)
-        longest = int(seen.max()) if len(seen) and not traced() else 0
-        tail = self.tail.map_batch(change) if isinstance(self.tail, Window) else change(self.tail)
-        if isinstance(tail, Window) and 0 < longest < tail.size:
-            tail = tail.last(longest)
-        nodes = change(self.nodes)
-        if longest:  # a row that needed more may have left
-            nodes = nodes[:, : _capacity(longest // self.plan.spacing, self.most)]
-        return SKIState(tail, nodes, change(self.cell), change(self.far), seen, self.plan, self.most)
-
-    @staticmethod
-    def join(states: Sequence[SKIState]) -> SKIState:
-        first, capacity = states[0], max(state.nodes.shape[1] for state in states)
-        if any(state.plan != first.plan for state in states):
-            raise ValueError(f"states to join must have the same plan, got {[tuple(state.plan) for state in states]}")
-        tails = [state.tail for state in states if isinstance(state.tail, Window)]
-        return SKIState(
-            Window.join(tails),
-            torch.cat([_grown(state.nodes, capacity) for state in states]),
-            torch.cat([state.cell for state in states]),
-            torch.cat([state.far for state in states]),
-            torch.cat([state.seen for state in states]),
-            first.plan,
-            first.most,
-        )
 
 
 class SKITaps(NamedTuple):
