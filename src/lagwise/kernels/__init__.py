@@ -1,9 +1,8 @@
-"""Lag kernels: parametrisations of k(lag), one per file."""
+"""Lag kernels: parametrisations of k(lag)."""
 
 from lagwise.kernels.base import LagKernel
-from lagwise.kernels.cema import CEMAKernel
 from lagwise.kernels.diagonal import DiagonalKernel, ModalKernel
-from lagwise.kernels.ema import EMAKernel
+from lagwise.kernels.ema import CEMAKernel, EMAKernel
 from lagwise.kernels.free import FreeKernel
 from lagwise.kernels.frequency import FrequencyKernel
 from lagwise.kernels.hyena import HyenaKernel

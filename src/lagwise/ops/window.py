@@ -26,16 +26,6 @@ def may_write(storage: Tensor) -> bool:
     return not torch.is_grad_enabled() and (not storage.is_inference() or torch.is_inference_mode_enabled())
 
 
-def join_rows(signals: Sequence[Tensor]) -> Tensor:
-    """The rows of several signals as one batch, aligned at their ends: shorter signals get zeros on the left.
-
-    Shapes: signals ``(batch_i, ..., n_i, channels)``, equal except for batch and n; result ``(sum of batches, ...,
-    longest n, channels)``, with dtype and device of the longest.
-    """
-    longest = max(signals, key=lambda signal: signal.shape[-2])
-    return torch.cat([F.pad(x, (0, 0, longest.shape[-2] - x.shape[-2], 0)).to(longest) for x in signals])
-
-
 class _Buffer:
     """Storage ``(batch, ..., capacity, channels)`` that several windows may share, and how much of it is written."""
 
@@ -130,7 +120,11 @@ class Window:
         reaches = {window.reach for window in windows}
         if len(reaches) != 1:
             raise ValueError(f"windows to join must have the same reach, got {sorted(map(str, reaches))}")
-        return Window(join_rows([window.tokens for window in windows]), reaches.pop())
+        parts = [window.tokens for window in windows]
+        longest = max(parts, key=lambda part: part.shape[-2])
+        missing = [longest.shape[-2] - part.shape[-2] for part in parts]
+        rows = [F.pad(part, (0, 0, n, 0)).to(longest) for part, n in zip(parts, missing, strict=True)]
+        return Window(torch.cat(rows), reaches.pop())
 
     def _grow(self, past: Tensor, added: Tensor) -> Window:
         size = past.shape[-2] + added.shape[-2]
@@ -211,14 +205,6 @@ def ring_tokens(ring: Tensor, seen: Tensor) -> Tensor:
     return _gather(ring, (positions + seen[:, None]) % ring.shape[1])
 
 
-def ring_extend(ring: Tensor, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The ring's tokens and several new ones after them, oldest first, ``(batch, reach + n, channels)``, and the ring
-    after these. Shapes: as in `ring_tokens`; x ``(batch, n, channels)``, whose length a graph may leave open."""
-    reach, n = ring.shape[1], x.shape[1]
-    signal = torch.cat([ring_tokens(ring, seen), x.to(ring.dtype)], 1)
-    return signal, _gather(signal[:, n:], (torch.arange(reach, device=ring.device) - (seen + n)[:, None]) % reach)
-
-
 def _gather(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
 
@@ -241,7 +227,11 @@ def extended(past: Window | Tensor, x: Tensor, seen: Tensor) -> Window | Tensor:
     """The window after the next tokens ``(batch, n, channels)``; the old one stays valid."""
     if isinstance(past, Window):
         return past.append(x)
-    return ring_write(past, x[:, 0], seen) if x.shape[1] == 1 else ring_extend(past, x, seen)[1]
+    if x.shape[1] == 1:
+        return ring_write(past, x[:, 0], seen)
+    n, positions = x.shape[1], torch.arange(past.shape[1], device=past.device)  # a graph may leave n open
+    tokens = torch.cat([ring_tokens(past, seen), x.to(past.dtype)], 1)[:, n:]
+    return _gather(tokens, (positions - (seen + n)[:, None]) % past.shape[1])
 
 
 def ordered(past: Window | Tensor, seen: Tensor) -> Tensor:
