@@ -118,7 +118,7 @@ class LagKernel(KeepsFloat32):
         return values if local is None else values + _picked(local[0], lags + local[1])
 
     def recurrence(self) -> Modes:
-        """A causal kernel as `modal_prefill` takes it. ValueError for a kernel that has no such form."""
+        """A causal kernel as a state space. ValueError for a kernel that has no such form."""
         raise ValueError(
             f"{type(self).__name__} has no state-space form; `lagwise.ops.reduce_taps` finds one from its taps"
         )

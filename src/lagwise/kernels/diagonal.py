@@ -76,7 +76,7 @@ class DiagonalKernel(LagKernel):
         return joined_sides(*(modal_taps(modes, length) for modes in self.modes()))
 
     def recurrence(self) -> Modes:
-        """The kernel as `modal_prefill` takes it. ValueError for a two-sided kernel."""
+        """The kernel as a state space. ValueError for a two-sided kernel."""
         if not self.causal:
             raise ValueError("a two-sided kernel has no recurrence; make it with causal=True")
         return self.modes()[0]

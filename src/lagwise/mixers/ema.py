@@ -158,14 +158,9 @@ class EMAMixer(Derived, Mixer):
 
     def _averaged(self, ssm: DiagonalSSM, x: Tensor, average: Tensor) -> tuple[Tensor, Tensor]:
         """The averages of the next tokens, and the state after them."""
-        if not symbolic(x.shape[1]) and x.shape[1] == 1:
-            y, (average,) = ssm.step(x[:, 0], [average])
-            return y[:, None], average
-        if self._frozen is not None or symbolic(x.shape[1]):
-            y, (average,) = ssm.in_graph(x, [average])
-            return y, average
-        y, average = ema_blocks(x, ssm.weights[0].t(), ssm.exponents[0].t()).scan(x, average.transpose(1, 2))
-        return y, average.transpose(1, 2)
+        blocks = lambda _: ema_blocks(x, ssm.weights[0].t(), ssm.exponents[0].t())  # noqa: E731
+        y, (average,) = ssm.prefill(x, [average], blocks, graph=self._frozen is not None)
+        return y, average
 
 
 def _carried_average(shard: Shard, x: Tensor, weight: Tensor, log_decay: Tensor, *, backward: bool) -> Tensor:

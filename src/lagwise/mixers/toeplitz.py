@@ -18,7 +18,7 @@ from lagwise.ops import ENGINES, Layout, online_prefill, toeplitz_product
 from lagwise.ops.fused import fused
 from lagwise.ops.packing import from_first_token
 from lagwise.ops.product import saved_engine
-from lagwise.ops.recurrence import Blocks, DiagonalSSM, Modes, modal_block, modal_prefill, zoh_sums
+from lagwise.ops.recurrence import Blocks, DiagonalSSM, zoh_sums
 from lagwise.ops.streaming import (
     ONLINE_BLOCK,
     DueState,
@@ -96,16 +96,7 @@ class StateSpace(Exact):
                 return super().mix(mixer, x, None, layout)
             state = self.init_state(mixer, x.shape[0])
         ssm = mixer.derived()
-        if mixer.frozen or symbolic(x.shape[1]):
-            y, parts = ssm.in_graph(x, state)
-        elif x.shape[1] == 1:  # by poles whose digits lost in this precision are multiplied separately
-            y, parts = ssm.step(x[:, 0], state)
-            y = y[:, None]
-        else:
-            modes, blocks = self._blocks(mixer, modal_block(x.shape[1]))
-            memory = torch.cat(state, 1).transpose(1, 2)
-            y, memory = modal_prefill(x.to(modes.direct.dtype), modes, memory, blocks)
-            parts = memory.transpose(1, 2).chunk(2, 1)
+        y, parts = ssm.prefill(x, state, lambda size: self._blocks(mixer, size), graph=mixer.frozen)
         return y.to(x.dtype), ModalState(*parts)
 
     def mix_timed(
@@ -135,16 +126,12 @@ class StateSpace(Exact):
     def derive(self, kernel: LagKernel, form: str) -> DiagonalSSM:
         return DiagonalSSM.of(kernel.recurrence())
 
-    def _blocks(self, mixer: ToeplitzMixer, size: int) -> tuple[Modes, Blocks]:
-        """The kernel as a state space, and its blocks of so many tokens."""
+    def _blocks(self, mixer: ToeplitzMixer, size: int) -> Blocks:
+        """The factors of blocks of so many tokens."""
         # the cached result belongs to the present weights, as the number of these tensors does
         present = None if torch.is_grad_enabled() else mixer.derived()
-
-        def make() -> Any:
-            modes = mixer.kernel.recurrence()
-            return modes, modes.blocks(size), present
-
-        return cached(mixer, "blocks", (size, id(present)), make, by_value=False)[:2]
+        make = lambda: (mixer.kernel.recurrence().blocks(size), present)  # noqa: E731
+        return cached(mixer, "blocks", (size, id(present)), make, by_value=False)[0]
 
 
 _EXACT, _STATE_SPACE = Exact(), StateSpace()

@@ -9,8 +9,6 @@ from lagwise.ops.recurrence.diagonal import (
     ema_scan,
     ema_taps,
     mean_exponential,
-    modal_block,
-    modal_prefill,
     modal_taps,
     modal_taps_of,
     zoh_inputs,
