@@ -20,6 +20,7 @@ from lagwise.ops.packing import move_rows, row_extents
 from lagwise.ops.ski import (
     SAMPLED_LAGS,
     best_plan,
+    interpolation_matrix,
     prolong,
     ragged_ski_product,
     restrict,
@@ -167,9 +168,7 @@ class CausalSKI:
         plan = self.plan(kernel)
         limit = self.most_nodes(kernel, plan)
         short, coarse = self.split(kernel, plan, limit if form != "eager" and limit else _FIRST_NODES)
-        count = plan.degree + 1
-        corners = torch.eye(count, dtype=short.dtype, device=short.device)[None]
-        within = prolong(corners, plan.grid(plan.spacing))[0]
+        within = interpolation_matrix(plan.grid(plan.spacing)).to(short)
         return SKITaps(short.t().flip(0).contiguous(), coarse.t().contiguous(), within)
 
     def init_state(self, mixer: Any, batch_size: int) -> SKIState:
