@@ -125,17 +125,11 @@ def eager_state(fixed: Any, like: Any, followers: Iterator[OnlineFollower]) -> A
     return _eager(fixed, like, followers, None)
 
 
-def leaves(state: Any) -> Iterator[Tensor]:
+def leaves(state: Any) -> list[Tensor]:
     """The tensors of a state whose first axis is the batch."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, OwnRows):
-        tensors: list[Tensor] = []
-        state.map_batch(lambda t: tensors.append(t) or t)
-        yield from tensors
-    elif isinstance(state, tuple):
-        for part in state:
-            yield from leaves(part)
+    tensors: list[Tensor] = []
+    _map_rows(state, lambda t: tensors.append(t) or t)
+    return tensors
 
 
 def named_tensors(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
