@@ -56,8 +56,27 @@ frequencies and lags, relative to a channel's gain; the bound is that of the Han
 
 {measured_table(name, columns, rows)}
 
-A converted TNN wrote a million bytes in eight streams: its memory was 425 MB after the first 8,000 bytes and 426 MB at
-the end, and all its states were finite (`{results("long-run-cpu.json")["command"]}`)."""
+{_long()}"""
+
+
+def _long() -> str:
+    name = "long-runs-cpu.json"
+    units = {"train": "steps", "stream": "tokens", "sessions": "sessions", "serve": "requests"}
+    rows = []
+    for job, result in results(name)["results"].items():
+        samples = result["rows"]
+        memory = [sample["memory"] / 2**20 for sample in samples]
+        amount = f"{samples[-1]['amount']:,} {units[job]}"
+        memory = [f"{memory[i]:.0f}" for i in (0, len(memory) // 2, -1)]
+        files = max(sample["files"] for sample in samples)
+        rows.append([job, amount, *memory, files])
+    columns = ["work", "amount", "MiB at first", "half way", "at the end", "open files at most"]
+    return f"""Memory and open files of a process, in long training, eight streams of a converted model, sessions that
+are opened and closed, and a server one in ten of whose clients leaves early:
+
+{measured_table(name, columns, rows)}
+
+![Memory and open files of long work](../benchmarks/results/long-runs-cpu.png)"""
 
 
 def long_inputs() -> str:

@@ -135,6 +135,7 @@ class TestScheduledExamples:
         assert any(len(other[i]["input_ids"]) != len(forwards[i]) for i in range(180))
 
 
+@pytest.mark.slow
 def test_every_key_is_asked_for_once() -> None:
     source = MultiQueryRecall(64, pairs=[2, 5, 8])
     examples, found = source.training_examples(32, 300, seed=3), set()

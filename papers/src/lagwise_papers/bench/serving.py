@@ -32,11 +32,12 @@ _PATIENCE = 300  # timeout in seconds for a server to start and for an answer
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its name in tables, its port, and the name of its model."""
+    """A running server: its name in tables, its port, the name of its model, and its process."""
 
     name: str
     port: int
     model: str
+    process: int
 
 
 @dataclass(frozen=True)
@@ -184,21 +185,22 @@ def started(
         own = ("lagwise", "serve", str(run), "--queue", str(clients), "--rows", str(min(clients, 64)))
         ways = {"lagwise": "--no-compile", **({"lagwise, compiled": "--compile"} if compiled else {})}
         servers = [
-            stack.enter_context(_running(name, (*own, way), run.resolve().name, threads)) for name, way in ways.items()
+            stack.enter_context(running(name, (*own, way), run.resolve().name, threads)) for name, way in ways.items()
         ]
         if peer is not None:
             peer.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             command = ("transformers.cli.transformers", "serve", folder, "--device", "cpu", "--dtype", "float32")
-            servers.append(stack.enter_context(_running("transformers", command, folder, threads)))
+            servers.append(stack.enter_context(running("transformers", command, folder, threads)))
             if batched:
                 batches = (*command, "--continuous-batching", "--attn-implementation", "sdpa")
-                servers.append(stack.enter_context(_running("transformers, batched", batches, folder, threads)))
+                servers.append(stack.enter_context(running("transformers, batched", batches, folder, threads)))
         yield servers
 
 
 @contextmanager
-def _running(name: str, command: Sequence[str], model: str, threads: int) -> Iterator[Server]:
+def running(name: str, command: Sequence[str], model: str, threads: int) -> Iterator[Server]:
+    """A server that a module's command starts, from its first answer on."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -213,7 +215,7 @@ def _running(name: str, command: Sequence[str], model: str, threads: int) -> Ite
                     log.seek(0)
                     raise RuntimeError(f"{name} did not start: {log.read()[-1000:].decode(errors='replace')}")
                 time.sleep(0.2)
-            yield Server(name, port, model)
+            yield Server(name, port, model, process.pid)
         finally:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
