@@ -284,7 +284,7 @@ def test_kernel_networks_as_one_node(layers: int, monkeypatch: pytest.MonkeyPatc
         served.append(len(weights))
         return normed_relu_layers(x, weights, *others)
 
-    monkeypatch.setattr("lagwise.kernels.network.normed_relu_layers", serve)
+    monkeypatch.setattr("lagwise.kernels.rpe.normed_relu_layers", serve)
     torch.manual_seed(0)
     network = KernelNetwork(2, 5, hidden=20, layers=layers, activation="relu")
     compare(lambda network, x: network(x), network, numbers(9, 2))
