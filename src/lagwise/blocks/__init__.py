@@ -3,7 +3,7 @@
 from lagwise.blocks.chain import LINKS, ChainBlock
 from lagwise.blocks.mega import MegaBlock, QueryKey
 from lagwise.blocks.megalodon import MegalodonBlock
-from lagwise.blocks.prenorm import CHANNEL_MIXERS, GLU, MLP, NORMS, BatchNorm, Block, PreNormBlock, ScaleNorm, normed
+from lagwise.blocks.prenorm import CHANNEL_MIXERS, GLU, MLP, Block, PreNormBlock
 
 BLOCKS: dict[str, type[Block]] = {**LINKS, "chain": ChainBlock}
 
@@ -12,14 +12,10 @@ __all__ = [
     "CHANNEL_MIXERS",
     "GLU",
     "MLP",
-    "NORMS",
-    "BatchNorm",
     "Block",
     "ChainBlock",
     "MegaBlock",
     "MegalodonBlock",
     "PreNormBlock",
     "QueryKey",
-    "ScaleNorm",
-    "normed",
 ]

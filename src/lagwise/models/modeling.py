@@ -13,8 +13,9 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from lagwise.blocks import NORMS, ChainBlock, QueryKey, ScaleNorm, normed
+from lagwise.blocks import ChainBlock, QueryKey
 from lagwise.blocks.chain import NEW_SHARES
+from lagwise.blocks.prenorm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
 from lagwise.models.cache import Groups, StateLayer, StreamingCache

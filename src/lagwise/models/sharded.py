@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from lagwise.blocks import BatchNorm, Block
+from lagwise.blocks import Block
+from lagwise.blocks.prenorm import BatchNorm
 from lagwise.kernels import LagKernel
 from lagwise.mixers import Mixer
 
