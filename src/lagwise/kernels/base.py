@@ -218,7 +218,7 @@ def cached(
     owners = module.modules() if parts else (module,)
     tables = [t for part in owners for t in (part._parameters, part._buffers, *([part._modules] if parts else []))]
     members = [(table, name, value, _mark(value)) for table in tables for name, value in table.items()]
-    tensors = [value for *_, value, mark in members if mark is not None]
+    tensors = [value for _, _, value, _ in members if isinstance(value, Tensor)]
     many = sum(t.numel() for t in tensors) > _MAX_COMPARED_VALUES or any(t.device.type != "cpu" for t in tensors)
     result = make()
     if sum(leaf.numel() for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)) <= _MAX_CACHED_VALUES:

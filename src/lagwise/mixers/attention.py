@@ -70,7 +70,8 @@ class AttentionMixer(Mixer):
         first, end = shard.share(self.heads)
 
         def attend(joined: Tensor, layout: Layout) -> Tensor:
-            return self._attend(*joined.unflatten(2, (-1, 3, size)).permute(3, 0, 2, 1, 4), layout.mask, first, end)
+            query, key, value = joined.unflatten(2, (-1, 3, size)).permute(3, 0, 2, 1, 4)
+            return self._attend(query, key, value, layout.mask, first, end)
 
         joined = torch.cat(self._project(x), 3).transpose(1, 2).flatten(2)
         return self.out(shard.by_channels(attend, joined, groups=self.heads, outputs=self.channels))

@@ -151,7 +151,8 @@ class ChunkedAttention(Derived):
             return _rows(self(*map(self._by_head, x.split(sizes, 2)), layout.mask))
 
         def attend(x: Tensor, state: ChunkState, layout: Layout) -> tuple[Tensor, ChunkState]:
-            return self._next(*x.split(sizes, 2), state, layout.mask)
+            query, key, value = x.split(sizes, 2)
+            return self._next(query, key, value, state, layout.mask)
 
         if state is None and layout.seq_idx is None and layout.shard is None:
             return _rows(self(*map(self._by_head, (query, key, value)), layout.mask)), None
@@ -371,7 +372,8 @@ class ChunkedAttentionMixer(Mixer):
         self.out = nn.Linear(channels, channels)
 
     def mix(self, x: Tensor, state: ChunkState | None, layout: Layout) -> tuple[Tensor, Any]:
-        y, state = self.attention.run(*self.qkv(x).chunk(3, 2), state, layout)
+        query, key, value = self.qkv(x).chunk(3, 2)
+        y, state = self.attention.run(query, key, value, state, layout)
         return self.out(y), state
 
     def init_state(self, batch_size: int) -> ChunkState:
