@@ -103,11 +103,8 @@ class CausalSKI:
         degree: int | None = None,
         tolerance: float | None = None,
     ):
-        options = {
-            name: value
-            for name, value in zip(SKIPlan._fields, (spacing, width, degree), strict=True)
-            if value is not None
-        }
+        given = zip(SKIPlan._fields, (spacing, width, degree), strict=True)
+        options = {name: value for name, value in given if value is not None}
         if tolerance is not None and options:
             name, value = next(iter(options.items()))
             raise ValueError(f"{name} has no effect on SKI beside a tolerance, got {value}")
@@ -118,22 +115,21 @@ class CausalSKI:
 
     def mix(self, mixer: Any, x: Tensor, state: SKIState | None, layout: Layout) -> tuple[Tensor, Any]:
         """`Mixer.mix`, without times and shards."""
+        kernel = mixer.kernel
         if state is not None:
-            return self._prefill(mixer.kernel, x, state, layout.mask, mixer.derived())
-        return self._mix_rows(mixer.kernel, x, layout), None
-
-    def _mix_rows(self, kernel: LagKernel, x: Tensor, layout: Layout) -> Tensor:
+            return self._prefill(kernel, x, state, layout.mask, mixer.derived())
         _check_extent(kernel, x, layout)
-        graph = torch.compiler.is_compiling()  # no data-dependent branch in a graph
+        graph, plan = torch.compiler.is_compiling(), self.plan(kernel)  # no data-dependent branch in a graph
         if layout.mask is None or (not graph and not layout.padded_before):
-            return self._mix(kernel, x)
+            return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan), None
         # Nodes count from a row's first token, so rows are moved to the start, and back.
         if graph:
             first, longest = row_extents(layout.mask)[0], x.shape[1]
         else:
             first, _, longest = layout.extents
-        moved = self._mix(kernel, move_rows(x, -first, longest))
-        return move_rows(moved, first, x.shape[1])
+        moved = move_rows(x, -first, longest)
+        y = causal_ski_product(moved, *self.split(kernel, plan, plan.grid(longest).nodes), plan)
+        return move_rows(y, first, x.shape[1]), None
 
     def plan(self, kernel: LagKernel) -> SKIPlan:
         """The plan for a causal kernel with its current parameters."""
@@ -265,10 +261,6 @@ class CausalSKI:
             y, state = self._step(kernel, token, state, taps)
             outputs.append(y)
         return torch.stack(outputs, 1), state
-
-    def _mix(self, kernel: LagKernel, x: Tensor) -> Tensor:
-        plan = self.plan(kernel)
-        return causal_ski_product(x, *self.split(kernel, plan, plan.grid(x.shape[1]).nodes), plan)
 
     def split(self, kernel: LagKernel, plan: SKIPlan, nodes: int) -> tuple[Tensor, Tensor]:
         """Short and coarse taps, for at least this many nodes or as many as the kernel reaches."""
