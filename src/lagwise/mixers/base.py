@@ -197,7 +197,7 @@ class Mixer(StreamModule):
         elif layout.mask is not None:
             return padded_prefill(self._mix_next, x, state, layout)
         elif x.shape[1] == 1:
-            y, state = self.step(x[:, 0], state)
+            y, state = _of_rows(self.mix_token, x[:, 0], state)
             return y[:, None], state
         return self._mix_next(x, state, layout)
 
