@@ -297,16 +297,8 @@ class ChunkedAttention(Derived):
     def _extended(self, window: Window | Tensor, new: Tensor, kept: int, seen: Tensor) -> tuple[Tensor, Any]:
         """The last ``kept`` tokens of the window and the new ones, ``(batch, heads, kept + n, size)``, and the window
         after them."""
-        after = extended(window, new, seen)
-        if isinstance(window, Tensor) or isinstance(after, Tensor):
-            tokens = torch.cat([ordered(window, seen), new], 1)
-        elif kept == 0:
-            tokens = new
-        elif kept + new.shape[1] <= after.size:
-            tokens = after.latest(kept + new.shape[1])
-        else:
-            tokens = torch.cat([window.latest(kept).to(new.dtype), new], dim=1)
-        return self._by_head(tokens.to(new.dtype)), after
+        past = window.latest(kept) if isinstance(window, Window) else ordered(window, seen)
+        return self._by_head(torch.cat([past.to(new.dtype), new], 1)), extended(window, new, seen)
 
     def _by_head(self, rows: Tensor) -> Tensor:
         """``(batch, heads, n, size)`` of rows ``(batch, n, heads * size)``."""
