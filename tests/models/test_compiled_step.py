@@ -314,7 +314,7 @@ def test_errors_of_compilation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 @pytest.mark.cpu
 def test_sources_of_a_model_are_those_of_its_parts() -> None:
     digests = source_digests(tiny_step("family"))
-    for name in ("ops.precision", "ops.toeplitz.spectral", "models.step", "mixers.short_conv"):
+    for name in ("ops.precision", "ops.toeplitz.spectral", "models.step", "mixers.convolutions"):
         assert len(digests[f"lagwise.{name}"]) == 64
     assert len(digests["lagwise_papers.family.recurrence"]) == 64
     assert digests["torch"] == importlib.metadata.version("torch")

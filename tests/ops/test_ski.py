@@ -151,30 +151,6 @@ def test_the_end_of_a_kernel_counts_as_error() -> None:
     box = torch.ones(1, 300, dtype=torch.float64)
     plan = SKIPlan()
     assert ski_error(box, plan) < 0.1 * ski_error(box, plan, ends=True)
-    x = torch.ones(1, 1000, 1, dtype=torch.float64)
-    y = toeplitz_product(x, box, engine="ski", tolerance=1e-2)
-    assert (y - toeplitz_product(x, box, engine="fft")).abs().max() <= 1e-2 * 300
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("length", [1, 2, 40, 700, 2000])
-@pytest.mark.parametrize("n_taps", [1, 30, 700, 3000])
-def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
-    """For taps shorter than the signal and as long as it, values and gradients are within the tolerance."""
-    taps = (rpe_taps(0.99, 3000)[:, :n_taps] * (1 if n_taps > 2000 else 0.99 ** (3 * torch.arange(n_taps)))).clone()
-    taps.requires_grad_()
-    x = torch.rand(2, length, 6, dtype=torch.float64, requires_grad=True)
-    fast = toeplitz_product(x, taps, engine="ski", tolerance=2e-3)
-    exact = toeplitz_product(x, taps, engine="fft")
-    assert (fast - exact).abs().max() <= 4e-3 * exact.abs().max()
-    weight = torch.rand_like(fast)
-    for got, expected in zip(
-        torch.autograd.grad(fast, (x, taps), weight), torch.autograd.grad(exact, (x, taps), weight), strict=True
-    ):
-        if got.shape == x.shape:
-            assert (got - expected).abs().max() <= 8e-3 * expected.abs().max()
-        else:  # what a tap's change does is spread over its neighbours; all of them together agree
-            torch.testing.assert_close(got.sum(1), expected.sum(1), rtol=2e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +161,7 @@ def test_as_an_engine_of_the_toeplitz_product(length: int, n_taps: int) -> None:
         (lambda: SKIPlan(8, 16, 1).check(), "width must be over 2 spacings"),
         (lambda: SKIPlan(8, 64, 2).check(), "odd"),
         (lambda: block_lag_products(torch.zeros(1, 9, 2), torch.zeros(1, 9, 2), 2, 1), "after the last"),
-        (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), causal=False, engine="ski"), "causal"),
+        (lambda: toeplitz_product(torch.zeros(1, 9, 2), torch.zeros(2, 9), engine="ski"), "engine must be one of"),
     ],
 )
 def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> None:

@@ -15,7 +15,7 @@ from transformers.utils.generic import can_return_tuple
 
 from lagwise.blocks import ChainBlock, QueryKey
 from lagwise.blocks.chain import NEW_SHARES
-from lagwise.blocks.norm import NORMS, ScaleNorm, normed
+from lagwise.blocks.prenorm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
 from lagwise.models.cache import Groups, StateLayer, StreamingCache

@@ -333,8 +333,7 @@ def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, An
 
 def _drop_options(part: dict[str, Any], kind: str, name: Any) -> None:
     """Drop the options of a part of the model that a part of another name does not have."""
-    from lagwise.blocks import BLOCKS
-    from lagwise.blocks.channel import CHANNEL_MIXERS
+    from lagwise.blocks import BLOCKS, CHANNEL_MIXERS
     from lagwise.kernels import KERNELS
     from lagwise.mixers import MIXERS
 

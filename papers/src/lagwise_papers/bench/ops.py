@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.mixers import ToeplitzMixer
-from lagwise.mixers.causal_ski import CausalSKI
-from lagwise.mixers.two_sided_ski import TwoSidedSKI
+from lagwise.mixers.ski import CausalSKI, TwoSidedSKI
 from lagwise.ops import toeplitz_matrix
 from lagwise.ops.ski import causal_ski_matrix, ski_reference, split_kernel
 from lagwise.progress import progress_bar

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lagwise.kernels.network import ACTIVATIONS
 from lagwise.mixers.base import Mixer, check_heads
 from lagwise.ops import Layout
+from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.packing import move_rows, row_extents
 from lagwise.tables import known
 from lagwise_papers.family.ragged_dft import ragged_dft, ragged_irdft

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.mixers.base import Mixer, masked
 from lagwise.mixers.derived import Derived
-from lagwise.mixers.gtu import gated_width
+from lagwise.mixers.toeplitz import gated_width
 from lagwise.ops import Layout
 from lagwise.ops.attention import rotary_factors, rotate
 from lagwise.ops.packing import move_rows, row_extents
