@@ -30,7 +30,6 @@ def compiles(test: Any) -> Any:
 
 RECIPES = ("tnn-lm", "fd-tnn-lm", "ski-tnn-lm", "mega-lm", "megalodon-lm", "tcnca-lm")
 KINDS = (*RECIPES, "converted", "family", "positions", "context")
-COMPILED = [kind for kind in KINDS if kind != "positions"]  # whose sinusoids are in float32
 
 
 class Counted:
@@ -383,7 +382,7 @@ def test_a_change_of_a_notebook_changes_the_digest_of_the_classes_that_use_it(
 
 
 @compiles
-@pytest.mark.parametrize("kind", COMPILED)
+@pytest.mark.parametrize("kind", KINDS)
 # In float32 the whole sequence is itself up to 2.6e-5 off float64 (kind "family"), and its plain steps 1.5e-5 off it.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 5e-5)])
 @torch.inference_mode()
@@ -399,7 +398,7 @@ def test_compiled_code_equals_the_model(kind: str, dtype: torch.dtype, tolerance
 
 
 @compiles
-@pytest.mark.parametrize(("kind", "rows"), [*((kind, None) for kind in COMPILED), ("converted", 3)])
+@pytest.mark.parametrize(("kind", "rows"), [*((kind, None) for kind in KINDS), ("converted", 3)])
 @torch.inference_mode()
 def test_compiled_code_of_several_rows(kind: str, rows: int | None) -> None:
     """Ids may be views of longer rows and of a smaller dtype."""

@@ -269,9 +269,9 @@ def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
 
     Shapes: positions ``(batch, length)`` in tokens; result ``(batch, length, channels)``.
     """
-    half = channels // 2
-    rates = torch.exp(torch.arange(half, device=positions.device) * (-math.log(10000.0) / max(1, half)))
-    angles = positions[..., None].float() * rates
+    half, kind = channels // 2, torch.promote_types(dtype, torch.float32)
+    rates = torch.exp(torch.arange(half, dtype=kind, device=positions.device) * (-math.log(10000.0) / max(1, half)))
+    angles = positions[..., None].to(kind) * rates
     waves = torch.cat([angles.sin(), angles.cos()], dim=-1)
     return nn.functional.pad(waves, (0, channels - 2 * half)).to(dtype)
 
