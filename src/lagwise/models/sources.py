@@ -6,18 +6,14 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
-import inspect
-import linecache
 import re
 import sys
 import sysconfig
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 _BY_VERSION = {"torch", "transformers"}  # too large to read, and always released with a version number
 _IMPORT = re.compile(
@@ -32,21 +28,22 @@ def source_digests(model: nn.Module) -> dict[str, str]:
     """Digests of the modules of a model's classes and of all that these import, also inside of functions.
 
     Returns digests of sources by the names of modules. Of installed packages other than those of the classes, it has
-    the versions; scripts and the modules beside them count with their sources. A class of a notebook counts with its
-    cell, and with what it uses of other cells (see `_notebook_digest`).
+    the versions; scripts and the modules beside them count with their sources.
 
     Raises:
-        ValueError: If a class has no source, for example because it was defined by `exec`.
+        ValueError: If a class has no source file, for example because it was defined in a notebook or by `exec`.
     """
     classes = {each for part in model.modules() for each in type(part).__mro__ if each is not object}
     own = {_package(each.__module__) for each in classes} - _BY_VERSION
+    for each in classes:
+        if _package(each.__module__) in own and _path(each.__module__) is None:
+            raise ValueError(
+                f"{each.__name__} cannot be compiled: it has no source file, whose changes would be noticed; define it "
+                "in a module that is imported"
+            )
     digests: dict[str, str] = {}
     installed: set[str] = set()
     todo = {each.__module__ for each in classes}
-    for each in classes:
-        if _package(each.__module__) in own and _path(each.__module__) is None:
-            digests[f"{each.__module__}.{each.__qualname__}"], imports = _notebook_digest(each)
-            todo |= imports
     while todo:
         name = todo.pop()
         package = _package(name)
@@ -120,66 +117,3 @@ def _imports(source: bytes, package: str) -> set[str]:
             module = importlib.util.resolve_name(match["module"].decode(), package)
             imports.update((module, *(f"{module}.{each}" for each in names)))
     return imports
-
-
-def _notebook_digest(own: type) -> tuple[str, set[str]]:
-    """Digest of a class that is defined in a notebook, and names of the modules that it imports.
-
-    The digest covers the cells of the class and of all functions and classes of the notebook that its methods use, and
-    the values of other global names in them.
-
-    Raises:
-        ValueError: If the source of a cell is not known to `linecache`.
-    """
-    cells: dict[str, str] = {}
-    values: dict[str, str] = {}
-    imports: set[str] = set()
-    todo: list[Any] = [own]
-    done: set[int] = set()
-    while todo:
-        part = todo.pop()
-        if id(part) in done:
-            continue
-        done.add(id(part))
-        if isinstance(part, ModuleType):
-            imports.add(part.__name__)
-        elif isinstance(part, type | FunctionType) and (part.__module__ == "builtins" or _path(part.__module__)):
-            imports.add(part.__module__)
-        elif isinstance(part, type):
-            methods = [each for each in map(_function, vars(part).values()) if isinstance(each, FunctionType)]
-            if not any(method.__module__ == part.__module__ for method in methods):
-                raise _without_source(own)
-            todo += [*methods, *part.__bases__]
-        elif isinstance(part, FunctionType):
-            file = part.__code__.co_filename
-            cells[file] = "".join(linecache.getlines(file))
-            if not cells[file]:
-                raise _without_source(own)
-            for name in _names(part.__code__) & part.__globals__.keys():
-                used = _function(part.__globals__[name])
-                if isinstance(used, ModuleType | type | FunctionType):
-                    todo.append(used)
-                else:
-                    values[name] = str(used.tolist()) if isinstance(used, Tensor) else repr(used)
-    for cell in cells.values():
-        imports |= _imports(cell.encode(), "")
-    return hashlib.sha256(repr((sorted(cells.values()), sorted(values.items()))).encode()).hexdigest(), imports
-
-
-def _without_source(own: type) -> ValueError:
-    return ValueError(
-        f"{own.__name__} cannot be compiled: it has no source, whose changes would be noticed; define it in a module "
-        "that is imported"
-    )
-
-
-def _function(member: Any) -> Any:
-    """The function inside of a method, property or wrapper."""
-    member = member.fget if isinstance(member, property) else member
-    return inspect.unwrap(getattr(member, "__func__", member)) if callable(member) else member
-
-
-def _names(code: CodeType) -> set[str]:
-    """Global names, among others, of a function and of the functions inside it."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
