@@ -20,8 +20,8 @@ from lagwise.models import (
     LagwiseLinearForImageClassification,
     LagwiseLinearForSequenceClassification,
 )
+from lagwise.models.configuration import LagwiseLinearConfig
 from lagwise.models.export import export_forward
-from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import at_rate
 from lagwise.models.wide import joined

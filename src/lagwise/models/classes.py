@@ -26,7 +26,7 @@ CLASSES = {
 }
 #: The same for the linear models that `LagwiseLinearConfig` describes.
 LINEAR_CLASSES = {
-    "LagwiseLinearConfig": ModelClass("linear.configuration", "AutoConfig"),
+    "LagwiseLinearConfig": ModelClass("configuration", "AutoConfig"),
     "LagwiseLinearForImageClassification": ModelClass("linear.modeling", "AutoModelForImageClassification"),
     "LagwiseLinearForSequenceClassification": ModelClass("linear.modeling", "AutoModelForSequenceClassification"),
 }

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.models.inputs import check_vocabulary
-from lagwise.models.linear.scaling import standardised
 from lagwise.ops import Layout
 from lagwise.ops.operation import traced, transformed
 from lagwise.tables import check_integer
@@ -241,6 +240,15 @@ def filled(x: Tensor, mask: Tensor | None, stride: int) -> Tensor:
 def _at_or_after(mask: Tensor) -> Tensor:
     """Number of true entries of a mask ``(batch, length)`` at or after each."""
     return mask.long().flip(1).cumsum(1).flip(1)
+
+
+def standardised(x: Tensor, mean: list[float] | None, std: list[float] | None) -> Tensor:
+    """Standardise samples ``(..., channels)`` by the mean and deviation of each channel, as far as these are given, in
+    at least float32: in bfloat16 a signal far from 0 would lose its digits."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if mean is not None:
+        x = x - x.new_tensor(mean)
+    return x if std is None else x / x.new_tensor(std)
 
 
 def check_scale(count: int, mean: list[float] | None, std: list[float] | None, what: str, prefix: str = "") -> None:

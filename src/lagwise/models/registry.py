@@ -6,8 +6,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from lagwise.models.classes import CLASSES, HOMES, LINEAR_CLASSES
-from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.linear.configuration import LagwiseLinearConfig
+from lagwise.models.configuration import LagwiseConfig, LagwiseLinearConfig
 
 #: Model classes by name, without configurations.
 HEADS: dict[str, type[PreTrainedModel]] = {}

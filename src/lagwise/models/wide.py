@@ -12,8 +12,7 @@ from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import filled
 from lagwise.models.heads import Head
 from lagwise.models.linear.convolutions import ConvolutionState
-from lagwise.models.linear.features import linear_logits, made_features
-from lagwise.models.linear.modeling import LinearModel
+from lagwise.models.linear.modeling import LinearModel, linear_logits, made_features
 from lagwise.models.pooling import hidden_layers
 from lagwise.tables import check_integer
 
