@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from lagwise.mixers.state import join_states, select_rows
-from lagwise.ops.operation import device_check, exporting, traced
-from lagwise.ops.packing import tokens_last
 
-Groups = list[tuple[Tensor, Tensor]]  # of rows ``(n,)``, with positions of their tokens ``(n, length)``
+_OF_ROWS = ("real", "recent", "behind")  # tensors with an entry for each row
 
 
 class StateLayer(CacheLayerMixin):
@@ -77,7 +74,6 @@ class StreamingCache(Cache):
         seen: Positions processed, including padding.
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
         recent: State of `NgramEmbedding` and `MatchEmbedding`, ``(batch, columns)``.
-        began: Whether a row has had a real token, ``(batch,)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
         past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
@@ -95,7 +91,6 @@ class StreamingCache(Cache):
         super().__init__(layers=[StateLayer() for _ in range(layers)])
         self.real: Tensor | None = None
         self.recent: Tensor | None = None
-        self.began: Tensor | None = None
         self.rows: int | None = None
         self.model: int | None = None
         self.behind: Tensor | None = None
@@ -145,14 +140,11 @@ class StreamingCache(Cache):
         for layer in joined.layers:
             vars(layer).update(seen=seen, is_initialized=True)
         joined.model, joined.rows = first.model, sum(cache.rows or 0 for cache in caches)
-        joined.behind = torch.cat([cache._of_rows(cache.behind, 0) + (seen - cache.seen) for cache in caches])
+        joined.behind = torch.cat([cache._of_rows(cache.behind) + (seen - cache.seen) for cache in caches])
         if first.real is not None:
-            joined.real = torch.cat([cache._of_rows(cache.real, 0) for cache in caches])
+            joined.real = torch.cat([cache._of_rows(cache.real) for cache in caches])
         if first.recent is not None:
             joined.recent = torch.cat([cache.recent for cache in caches])  # type: ignore[misc]
-        begun = [cache.began for cache in caches if cache.began is not None]
-        if begun:
-            joined.began = torch.cat([cache._of_rows(cache.began, True).to(begun[0].device) for cache in caches])
         return joined
 
     def copy(self) -> StreamingCache:
@@ -193,10 +185,10 @@ class StreamingCache(Cache):
         if self.past is not None:
             self.past.clear()
 
-    def _of_rows(self, values: Tensor | None, otherwise: int | bool) -> Tensor:
-        """Return ``values``, or a tensor ``(rows,)`` of ``otherwise`` if they are None."""
+    def _of_rows(self, values: Tensor | None) -> Tensor:
+        """Return ``values``, or a tensor ``(rows,)`` of 0 if they are None."""
         assert self.rows is not None
-        return torch.full((self.rows,), otherwise) if values is None else values
+        return torch.full((self.rows,), 0) if values is None else values
 
     @property
     def is_croppable(self) -> bool:
@@ -208,48 +200,6 @@ class StreamingCache(Cache):
         first = self.layers[0]
         assert isinstance(first, StateLayer)
         return first.seen
-
-    def note_padding(self, mask: Tensor | None) -> tuple[Tensor | None, Groups]:
-        """Record a chunk's padding, which may be anywhere in a row.
-
-        Returns:
-            The mask, or None if it has no padding: on a GPU, layers would each wait to read this. And, unless all
-            padding comes before the first token of a row, groups of rows, and in which order to read the tokens of
-            each: a batch with padding before the tokens, or, of rows that have begun, only the tokens.
-        """
-        begun, self.began = self.began, None
-        # One read, which most tokens need: on a GPU, the host waits for it.
-        if mask is None or (not traced() and (mask.shape[1] == 1 or mask.device.type == "cpu") and mask.all()):
-            return None, []
-        begun = mask.new_full(mask.shape[:1], self.seen > 0) if begun is None else begun
-        late, after = (begun & ~mask.all(dim=1)).any(), (mask[:, 1:] < mask[:, :-1]).any()
-        if traced():
-            device_check(lambda: ~late, "padding after the first token of a stream, in a compiled model")
-            must_split, must_move = False, True
-        else:
-            full, must_split, must_move = torch.stack([mask.all(), late, after]).tolist()
-            if full:
-                return None, []
-        self.began = mask.any(dim=1) | begun
-        order, rows = tokens_last(mask), torch.arange(len(mask), device=mask.device)
-        if not must_split:
-            return mask, [(rows, order)] if must_move else []
-        count, length = mask.sum(1), mask.shape[1]
-        return mask, [(rows[count == n], order[count == n, length - n :]) for n in count.unique().tolist()]
-
-    def of_rows(self, rows: Tensor) -> StreamingCache:
-        """A cache that continues some of the rows."""
-        part = self.copy()
-        part.batch_select_indices(rows)
-        return part
-
-    def replace(self, parts: Sequence[StreamingCache], rows: Tensor, seen: int) -> None:
-        """Take the states of parts that have continued these rows, all rows in some order, up to a position."""
-        joined = StreamingCache.join(parts)
-        joined.batch_select_indices(rows.argsort())
-        for layer in joined.layers:
-            layer.seen = seen  # type: ignore[attr-defined]
-        vars(self).update({**vars(joined), "past": self.past, "began": self.began, "behind": self.behind})
 
     def positions(self, batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
         """Positions (batch, length) of the next tokens, counting real tokens only; updates the count."""
@@ -281,49 +231,6 @@ class StreamingCache(Cache):
             self.behind = self.behind - surplus
             for layer in self.layers:
                 layer.seen -= surplus  # type: ignore[attr-defined]
-
-
-def _flatten(cache: StreamingCache) -> tuple[list[Any], None]:
-    states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
-    if exporting():
-        plain = (Tensor, torch.SymInt, int, type(None))
-        if not all(isinstance(leaf, plain) for leaf in pytree.tree_leaves(states)):
-            _refuse_context()
-    return [states, cache.seen, *(getattr(cache, name) for name in _KNOWN)], None
-
-
-def _flatten_with_keys(cache: StreamingCache) -> tuple[list[tuple[Any, Any]], None]:
-    names = ("states", "seen", *_KNOWN)
-    return [(pytree.MappingKey(name), part) for name, part in zip(names, _flatten(cache)[0], strict=True)], None
-
-
-def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
-    states, seen, *known = parts
-    cache = StreamingCache(len(states))
-    for layer, state in zip(cache.layers, states, strict=True):
-        vars(layer).update(_state=state, seen=seen, is_initialized=state is not None)
-    vars(cache).update(zip(_KNOWN, known, strict=True))
-    return cache
-
-
-def _refuse_context(context: None = None) -> Any:
-    raise ValueError(
-        "a StreamingCache has states that grow with the first tokens and cannot be exported; export a step of fixed "
-        "shapes with lagwise.models.export.export_step"
-    )
-
-
-_OF_ROWS = ("real", "recent", "began", "behind")  # tensors with an entry for each row
-_KNOWN = (*_OF_ROWS, "rows", "model")
-pytree.register_pytree_node(
-    StreamingCache,
-    _flatten,
-    _unflatten,
-    serialized_type_name="lagwise.StreamingCache",
-    to_dumpable_context=_refuse_context,
-    from_dumpable_context=lambda context: None,
-    flatten_with_keys_fn=_flatten_with_keys,
-)
 
 
 def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:

@@ -11,8 +11,7 @@ from pydantic import Field
 from transformers import AutoConfig, PreTrainedConfig
 
 from lagwise.models.cache_name import NAMES
-from lagwise.models.classes import CLASSES, LINEAR_CLASSES, ModelClass
-from lagwise.models.remote_code import SavedWithCode, auto_map
+from lagwise.models.remote_code import CLASSES, LINEAR_CLASSES, SavedWithCode, auto_map
 from lagwise.tables import LARGEST_OPTION, Count, Number, Share, Weight, Whole, check_integer, known, shown, typed
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
@@ -97,7 +96,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     model_type: ClassVar[str] = "lagwise"
     keys_to_ignore_at_inference: ClassVar[list[str]] = list(NAMES)
     auto_map: ClassVar[dict[str, str]] = auto_map(CLASSES)
-    auto_classes: ClassVar[dict[str, ModelClass]] = CLASSES
+    auto_classes: ClassVar[dict[str, str]] = CLASSES
 
     vocab_size: _Size = 258
     hidden_size: _Size = 256
@@ -159,7 +158,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         if self.wide is not None and self.wide.get("name") != WIDE[self.input_name]:
             expected = f"{WIDE[self.input_name]!r} for inputs {self.input_name!r}"
             raise ValueError(f"wide must be the features {expected}, got {shown(self.wide.get('name'))}")
-        if self.wide is not None and isinstance(self.inputs, dict) and self.inputs.get("time"):
+        if self.wide is not None and self.input_options.get("time"):
             raise ValueError("samples with times of their own (inputs.time) go with no wide part, which counts samples")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
@@ -187,16 +186,6 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     def length_limit(self) -> int | None:
         """``max_position_embeddings``, or None if it is not set."""
         return getattr(self, "max_position_embeddings", None)
-
-    @property
-    def input_name(self) -> str:
-        """Name of `inputs`, in either form."""
-        return self.inputs if isinstance(self.inputs, str) else self.inputs["name"]
-
-    @property
-    def takes_gaps(self) -> bool:
-        """Whether samples of its series may be missing (NaN)."""
-        return isinstance(self.inputs, dict) and self.inputs.get("gaps", False)
 
 
 def field_types() -> dict[str, Any]:
@@ -232,7 +221,7 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
 
     model_type: ClassVar[str] = "lagwise-linear"
     auto_map: ClassVar[dict[str, str]] = auto_map(LINEAR_CLASSES)
-    auto_classes: ClassVar[dict[str, ModelClass]] = LINEAR_CLASSES
+    auto_classes: ClassVar[dict[str, str]] = LINEAR_CLASSES
 
     #: True, because the features of a stream are known after each sample, as with a causal model
     causal: ClassVar[bool] = True
@@ -253,16 +242,6 @@ class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
             value = getattr(self, name)
             if not isinstance(value, dict) or not isinstance(value.get("name"), str):
                 raise ValueError(f"{name} must be a mapping with a 'name', got {shown(value)}")
-
-    @property
-    def input_name(self) -> str:
-        """Name of `inputs`."""
-        return self.inputs["name"]
-
-    @property
-    def takes_gaps(self) -> bool:
-        """Whether samples of its series may be missing (NaN)."""
-        return self.inputs.get("gaps", False)
 
 
 for _config in (LagwiseConfig, LagwiseLinearConfig):

@@ -218,7 +218,7 @@ class PatchInput(nn.Conv2d):
 
 def patch_side(config: Any) -> int:
     """The side in pixels of the patches that an image model reads, from its configuration."""
-    return config.inputs.get("size", PatchInput.SIZE) if isinstance(config.inputs, dict) else PatchInput.SIZE
+    return config.input_options.get("size", PatchInput.SIZE)
 
 
 INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}

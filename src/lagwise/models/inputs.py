@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,21 +23,6 @@ _SPLIT = (
     "need all earlier tokens. Call model.split_sequences(group), train with training.sequence_parallel, or split the "
     "batch instead (data parallelism)"
 )
-
-
-class Tokens(NamedTuple):
-    """Embedded tokens ``(batch, length, channels)``, their ids and types, and their layout."""
-
-    h: Tensor
-    ids: Tensor | None
-    types: Tensor | None
-    layout: Layout
-
-    def at(self, rows: Tensor, order: Tensor) -> Tokens:
-        """The tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
-        h, ids, types = (None if t is None else t[rows, order] for t in self[:3])
-        assert h is not None
-        return Tokens(h, ids, types, self.layout.at(rows, order))
 
 
 def check_whole() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lagwise.models.configuration import PAIRS, SINGLE, LagwiseConfig
 from lagwise.ops.packing import document_starts
@@ -72,18 +70,6 @@ def pool_pairs(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_
 def pooled_size(config: LagwiseConfig) -> int:
     """The number of pooled features of a sequence, or of a pair."""
     return config.hidden_size * (4 if config.pooling in PAIRS else 2 if config.pooling == "ends" else 1)
-
-
-def hidden_layers(config: LagwiseConfig) -> tuple[nn.Sequential, int]:
-    """The layers with ReLU or tanh between pooled features and a classifier's output layer, none by default, and the
-    number of features after them (``config.classifier_hidden_size``)."""
-    pairs, width = config.pooling in PAIRS, config.classifier_hidden_size
-    sizes = [pooled_size(config)]
-    if width:
-        sizes += [width, max(1, width // 2)] if pairs else [width]
-    activation = nn.Tanh if config.classifier_activation == "tanh" else nn.ReLU
-    layers = [layer for size in pairwise(sizes) for layer in (nn.Linear(*size), activation())]
-    return nn.Sequential(*layers), sizes[-1]
 
 
 def _pool_documents(hidden: Tensor, pooling: str, seq_idx: Tensor, text: Tensor) -> Tensor:

@@ -194,7 +194,6 @@ class InPlaceStep:
             stream = InPlaceStream(self, cache)
         if ids.device.type == "cpu":  # on other devices the host would wait for the values
             check_vocabulary(ids, self._vocabulary)
-        cache.note_padding(None)
         return stream.step(ids[:, 0].long().contiguous())  # dtype and layout of the example inputs
 
 
