@@ -8,23 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from lagwise.mixers.state import join_states, select_rows
 
 _OF_ROWS = ("real", "recent", "behind")  # tensors with an entry for each row
 
 
-class StateLayer(CacheLayerMixin):
-    """The mixer state of one layer. It holds no keys and values, so `update` raises an error."""
+class StateLayer:
+    """The mixer state of one layer."""
 
-    is_compileable = False
-    is_sliding = False
-    is_croppable = False
+    is_compileable = is_sliding = is_croppable = False
 
     def __init__(self) -> None:
-        super().__init__()
-        self.seen = 0
         self._state: Any = None
         self.stop: Callable[[], None] | None = None  # see `StreamingCache.stream`
 
@@ -38,31 +34,6 @@ class StateLayer(CacheLayerMixin):
     @state.setter
     def state(self, state: Any) -> None:
         self._state = state
-
-    def advance(self, state: Any, tokens: int) -> None:
-        self.state, self.is_initialized = state, True
-        self.seen += tokens
-
-    def select_rows(self, rows: Tensor) -> None:
-        if self.state is not None:
-            self.state = select_rows(self.state, rows)
-
-    def lazy_initialization(self, key_states: Any = None, value_states: Any = None) -> None:
-        raise TypeError("a lagwise cache holds mixer states, not keys and values")
-
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("a lagwise cache holds mixer states, not keys and values")
-
-    def get_seq_length(self, *args: Any) -> int:
-        return self.seen
-
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        return self.seen + (query_length if isinstance(query_length, int) else len(query_length)), 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # the name before transformers 5.10
 
 
 class StreamingCache(Cache):
@@ -88,7 +59,8 @@ class StreamingCache(Cache):
     """
 
     def __init__(self, layers: int):
-        super().__init__(layers=[StateLayer() for _ in range(layers)])
+        super().__init__(layers=[StateLayer() for _ in range(layers)])  # type: ignore[bad-argument-type]
+        self.seen = 0
         self.real: Tensor | None = None
         self.recent: Tensor | None = None
         self.rows: int | None = None
@@ -96,6 +68,16 @@ class StreamingCache(Cache):
         self.behind: Tensor | None = None
         self.stream: Any = None
         self.past: list[StreamingCache] | None = None
+
+    @property
+    def states(self) -> list[Any]:
+        """The state of each layer."""
+        return [layer.state for layer in self.layers]  # type: ignore[missing-attribute]
+
+    @states.setter
+    def states(self, states: Sequence[Any]) -> None:
+        for layer, state in zip(self.layers, states, strict=True):
+            layer.state = state  # type: ignore[missing-attribute]
 
     def require_continues(self, rows: int, model: int) -> None:
         """ValueError for another batch size or model than those of the cache."""
@@ -135,11 +117,8 @@ class StreamingCache(Cache):
         # compiled code that holds one of the caches may take the others' rows
         at = next((i for i, cache in enumerate(caches) if cache.stream is not None), None)
         if at is None or not caches[at].stream.join(caches[:at], caches[at + 1 :], joined):
-            for layer, *parts in zip(joined.layers, *(cache.layers for cache in caches), strict=True):
-                layer.state = join_states([part.state for part in parts])  # type: ignore[attr-defined]
-        for layer in joined.layers:
-            vars(layer).update(seen=seen, is_initialized=True)
-        joined.model, joined.rows = first.model, sum(cache.rows or 0 for cache in caches)
+            joined.states = [join_states(parts) for parts in zip(*(cache.states for cache in caches), strict=True)]
+        joined.model, joined.seen, joined.rows = first.model, seen, sum(cache.rows or 0 for cache in caches)
         joined.behind = torch.cat([cache._of_rows(cache.behind) + (seen - cache.seen) for cache in caches])
         if first.real is not None:
             joined.real = torch.cat([cache._of_rows(cache.real) for cache in caches])
@@ -196,17 +175,20 @@ class StreamingCache(Cache):
         return self.past is not None
 
     @property
-    def seen(self) -> int:
-        first = self.layers[0]
-        assert isinstance(first, StateLayer)
-        return first.seen
+    def is_initialized(self) -> bool:
+        """Whether it has seen a token."""
+        return self.seen > 0
 
-    def positions(self, batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
-        """Positions (batch, length) of the next tokens, counting real tokens only; updates the count."""
-        before = torch.zeros(batch_size, dtype=torch.long, device=device) if self.real is None else self.real
-        positions = real_positions(batch_size, length, mask, device) + before[:, None]
-        self.real = positions[:, -1] + 1
-        return positions.clamp(min=0)
+    def get_seq_length(self, *args: Any) -> int:
+        return self.seen
+
+    def get_max_length(self, *args: Any) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # the name before transformers 5.10
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a lagwise cache holds mixer states, not keys and values")
 
     def reset(self) -> None:
         vars(self).update(vars(StreamingCache(len(self.layers))))
@@ -221,20 +203,11 @@ class StreamingCache(Cache):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be selected several times."""
         if self.stream is None or not self.stream.select_rows(indices):
-            for layer in self.layers:
-                layer.select_rows(indices)  # type: ignore[attr-defined]
+            self.states = [select_rows(state, indices) for state in self.states]
         self.rows = None if self.rows is None else len(indices)
         for name in _OF_ROWS:
             setattr(self, name, select_rows(getattr(self, name), indices))
         if self.behind is not None:
             surplus = int(self.behind.min())  # not 0 if the longest row was removed
             self.behind = self.behind - surplus
-            for layer in self.layers:
-                layer.seen -= surplus  # type: ignore[attr-defined]
-
-
-def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
-    """Number each row's real tokens from 0. Padding gets the number of the token before it, or -1."""
-    if mask is None:
-        return torch.arange(length, device=device).expand(batch_size, length)
-    return mask.long().cumsum(dim=1) - 1
+            self.seen -= surplus

@@ -48,14 +48,13 @@ class CarriedStates:
             return self.model.model.new_cache()
         cache = self.held[stream].copy()
         if self.changes:
-            for layer, part in zip(cache.layers, self.model.model.streamed, strict=True):
-                layer.state = renewed(layer.state, part.init_state(1))  # type: ignore[attr-defined]
+            parts = self.model.model.streamed
+            cache.states = [renewed(state, part.init_state(1)) for state, part in zip(cache.states, parts, strict=True)]
         return cache
 
     def after(self, stream: int, cache: StreamingCache) -> None:
         """Keep a stream's cache, which `before` made, with the states that the model has left in it."""
-        for layer in cache.layers:
-            layer.state = detached(layer.state)  # type: ignore[attr-defined]
+        cache.states = [detached(state) for state in cache.states]
         self.held[stream] = cache
 
     @torch.no_grad()
@@ -64,8 +63,7 @@ class CarriedStates:
         then has the same states."""
         tensors = {}
         for stream, cache in self.held.items():
-            states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
-            fixed = tuple(fixed_state(*pair)[0] for pair in zip(states, self._start(), strict=True))
+            fixed = tuple(fixed_state(*pair)[0] for pair in zip(cache.states, self._start(), strict=True))
             tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(cache, name)) is not None}
             self.held[stream] = self._cache(fixed, tokens)
             found = {**dict(named_tensors(fixed)), **tokens}
@@ -92,8 +90,9 @@ class CarriedStates:
 
     def _cache(self, fixed: tuple[Any, ...], tokens: Mapping[str, Tensor]) -> StreamingCache:
         """A cache of states with fixed shapes, and of tensors about the tokens."""
-        cache = self.model.model.new_cache()
-        for layer, state, part in zip(cache.layers, fixed, self.model.model.streamed, strict=True):
-            layer.state = eager_state(state, part.init_state(1), iter(()))
+        cache, parts = self.model.model.new_cache(), self.model.model.streamed
+        cache.states = [
+            eager_state(each, part.init_state(1), iter(())) for each, part in zip(fixed, parts, strict=True)
+        ]
         vars(cache).update({name: tokens.get(name) for name in _TOKEN_ATTRIBUTES})
         return cache

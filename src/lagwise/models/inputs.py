@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.models.cache import StreamingCache, real_positions
+from lagwise.models.cache import StreamingCache
 from lagwise.models.cache_name import CACHE
 from lagwise.ops import Layout
 from lagwise.ops.host import known_on_host, on_device, on_host
@@ -135,10 +135,16 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
 def token_positions(
     batch: int, length: int, layout: Layout, cache: StreamingCache | None, device: torch.device
 ) -> Tensor:
-    """Positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row."""
+    """Positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row. Padding has
+    the position of the token before it, or 0. A cache counts on."""
+    if layout.mask is None:
+        positions = torch.arange(length, device=device).expand(batch, length)
+    else:
+        positions = layout.mask.long().cumsum(dim=1) - 1
     if cache is not None:
-        return cache.positions(batch, length, layout.mask, device)
-    positions = real_positions(batch, length, layout.mask, device).clamp(min=0)
+        positions = positions if cache.real is None else positions + cache.real[:, None]
+        cache.real = positions[:, -1] + 1
+    positions = positions.clamp(min=0)
     if layout.seq_idx is None:
         return positions
     return positions - torch.where(document_starts(layout.seq_idx), positions, 0).cummax(dim=1).values

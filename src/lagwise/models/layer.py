@@ -98,8 +98,7 @@ def run_streamed(
         if cached is None:
             return part(x, layout=layout)
         state = part.init_state(x.shape[0]) if cached.state is None else cached.state
-        y, state = part.prefill(x, state, layout=layout)
-        cached.advance(state, x.shape[1])
+        y, cached.state = part.prefill(x, state, layout=layout)
         return y
 
 

@@ -320,8 +320,11 @@ class LagwiseModel(LagwisePreTrainedModel):
             layout, h = layout.at(torch.arange(batch, device=h.device)[:, None], order), _in_order(h, order)
             input_ids, token_type_ids = (None if t is None else t.gather(1, order) for t in (input_ids, token_type_ids))
         states = self._read(h, input_ids, token_type_ids, layout, cache, every=bool(output_hidden_states))
+        if cache is not None:
+            cache.seen += length
         if order is not None:
-            states = [_in_order(each, order.argsort(1)) for each in states]
+            back = order.argsort(1)
+            states = [_in_order(each, back) for each in states]
         hidden_states = tuple(states) if output_hidden_states else None
         named: dict[str, Any] = {CACHE: cache, "hidden_states": hidden_states, "seq_idx": seq_idx, "shard": shard}
         return LagwiseModelOutput(states[-1], **named)

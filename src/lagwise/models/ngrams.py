@@ -27,8 +27,8 @@ class NgramEmbedding(nn.Module):
     chance. Before the first token of a text or document, and at padding, an n-gram has "no token" instead of an id.
 
     Shapes: ids ``(batch, length)``; result ``(batch, length, channels)``. What comes before ids is described by
-    ``earlier``, ``(batch, largest size - 1)``: ids + 1, and 0 for no token; None for whole texts. The second result is
-    the same for tokens that follow, and None for whole texts.
+    ``earlier``, ``(batch, largest size - 1)``: ids + 1, and 0 for no token; None for whole texts. Padding then comes
+    before the ids of a row. The second result is the same for tokens that follow, and None for whole texts.
 
     Args:
         hidden_size: Channels.
@@ -76,8 +76,8 @@ class MatchEmbedding(nn.Module):
     followed them, as an induction head of attention does, at a cost per token that does not depend on the length.
 
     Shapes: ids ``(batch, length)``; result ``(batch, length, channels)``. What comes before ids is described by
-    ``earlier``, ``(batch, largest size + sizes * BUCKETS)``; None for whole texts. The second result is the same for
-    tokens that follow, and None for whole texts.
+    ``earlier``, ``(batch, largest size + sizes * BUCKETS)``; None for whole texts. Padding then comes before the ids of
+    a row. The second result is the same for tokens that follow, and None for whole texts.
 
     Args:
         hidden_size: Channels.

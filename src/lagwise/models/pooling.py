@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lagwise.models.configuration import PAIRS, SINGLE, LagwiseConfig
-from lagwise.ops.packing import document_starts
+from lagwise.ops.packing import document_starts, row_extents
 from lagwise.tables import known
 
 
@@ -41,7 +41,8 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: T
     if pooling == "mean":
         total = hidden.masked_fill(~real[..., None], 0).sum(dim=1, dtype=_wide(hidden))
         return (total / real.sum(dim=1, keepdim=True)).to(hidden.dtype)
-    index = real.int().argmax(dim=1) if pooling == "first" else shape[1] - 1 - real.flip(1).int().argmax(dim=1)
+    first, lengths = row_extents(real)
+    index = first if pooling == "first" else first + lengths - 1
     return hidden[torch.arange(shape[0], device=hidden.device), index]
 
 
