@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from transformers.utils import logging
@@ -172,6 +172,18 @@ def load_model_weights(model: Any, folder: Path) -> None:
     model.tie_weights()
 
 
+def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
+    """Load weights into a model on the meta device, and set evaluation mode. ValueError unless the weights have the
+    names and shapes of the model's own."""
+    own = {name: value.shape for name, value in model.state_dict().items()}
+    wrong = sorted(own.keys() ^ weights.keys()) or [name for name in own if own[name] != weights[name].shape]
+    if wrong:
+        raise ValueError(f"the weights do not fit config.json: {', '.join(wrong[:3])} ({len(wrong)} in all)")
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    return model.eval()
+
+
 @torch.inference_mode(False)  # both models share weights, which may be trained
 def at_rate(model: Any, rate: float) -> Any:
     """Convert a model of samples to another sampling rate, relative to that of its training: a new model shares its
@@ -184,9 +196,7 @@ def at_rate(model: Any, rate: float) -> Any:
     config = type(model.config).from_dict({**model.config.to_dict(), "rate": rate})
     with torch.device("meta"):
         planned = type(model)(config)
-    planned.load_state_dict(model.state_dict(), assign=True)
-    planned.tie_weights()
-    return planned.eval()
+    return filled(planned, model.state_dict())
 
 
 def by_rate(model: Any, hertz: Sequence[int], trained: int) -> list[tuple[Any, list[int]]]:
