@@ -124,17 +124,23 @@ def test_both_matter_and_stream() -> None:
     torch.testing.assert_close(short, expected)
 
 
-def test_padding_between_tokens_is_the_same_whole_and_in_parts() -> None:
-    embedding, ids = MatchEmbedding(3, sizes=[2], vocab_size=9), torch.tensor([[1, 2, 3, 1, 2, 0, 1, 2]])
-    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 1, 1]]).bool()
-    whole, _ = embedding(ids, Layout(mask), None)
-    assert whole.any(2).nonzero()[:, 1].tolist() == [4, 6]
-    for sizes in ([1] * 8, [5, 3], [6, 2], [7, 1]):
-        context, parts = no_context([embedding], 1, ids.device), []
+_ROWS = [[1, 2, 3, 1, 2, 0, 1, 2], [0, 1, 2, 3, 1, 2, 1, 2]]  # 0 is padding
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [([1] * 8, _ROWS), ([5, 3], _ROWS), ([6, 2], [[0, 1, 2, 3, 1, 2, 1, 2], [1, 2, 3, 1, 2, 1, 0, 2]])],
+)
+def test_padding_at_the_start_of_a_part_separates_no_tokens(sizes: list[int], rows: list[list[int]]) -> None:
+    ids = torch.tensor(rows)
+    mask = ids > 0
+    for embedding in (MatchEmbedding(3, sizes=[2], vocab_size=9), NgramEmbedding(3, sizes=[2, 3], buckets=50)):
+        context, parts = no_context([embedding], 2, ids.device), []
         for chunk, real in zip(ids.split(sizes, 1), mask.split(sizes, 1), strict=True):
             y, context = embedding(chunk, Layout(real), context)
             parts.append(y)
-        torch.testing.assert_close(torch.cat(parts, 1), whole)
+        for row, own, real in zip(torch.cat(parts, 1), ids, mask, strict=True):
+            torch.testing.assert_close(row[real], embedding(own[real][None], Layout(), None)[0][0])
 
 
 def test_added_tokens(tmp_path: Path) -> None:

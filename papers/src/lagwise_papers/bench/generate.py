@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lagwise.mixers.attention import AttentionMixer, AttentionState
-from lagwise.models.cache import StateLayer
 from lagwise.progress import progress_bar
 from lagwise_papers.bench.plots import times_over_length
 from lagwise_papers.bench.stream_peers import NStates
@@ -142,9 +141,8 @@ def _fill(subject: Subject, length: int) -> None:
         mixers = [m for m in subject.model.modules() if isinstance(m, AttentionMixer)]
         if mixers:
             subject.fill(subject.inputs(1))
-            for mixer, layer in zip(mixers, subject.state.layers, strict=True):
-                assert isinstance(layer, StateLayer)
-                layer.advance(_noise_cache(mixer, subject.batch, length), length - 1)
+            subject.state.states = [_noise_cache(mixer, subject.batch, length) for mixer in mixers]
+            subject.state.seen += length - 1
             return
     for start in range(0, length, _CHUNK):
         subject.fill(subject.inputs(min(_CHUNK, length - start)))
