@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lagwise.models.cache import rows_apart
 from lagwise.progress import progress_bar
 
 _TOKENS_A_BATCH = 16384
@@ -112,7 +113,7 @@ def windows(model: Any, length: int, *streams: torch.Tensor, progress: bool) -> 
     if limit is not None and min(length, count) > limit:
         raise ValueError(f"length {length} is over the model's limit of {limit} tokens")
     model.eval()
-    whole, rows = count // length * length, max(1, _TOKENS_A_BATCH // length)
+    whole, rows = count // length * length, 1 if rows_apart() else max(1, _TOKENS_A_BATCH // length)
     parts = [each[:whole].view(-1, length).split(rows) if whole else () for each in streams]
     rest = [[each[None, whole:]] if whole < count else [] for each in streams]
     desc = f"evaluating at {length}"

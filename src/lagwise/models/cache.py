@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from lagwise.mixers.state import join_states, select_rows
 from lagwise.ops.operation import device_check, exporting, traced
 from lagwise.ops.packing import tokens_last
 
+APART = "LAGWISE_INVARIANT"
 Groups = list[tuple[Tensor, Tensor]]  # of rows ``(n,)``, with positions of their tokens ``(n, length)``
 
 
@@ -80,6 +82,7 @@ class StreamingCache(Cache):
         began: Whether a row has had a real token, ``(batch,)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
+        parts: Caches of single rows, which hold the states where rows are computed apart (`rows_apart`).
         past: Copies of the cache from before each forward since the last `crop`, if they are recorded.
 
     >>> from lagwise import LagwiseConfig, LagwiseForCausalLM
@@ -100,9 +103,10 @@ class StreamingCache(Cache):
         self.model: int | None = None
         self.behind: Tensor | None = None
         self.stream: Any = None
+        self.parts: list[StreamingCache] | None = None
         self.past: list[StreamingCache] | None = None
 
-    def require_continues(self, rows: int, model: int) -> None:
+    def require_continues(self, rows: int, model: int | None) -> None:
         """ValueError for another batch size or model than those of the cache."""
         if self.rows not in (None, rows):
             raise ValueError(f"the cache holds a batch of {self.rows}, the input is a batch of {rows}")
@@ -137,9 +141,13 @@ class StreamingCache(Cache):
         if any(cache.model != first.model or len(cache.layers) != len(first.layers) for cache in caches):
             raise ValueError("caches to join must belong to one model")
         joined = StreamingCache(len(first.layers))
+        if rows_apart():
+            joined.parts = [
+                part for cache in caches for part in cache.copy().of_single_rows(cache.rows or 1, cache.model)
+            ]
         # compiled code that holds one of the caches may take the others' rows
         at = next((i for i, cache in enumerate(caches) if cache.stream is not None), None)
-        if at is None or not caches[at].stream.join(caches[:at], caches[at + 1 :], joined):
+        if joined.parts is None and (at is None or not caches[at].stream.join(caches[:at], caches[at + 1 :], joined)):
             for layer, *parts in zip(joined.layers, *(cache.layers for cache in caches), strict=True):
                 layer.state = join_states([part.state for part in parts])  # type: ignore[attr-defined]
         for layer in joined.layers:
@@ -160,7 +168,25 @@ class StreamingCache(Cache):
         other = copy.copy(self)
         other.layers = [copy.copy(layer) for layer in self.layers]
         other.past = None
+        other.parts = None if self.parts is None else [part.copy() for part in self.parts]
         return other
+
+    def of_single_rows(self, rows: int, model: int | None) -> list[StreamingCache]:
+        """The caches of single rows, which hold the states from now on. ValueError for another batch size or model, and
+        if rows have been computed together."""
+        self.require_continues(rows, model)
+        self.record()
+        if self.parts is None and self.rows not in (None, 1):
+            raise ValueError(f"the cache was begun without {APART}=1; begin a new one")
+        if self.parts is None:
+            self.parts = [self.copy() if self.seen else StreamingCache(len(self.layers)) for _ in range(rows)]
+        self.rows, self.model = rows, model
+        return self.parts
+
+    def pass_over(self, length: int) -> None:
+        """Count positions that the caches of single rows have processed."""
+        for layer in self.layers:
+            vars(layer).update(seen=layer.seen + length, is_initialized=True)  # type: ignore[attr-defined]
 
     def activate_past_recording(self) -> None:
         """Record the states before every forward from now on, so that `crop` can restore them. Recorded states share
@@ -274,6 +300,7 @@ class StreamingCache(Cache):
             for layer in self.layers:
                 layer.select_rows(indices)  # type: ignore[attr-defined]
         self.rows = None if self.rows is None else len(indices)
+        self.parts = None if self.parts is None else [self.parts[i].copy() for i in indices.tolist()]
         for name in _OF_ROWS:
             setattr(self, name, select_rows(getattr(self, name), indices))
         if self.behind is not None:
@@ -324,6 +351,11 @@ pytree.register_pytree_node(
     from_dumpable_context=lambda context: None,
     flatten_with_keys_fn=_flatten_with_keys,
 )
+
+
+def rows_apart() -> bool:
+    """Whether language models compute each row of a batch by itself, for the same bits in every batch."""
+    return os.environ.get(APART) == "1"
 
 
 def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
