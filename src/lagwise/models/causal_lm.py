@@ -230,7 +230,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             own = {**inputs, "attention_mask": None, "use_cache": part is not None, "cache": part}
             for name, value in own.items():
                 if isinstance(value, Tensor) and value.dim() > 1:
-                    value = value[row : row + 1]
+                    value = value[row : row + 1] if len(value) == batch else value
                     own[name] = value[:, real] if value.shape[1] == length else value
             place = real.any()[None] if keep == 1 else real[-keep:]
             kept = int(place.sum())
