@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "lagwise"
 PAPERS = PACKAGE.parents[1] / "papers" / "src" / "lagwise_papers"  # which may import all of lagwise
 # Each package may import itself, those before it, and the small modules at the top of the package.
 PACKAGES = ("ops", "kernels", "mixers", "blocks", "models", "data", "forecasting", "evaluation", "tasks", "training")
-PACKAGES += ("runs", "serving", "analysis", "cli", "testing")
+PACKAGES += ("runs", "serving", "analysis", "titan", "cli", "testing")
 TOP = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
 
 

@@ -15,6 +15,7 @@ EXTRAS = {
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "chip": ("onnx", "onnxscript", "onnxruntime", "emx_onnx_cgen"),
     "executorch": ("executorch",),
+    "titan": ("torchtitan", "accelerate"),
     "serve": ("fastapi", "uvicorn", "jinja2", "openai"),
 }
 PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "emx_onnx_cgen": "emx-onnx-cgen"}
