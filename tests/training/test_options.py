@@ -18,8 +18,8 @@ from lagwise.models.presets import GRID_PRESETS, PRESETS
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.training import Recipe, check_recipe, load_recipe, planning, read_metrics, recipe_names, resume, train
 from lagwise.training import run as run_module
-from lagwise.training.checkpoints import evaluations_since_best
 from lagwise.training.model import build_model, with_start
+from lagwise.training.trainer import evaluations_since_best
 
 
 def _stop(*args: object) -> None:

@@ -20,7 +20,7 @@ from transformers import TrainingArguments
 
 from lagwise.process import Stopped
 from lagwise.training import Recipe, read_metrics, resume, train, train_or_resume
-from lagwise.training.checkpoints import checkpoints
+from lagwise.training.folder import checkpoints
 from lagwise.training.processes import check_restarts
 from lagwise.training.setup import _use_one_gpu
 from lagwise.training.trainer import LagwiseTrainer

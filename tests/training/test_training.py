@@ -15,7 +15,7 @@ from run_results import losses, weights
 from lagwise.data import TokenData, load_tokenizer
 from lagwise.models import LagwiseForCausalLM, generate_text, load_model
 from lagwise.training import Recipe, load_recipe, read_metrics, resume, setup, train
-from lagwise.training.checkpoints import checkpoints
+from lagwise.training.folder import checkpoints
 
 
 def test_a_run_learns_and_writes_all_files(tiny_recipe: Recipe, tmp_path: Path) -> None:

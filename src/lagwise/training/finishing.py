@@ -15,12 +15,11 @@ from lagwise.models.loading import load_model_weights, quiet
 from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.tasks import Task, TaskData
 from lagwise.tasks.classification_results import constant_note
-from lagwise.training.checkpoints import BEST
 from lagwise.training.first_answer import FILE, joined_answer, kept_first_answer, read_first_answer
 from lagwise.training.folder import final_model, read_metrics
 from lagwise.training.kept_answer import kept_model, take_first
 from lagwise.training.recipe import Recipe
-from lagwise.training.trainer import LagwiseTrainer
+from lagwise.training.trainer import BEST, LagwiseTrainer
 
 
 def finish(trainer: LagwiseTrainer, recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Path:

@@ -13,7 +13,6 @@ from transformers import TrainingArguments
 from lagwise.files import RECIPE_FILE, RUN_FILE, check_unused, locked, read_json, write_json
 from lagwise.models.loading import quiet
 from lagwise.tasks import TaskData
-from lagwise.training.checkpoints import newest_whole_checkpoint, step_of
 from lagwise.training.finishing import finish, finish_with_first
 from lagwise.training.first_answer import fit_first_answer, needs_first_answer, read_first_answer
 from lagwise.training.folder import (
@@ -24,17 +23,18 @@ from lagwise.training.folder import (
     data_unchanged,
     load_run,
     make_task,
+    newest_whole_checkpoint,
     rewind_metrics,
+    step_of,
 )
 from lagwise.training.hardware import describe
-from lagwise.training.interruption import saved_when_stopped
 from lagwise.training.kept_answer import keep_first_answer, needs_no_training
 from lagwise.training.model import own_fields, with_start
 from lagwise.training.planning import planned
 from lagwise.training.processes import of_first_process, processes
 from lagwise.training.recipe import Recipe, rooted
 from lagwise.training.setup import make_trainer, open_data, training_arguments
-from lagwise.training.trainer import LagwiseTrainer
+from lagwise.training.trainer import LagwiseTrainer, saved_when_stopped
 
 
 def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -104,7 +104,7 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
             _fit_first(recipe, data, out, progress)
         if checkpoint:  # the run that it started from may no longer exist
             recipe = replace(recipe, model=own_fields(recipe))
-        return _complete(_trainer(recipe, data, arguments, progress), recipe, data, out, progress, resumes=True)
+        return _complete(_trainer(recipe, data, arguments, progress), recipe, data, out, progress, checkpoint)
 
 
 def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -131,16 +131,20 @@ def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progr
 
 
 def _complete(
-    trainer: LagwiseTrainer | None, recipe: Recipe, data: TaskData, out: Path, progress: bool, resumes: bool = False
+    trainer: LagwiseTrainer | None,
+    recipe: Recipe,
+    data: TaskData,
+    out: Path,
+    progress: bool,
+    checkpoint: Path | None = None,
 ) -> Path:
-    """Train to the end, from the newest checkpoint if the run ``resumes``, and keep the final model."""
+    """Train to the end, from a checkpoint if there is one, and keep the final model."""
     if trainer is None or needs_no_training(out, recipe.training.first_answer):
         return finish_with_first(recipe, data, out, progress)
-    checkpoint = newest_whole_checkpoint(out, trainer) if resumes else None
     if checkpoint is not None and trainer.best.has_stopped(checkpoint):
         trainer._load_from_checkpoint(str(checkpoint))
         return finish(trainer, recipe, data, out, progress)
-    if resumes and trainer.is_world_process_zero():
+    if trainer.is_world_process_zero():
         rewind_metrics(out, 0 if checkpoint is None else step_of(checkpoint))
     with quiet(), saved_when_stopped(trainer):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

@@ -17,7 +17,6 @@ from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
 from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
-from lagwise.training.checkpoints import BestModel
 from lagwise.training.compilation import check_compiled, compile_model
 from lagwise.training.first_answer import needs_first_answer, require_linear
 from lagwise.training.folder import make_task
@@ -36,7 +35,7 @@ from lagwise.training.processes import (
 )
 from lagwise.training.recipe import MAX_STEPS, Recipe
 from lagwise.training.sharding import check_shards, shard
-from lagwise.training.trainer import LagwiseTrainer, Progress
+from lagwise.training.trainer import BestModel, LagwiseTrainer, Progress
 
 
 def check_recipe(recipe: Recipe) -> Task:

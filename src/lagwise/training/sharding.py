@@ -83,24 +83,6 @@ def load_optimizer(model: nn.Module, optimizer: Any, checkpoint: Path) -> None:
     set_optimizer_state_dict(model, _plain(optimizer), state["optimizer"])
 
 
-def check_saved_shards(checkpoint: Path, model: nn.Module | None) -> None:
-    """Raise unless a checkpoint has complete shards, of the weights of ``model`` if it is given."""
-    folder = checkpoint / SHARDS
-    metadata: Any = dcp.FileSystemReader(folder).read_metadata()
-    sizes = {place.relative_path: 0 for place in metadata.storage_data.values()}
-    for place in metadata.storage_data.values():
-        sizes[place.relative_path] = max(sizes[place.relative_path], place.offset + place.length)
-    for name, size in sizes.items():
-        if not (folder / name).is_file() or (folder / name).stat().st_size < size:
-            raise ValueError(f"{SHARDS}/{name} is missing or cut short")
-    if model is None:
-        return
-    for name, weight in model.state_dict().items():
-        saved = metadata.state_dict_metadata.get(f"model.{name}")
-        if name not in _tied(model) and (saved is None or saved.size != weight.shape):
-            raise ValueError(f"{SHARDS} has no {name} of shape {tuple(weight.shape)}")
-
-
 def _weights(model: nn.Module) -> dict[str, Any]:
     """Collect weights and buffers by name, a tied weight under its first name alone."""
     return {name: value for name, value in get_model_state_dict(model).items() if name not in _tied(model)}
