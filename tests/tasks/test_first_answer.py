@@ -19,8 +19,8 @@ from lagwise.models import load_model
 from lagwise.runs import evaluate_run, predict_run
 from lagwise.tasks import TASKS, Metric
 from lagwise.training import LagClassifier, load_recipe, make_task, read_metrics, resume, train
-from lagwise.training.closed_form import fit_linear
 from lagwise.training.first_answer import FILE, is_better, read_first_answer
+from lagwise.training.linear_fits import fit_linear
 
 _OF_ROWS = ("sequence_classification", "image_classification", "dna_classification")
 LABELLED = [name for name, case in CASES.items() if case.task in _OF_ROWS]

@@ -210,9 +210,8 @@ class TaskData:
     tokenizer: PreTrainedTokenizerBase | None
     #: the training loss, a function of (outputs, labels, num_items_in_batch), where it is not the model's own
     loss: Any = None
-    #: sets a trained model's configuration by its outputs for held-out rows, and returns what `reduce` kept of these;
-    #: None where nothing is set
-    calibrated: Any = None
+    #: whether `calibrate` sets anything
+    calibrates: bool = False
 
     _scored: Mapping[str, Any]  # encoded rows to evaluate on, by split
 
@@ -280,6 +279,10 @@ class TaskData:
     def reduce(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
         """The values of a validation batch that `metrics` needs; None if the loss is enough."""
         return None
+
+    def calibrate(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Set a model's configuration by what `reduce` kept of its outputs for held-out rows, and return these."""
+        return logits
 
     def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Number of labels, tokens or values over which the loss of a validation batch is the mean."""

@@ -155,12 +155,14 @@ class LabelledRows(TaskData):
         return self._of_labels(np.asarray(predictions), np.asarray(labels), _HALF)[0]
 
     @property
-    def calibrated(self) -> Any:  # type: ignore[override]
-        return self._with_threshold if self.several else None
+    def calibrates(self) -> bool:  # type: ignore[override]
+        return self.several
 
-    def _with_threshold(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    def calibrate(self, model: Any, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Set the threshold of several labels in a model's configuration, that of the task or the best of some rows,
         and return these rows' logits, moved so that the threshold is at 0.5."""
+        if not self.several:
+            return logits
         threshold = self.task.threshold or best_threshold(logits, labels)
         model.config.threshold = threshold
         return logits - np.float32(np.log(threshold / (1 - threshold)))

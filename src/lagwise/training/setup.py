@@ -18,7 +18,7 @@ from lagwise.process import group_size
 from lagwise.tables import shown
 from lagwise.tasks import Task, TaskData
 from lagwise.training.compilation import check_compiled, compile_model
-from lagwise.training.first_answer import needs_first_answer, require_linear
+from lagwise.training.first_answer import require_linear
 from lagwise.training.folder import make_task
 from lagwise.training.hardware import bfloat16_is_fast, check_precision
 from lagwise.training.model import build_model, check_model, config_for_data
@@ -59,6 +59,11 @@ def check_recipe(recipe: Recipe) -> Task:
         check_shared(task, recipe.training.sequence_parallel)
         check_model(recipe, task)
     return task
+
+
+def needs_first_answer(recipe: Recipe, task: Task) -> bool:
+    """Whether a training begins with a first answer."""
+    return recipe.training.first_answer != "none" or task.wide
 
 
 def open_data(task: Task, progress: bool) -> TaskData:
