@@ -10,7 +10,7 @@ import typer
 
 from lagwise.cli.terminal import plain, print_table
 from lagwise.runs.evaluate import open_run
-from lagwise.tasks.classification_results import constant_note, constant_of
+from lagwise.tasks.labelled import constant_note, constant_of
 
 
 def print_evaluation(run: Path, evaluation: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from lagwise.data import open_rows
 from lagwise.data.batches import IGNORED
 from lagwise.data.options import DataOptions
+from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
 from lagwise.data.tokenizers import without_template
 from lagwise.models.loading import by_rate, save_tokenizer
 from lagwise.progress import progress_bar
@@ -105,6 +106,9 @@ class Task:
     rate: int | None = None
     #: whether the model has a first answer's map beside its layers
     wide: bool = False
+    #: samples of a series for each step of the model, and samples that it may see after the one that it answers for
+    stride: int = 1
+    delay: int = 0
     #: the data, not yet read
     source: Any
 
@@ -126,6 +130,10 @@ class Task:
         """The lengths that the model must serve, by the option that sets each."""
         return {"`length`": self.data.length}
 
+    def steps(self, samples: int) -> int:
+        """Return the steps of the model for so many samples of a series."""
+        return -(-samples // self.stride)
+
     def check_config(self, config: Any) -> None:
         """ValueError for a model that cannot read the task's inputs, as far as they are known."""
         if config.input_name != self.inputs:
@@ -140,8 +148,18 @@ class Task:
 
         Args:
             run: the folder of a trained run, whose tokenizer and labels the data must have.
-            source: other data for evaluation.
+            source: other data for evaluation: its test split, or all.
         """
+        run = None if run is None else run.resolve()  # a path is never taken for a tokenizer's name
+        if source is None:
+            return self._open(run, progress)
+        assert run is not None
+        return self._open_other(source, run, progress)
+
+    def _open(self, run: Path | None, progress: bool) -> Any:
+        raise NotImplementedError
+
+    def _open_other(self, source: str, run: Path, progress: bool) -> Any:
         raise NotImplementedError
 
     def rows(self, source: str) -> Any:
@@ -321,6 +339,41 @@ class TaskData:
 
     def _scores(self, split: str, measured: Sequence[Any], model: Any) -> dict[str, Any]:
         raise NotImplementedError
+
+
+class Recordings(TaskData):
+    """Series that are learned in random windows and answered whole. Abstract.
+
+    A subclass gives the windows of a split (``_windows``), with ``draw``, ``cut`` and ``lengths`` as `RandomWindows`
+    and `Windows` take them.
+    """
+
+    _hertz: Any = None  # sampling rates of the series of other data
+
+    def _windows(self, split: str) -> Any:
+        raise NotImplementedError
+
+    def resolved(self) -> dict[str, Any]:
+        return self.task.source.reading_options()
+
+    def sizes(self, batch_size: int) -> Sizes:
+        samples, length = sum(self._windows("train").lengths), self.task.data.length
+        steps = self.task.steps(length)
+        return Sizes(max(1, round(samples / (batch_size * length))), float(steps), steps)
+
+    def training_examples(self, steps: int, batch_size: int, seed: int) -> Dataset:
+        windows = self._windows("train")
+        return RandomWindows(windows.draw, windows.lengths, steps * batch_size, seed)
+
+    def validation_examples(self, tokens: int) -> Dataset:
+        windows, length = self._windows("valid"), self.task.data.length
+        return Windows(windows.cut, even_windows(windows.lengths, length, tokens // self.task.steps(length)))
+
+    def collate(self, rows: Sequence[Any], training: bool = True) -> dict[str, Tensor]:
+        return WindowCollator(self.task.stride)(rows)
+
+    def _hertz_of(self, rows: Any) -> Any:
+        return self._hertz
 
 
 def outputs(

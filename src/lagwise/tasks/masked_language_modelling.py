@@ -28,7 +28,7 @@ from lagwise.models import LagwiseForMaskedLM
 from lagwise.tables import Number
 from lagwise.tasks.base import Metric, Table, usable_lengths
 from lagwise.tasks.figures import Figures, Log, length_curve, metric_curve
-from lagwise.tasks.running_text import DEFAULT_LENGTHS, RunningText, TextData
+from lagwise.tasks.language_modelling import DEFAULT_LENGTHS, RunningText, TextData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,7 +24,7 @@ from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSeq
 from lagwise.models.loading import load_model, quiet, save_tokenizer
 from lagwise.tables import shown
 from lagwise.tasks.base import LinearRows
-from lagwise.tasks.classes import class_fields, class_names
+from lagwise.tasks.labelled import class_fields, class_names
 from lagwise.training.linear_fits import fit_linear_model
 
 _FILE = "classifier.json"

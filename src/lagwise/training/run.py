@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainingArguments
 
 from lagwise.files import (
     RECIPE_FILE,
@@ -26,7 +25,7 @@ from lagwise.files import (
 from lagwise.models.loading import load_model_weights, quiet
 from lagwise.models.sharded import is_sharded, whole_state
 from lagwise.tasks import Task, TaskData
-from lagwise.tasks.classification_results import constant_note
+from lagwise.tasks.labelled import constant_note
 from lagwise.training.first_answer import (
     FILE,
     fit_first_answer,
@@ -54,10 +53,9 @@ from lagwise.training.folder import (
 )
 from lagwise.training.hardware import describe
 from lagwise.training.model import own_fields, with_start
-from lagwise.training.planning import planned
 from lagwise.training.processes import of_first_process, processes
 from lagwise.training.recipe import Recipe, rooted
-from lagwise.training.setup import make_trainer, needs_first_answer, open_data, training_arguments
+from lagwise.training.setup import make_trainer, needs_first_answer, open_data, planned
 from lagwise.training.trainer import BEST, LagwiseTrainer, saved_when_stopped
 
 
@@ -82,12 +80,12 @@ def train(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
     out, asked = Path(out), as_json(recipe)
     check_unused(out)
     recipe, data = planned(with_start(rooted(recipe)), progress)
-    arguments, state = training_arguments(recipe, out), PartialState()
+    state = processes()
     # The key is taken before the Trainer makes the run's folder, which may lie in that of the data.
-    about = {"data": data.task.key() if state.is_main_process else "", "processes": arguments.world_size}
-    trainer = _trainer(recipe, data, arguments, progress)
+    about: dict[str, Any] = {"data": data.task.key() if state.is_main_process else "", "processes": state.num_processes}
+    trainer = None if recipe.training.first_answer == "only" else make_trainer(recipe, data, out, progress)
     state.wait_for_everyone()  # all processes check the folder before any writes to it
-    with _sole_trainer(out, arguments):
+    with _sole_trainer(out):
         if state.is_main_process:
             check_unused(out)  # another process may have trained there in the meantime
             if trainer is not None:
@@ -114,8 +112,7 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
     out = Path(out)
     check_resumable(out)
     recipe = load_run(out)
-    arguments = training_arguments(recipe, out)
-    with _sole_trainer(out, arguments):
+    with _sole_trainer(out):
         if (out / "config.json").is_file():  # written at the end of a training
             return out
         checkpoint = newest_whole_checkpoint(out)
@@ -124,11 +121,12 @@ def resume(out: Path | str, *, progress: bool = True) -> Path:
                 f"the data of {str(out)!r} ({recipe.data.source}) have changed since it began; start a new run"
             )
         data = open_data(make_task(recipe), progress)
-        if arguments.process_index == 0 and read_first_answer(out) is None:
+        if processes().is_main_process and read_first_answer(out) is None:
             _fit_first(recipe, data, out, progress)
         if checkpoint:  # the run that it started from may no longer exist
             recipe = replace(recipe, model=own_fields(recipe))
-        return _complete(_trainer(recipe, data, arguments, progress), recipe, data, out, progress, checkpoint)
+        trainer = None if recipe.training.first_answer == "only" else make_trainer(recipe, data, out, progress)
+        return _complete(trainer, recipe, data, out, progress, checkpoint)
 
 
 def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -> Path:
@@ -147,11 +145,6 @@ def train_or_resume(recipe: Recipe, out: Path | str, *, progress: bool = True) -
         own = {name: {**usual[name], **begun[name]} for name in ("data", "training")}
         check_asked(out, begun | {name: {key: own[name][key] for key in usual[name]} for name in own}, as_json(recipe))
     return resume(out, progress=progress)
-
-
-def _trainer(recipe: Recipe, data: TaskData, arguments: TrainingArguments, progress: bool) -> LagwiseTrainer | None:
-    """Make the Trainer of a recipe; None if only a first answer is fitted."""
-    return None if recipe.training.first_answer == "only" else make_trainer(recipe, data, arguments, progress)
 
 
 def _fit_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> None:
@@ -270,6 +263,6 @@ def _size(model: Any) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
-def _sole_trainer(out: Path, arguments: TrainingArguments) -> AbstractContextManager[None]:
+def _sole_trainer(out: Path) -> AbstractContextManager[None]:
     """Lock a run's folder, in the first process for all."""
-    return locked(out, "training") if arguments.process_index == 0 else nullcontext()
+    return locked(out, "training") if processes().is_main_process else nullcontext()

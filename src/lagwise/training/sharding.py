@@ -28,19 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from lagwise.training.recipe import TrainingOptions
-
 SHARDS = "shards"  # folder of a checkpoint
-
-
-def check_shards(options: TrainingOptions) -> None:
-    """ValueError for options that need unsharded weights."""
-    if not options.shard:
-        return
-    if options.optimizer != "adamw":
-        raise ValueError(f"`shard` needs `optimizer=adamw`, got {options.optimizer!r}")
-    if options.first_answer != "none":
-        raise ValueError(f"`shard` needs `first_answer=none`, got {options.first_answer!r}")
 
 
 def shard(model: Any) -> None:
