@@ -104,11 +104,11 @@ def vectors(
     for document, parts in documents:
         row = None
         for start, ids, last in [(0, parts, True)] if size is None else windows(parts, size, step):
-            if start < begin or not (last or window or pooling == "mean"):
+            if start < begin if window else pooling == "last" and not last:
                 continue
             if row is None or window:
                 row = reader.row(document, start if window else 0)
-            pieces = ids if size is None else [ids]
+            pieces: Any = ids if size is None else [ids]
             tokens = reader.read(row, pieces, lead if start else 0, None if last or window else lead + step)
             row.tokens, row.complete = tokens + (0 if window else start), last or window is not None
             yield from reader.ready()

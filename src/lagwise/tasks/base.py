@@ -107,8 +107,8 @@ class Task:
     #: whether the model has a first answer's map beside its layers
     wide: bool = False
     #: samples of a series for each step of the model, and samples that it may see after the one that it answers for
-    stride: int = 1
-    delay: int = 0
+    stride: int
+    delay: int
     #: the data, not yet read
     source: Any
 
@@ -143,7 +143,7 @@ class Task:
         """A hash of the data, their splits, and what decides how they are read. Encodes nothing."""
         return self.source.key()
 
-    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> TaskData:
+    def open(self, *, run: Path | None = None, source: str | None = None, progress: bool = True) -> Any:
         """Read and encode the data, or load the cached result; ValueError for unsuitable data.
 
         Args:

@@ -211,7 +211,8 @@ class SignalToSignal(Task):
     def _encoded(self, model: Any, tokenizer: Any, rows: Any) -> list[Whole]:
         """Each row's ``input_values``, which may have NaN."""
         encode = RowEncoder((SERIES,), 1 << 30, features=model.config.inputs["features"], gaps=True)
-        return [Whole(x, x[:, :0], None) for x in series(encode(rows))]
+        encoded: Any = encode.table(rows)
+        return [Whole(x, x[:, :0], None) for x in series(encoded)]
 
     def _output(self, model: Any, tokenizer: Any, row: Whole) -> np.ndarray:
         """The outputs ``(samples, outputs)`` of a whole signal."""
