@@ -106,9 +106,6 @@ class Task:
     rate: int | None = None
     #: whether the model has a first answer's map beside its layers
     wide: bool = False
-    #: samples of a series for each step of the model, and samples that it may see after the one that it answers for
-    stride: int
-    delay: int
     #: the data, not yet read
     source: Any
 
@@ -129,10 +126,6 @@ class Task:
     def lengths(self) -> dict[str, int]:
         """The lengths that the model must serve, by the option that sets each."""
         return {"`length`": self.data.length}
-
-    def steps(self, samples: int) -> int:
-        """Return the steps of the model for so many samples of a series."""
-        return -(-samples // self.stride)
 
     def check_config(self, config: Any) -> None:
         """ValueError for a model that cannot read the task's inputs, as far as they are known."""
@@ -243,11 +236,7 @@ class TaskData:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the model's configuration that depend on the data."""
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            return {}
-        special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-        return {"vocab_size": len(tokenizer), **special}
+        return {} if self.tokenizer is None else tokenizer_fields(self.tokenizer)
 
     def resolved(self) -> dict[str, Any]:
         """The task's options, completed from the data and saved with a run, so that it predicts without its data."""
@@ -407,6 +396,12 @@ def outputs(
                     break
                 yield from zip(chosen, made, strict=True)
                 bar.update(len(chosen))
+
+
+def tokenizer_fields(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The fields of a model's configuration that describe its tokens."""
+    special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    return {"vocab_size": len(tokenizer), **special}
 
 
 def usable_lengths(lengths: Sequence[int] | None, default: Sequence[int], limit: int | None) -> list[int]:

@@ -25,7 +25,6 @@ from lagwise.tasks.scores import (
 )
 
 MOST_STRIDE = 16  # samples of a step, where it is found in the data
-CLASS_WEIGHTS = ("none", "balanced")
 _SHOWN = 20  # classes of a line
 _MOST_CLASSES = 20  # a printed confusion matrix has no more
 _SAME_ERROR = 0.999  # share of a mean squared error that is not clearly smaller than it
@@ -44,6 +43,7 @@ class Labelled(Task):
     headline: Metric = headline_of("accuracy")
     metric: str | None = None  #: the headline, where it was chosen
     threshold: float | None = None  #: the probability above which a row has one of several labels
+    stride: int = 1  #: samples of a series for each step of the model
 
     def __init__(self, data: DataOptions, label_smoothing: float = 0.0):
         super().__init__(data)
@@ -54,6 +54,10 @@ class Labelled(Task):
         """The rows of the data, not yet read."""
         assert self.data.source is not None
         return self.rows(self.data.source)
+
+    def steps(self, samples: int) -> int:
+        """Return the steps of the model for so many samples of a series."""
+        return -(-samples // self.stride)
 
     def tables(self, evaluation: Mapping[str, Any]) -> list[Table]:
         """Return the scores of each split; for classes also the test rows by class, and the confusion matrix if it is
@@ -238,16 +242,21 @@ class LabelledRows(TaskData):
 def checked_class_weights(given: str | dict[str, float]) -> str | dict[str, float]:
     """The option ``task.class_weights``, a word or the weights of some classes. ValueError for any other value."""
     if isinstance(given, str):
-        return known(given, CLASS_WEIGHTS, "`class_weights`")
+        return known(given, ("none", "balanced"), "`class_weights`")
     if not all(weight > 0 for weight in given.values()):
         raise ValueError(f"`class_weights` must be greater than 0, got {given}")
     return given
 
 
-def balanced_weights(counts: Tensor) -> Tensor:
-    """Weight classes by the inverse of their shares, with weights of 1 if all shares are equal. A class without rows
-    counts as if it had one."""
-    return counts.sum() / (len(counts) * counts.clamp(min=1))
+def class_weights(given: str | dict[str, float], counts: Mapping[str, float]) -> Tensor | None:
+    """The weight of each class, of which there are ``counts``: those given, the others having 1, or the inverse of its
+    share, 1 if all shares are equal; a class without rows counts as if it had one. None for equal weights."""
+    if isinstance(given, dict):
+        for name in given:
+            known(name, counts, "class in `class_weights`")
+        return torch.tensor([given.get(name, 1.0) for name in counts])
+    rows = torch.tensor([*counts.values()])
+    return None if given == "none" else rows.sum() / (len(rows) * rows.clamp(min=1))
 
 
 def class_fields(names: Sequence[str]) -> dict[str, Any]:

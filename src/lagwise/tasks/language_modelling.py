@@ -104,6 +104,11 @@ class TextData(TaskData):
         return notes
 
     @property
+    def valid_length(self) -> int:
+        """The length of validation sequences."""
+        return self.task.data.evaluate_length or self.task.data.length
+
+    @property
     def sequence_lengths(self) -> Sequence[int]:
         """The lengths of training sequences; every step draws one."""
         return self.task.data.lengths or [self.task.data.length]
@@ -121,7 +126,7 @@ class PlainText(TextData):
         return ScheduledExamples(self.text, self.sequence_lengths, batch_size, steps, seed)
 
     def validation_examples(self, tokens: int) -> Dataset:
-        return self.text.validation_examples(self.task.data.evaluate_length or self.task.data.length, tokens)
+        return self.text.validation_examples(self.valid_length, tokens)
 
     def counted(self, batch: Mapping[str, Tensor]) -> Tensor:
         return super().counted({"labels": batch["labels"][:, 1:]})  # nothing predicts the first token
@@ -154,7 +159,7 @@ class PlainText(TextData):
         valid_sizes, test_sizes = (token_bytes(tokenizer, data.bytes_per_token(s)) for s in ("valid", "test"))
         text = str(tokenizer.decode(test[1:], skip_special_tokens=True)).encode()
         window = max(1, round(self.task.data.length * data.bytes_per_token("test")))
-        valid_at = self.task.data.evaluate_length or self.task.data.length
+        valid_at = self.valid_length
         result = {
             "valid": evaluate(model, valid, min(valid_at, limit or valid_at), valid_sizes).to_dict(),
             "test": [s.to_dict() for s in extrapolation(model, test, lengths, test_sizes, progress=progress)],

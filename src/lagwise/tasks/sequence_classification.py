@@ -45,14 +45,14 @@ from lagwise.models.rates import require_rate
 from lagwise.tables import Count, Number, Share, known, refuse
 from lagwise.tasks.base import LinearRows, Metric, Records, Sizes, finite, require_none
 from lagwise.tasks.labelled import (
-    CLASS_WEIGHTS,
     MOST_STRIDE,
     Labelled,
     LabelledRows,
-    balanced_weights,
     check_samples,
+    checked_class_weights,
     class_fields,
     class_names,
+    class_weights,
 )
 from lagwise.tasks.scores import check_metric, default_metric, headline_of
 
@@ -138,7 +138,7 @@ class SequenceClassification(Labelled):
         self.kind, self.metric = known(kind, KINDS, "`kind`"), metric
         check_metric(metric, self.kind)
         self.inputs = known(inputs, INPUTS, "`inputs`")
-        self.class_weights = known(class_weights, CLASS_WEIGHTS, "`class_weights`")
+        self.class_weights = checked_class_weights(class_weights)
         self.text, self.label, self.threshold = text, label, threshold
         self.separate, self.group = separate, group
         if time is not None and stride is None:
@@ -304,8 +304,8 @@ class ClassifiedRows(LabelledRows):
         if rows is None:
             return
         rows, train, self.several = self.rows, self.rows.splits["train"], rows.kind == MULTI_LABEL
-        if rows.label_names is not None and task.class_weights == "balanced":
-            self.weights = balanced_weights(torch.tensor([rows.counts["train"][name] for name in rows.label_names]))
+        if rows.label_names is not None and not self.several:
+            self.weights = class_weights(task.class_weights, {n: rows.counts["train"][n] for n in rows.label_names})
         self.label_variance = float(np.var(train["label"][:])) or 1.0
         self._longest = task.steps(max(train["length"][:]))
 

@@ -27,7 +27,7 @@ from lagwise.models import LagwiseForTokenClassification
 from lagwise.models.loading import read_config
 from lagwise.tables import Count, Whole, counted, known, refuse
 from lagwise.tasks.base import Recordings, Records, finite
-from lagwise.tasks.labelled import Labelled, balanced_weights, checked_class_weights, class_fields, class_names
+from lagwise.tasks.labelled import Labelled, checked_class_weights, class_fields, class_names, class_weights
 from lagwise.tasks.scores import classification_scores, headline_of
 
 
@@ -205,20 +205,11 @@ class SeriesWithClasses(Recordings):
         if rows is None:
             return
         self.label_names = rows.label_names
-        self.weights = self._class_weights()
+        counts = {name: float(rows.counts["train"][name]) for name in rows.label_names}
+        if task.events is not None:
+            counts[NO_EVENT] /= task.stride  # steps without an event
+        self.weights = class_weights(task.class_weights, counts)
         self._scored = {split: WholeSeries(rows.splits[split]) for split in ("valid", "test")}
-
-    def _class_weights(self) -> Tensor | None:
-        if not isinstance(self.task.class_weights, str):
-            for name in self.task.class_weights:
-                known(name, self.label_names, "class in `class_weights`")
-            return torch.tensor([self.task.class_weights.get(name, 1.0) for name in self.label_names])
-        if self.task.class_weights == "none":
-            return None
-        counts = torch.tensor([float(self.rows.counts["train"][name]) for name in self.label_names])
-        if self.task.events is not None:
-            counts[0] /= self.task.stride  # steps without an event
-        return balanced_weights(counts)
 
     def fields(self) -> dict[str, Any]:
         scale = {"mean": self.rows.mean, "std": self.rows.std, **({"gaps": True} if self.rows.gaps else {})}

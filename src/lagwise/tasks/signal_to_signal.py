@@ -160,6 +160,10 @@ class SignalToSignal(Task):
     def lengths(self) -> dict[str, int]:
         return {"`length` (in steps)": self.steps(self.data.length)}
 
+    def steps(self, samples: int) -> int:
+        """Return the steps of the model for so many samples of a signal."""
+        return -(-samples // self.stride)
+
     def check_config(self, config: Any) -> None:
         super().check_config(config)
         if self.delay and not config.causal:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,21 +36,6 @@ _PRIOR_SHARE = 0.3  # mean and standard deviation of the prior of the share (doc
 _MAX_SHARE = 1.5
 
 
-class FirstAnswer(NamedTuple):
-    """A model in closed form, and what is known of it.
-
-    Attributes:
-        model: the model in evaluation mode, fitted to training and held-out rows.
-        about: its ``scores`` on held-out rows when fitted to the others alone, the ``seconds`` that all took, its
-            ``features`` and ``penalty``.
-        held_out: its outputs for these rows, fitted to the others alone (`TaskData.reduce`).
-    """
-
-    model: Any
-    about: dict[str, Any]
-    held_out: np.ndarray
-
-
 def require_linear(task: Task) -> Any:
     """Return the head of the task's first answer. ValueError for a task without one."""
     if task.linear_head is None:
@@ -61,9 +46,13 @@ def require_linear(task: Task) -> Any:
     return task.linear_head
 
 
-def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
-    """Fit the first answer to a task's data. ValueError for a task without one, and for images that exceed the
-    memory."""
+def fit_first_answer(data: TaskData, seed: int) -> tuple[Any, dict[str, Any], np.ndarray]:
+    """Fit the first answer to a task's data. ValueError for a task without one, and for images that exceed the memory.
+
+    Returns the model in evaluation mode, fitted to training and held-out rows; what is known of it: its ``scores`` on
+    held-out rows when fitted to the others alone, the ``seconds`` that all took, its ``features`` and ``penalty``; and
+    its outputs for these rows, fitted to the others alone (`TaskData.reduce`).
+    """
     began = time.monotonic()
     linear_head, rows = require_linear(data.task), data.linear_rows()
     model, fit = fit_linear_model(linear_head, rows, seed)
@@ -80,18 +69,20 @@ def fit_first_answer(data: TaskData, seed: int) -> FirstAnswer:
         "metric": data.headline.name,
         "scores": data.metrics(float("nan"), predicted, true),
     }
-    return FirstAnswer(model, about, logits)
+    return model, about, logits
 
 
-def save_first_answer(first: FirstAnswer, data: TaskData, run: Path, *, alone: bool, progress: bool) -> None:
-    """Write a first answer, its held-out predictions and what is known of it into a run's folder; log its score at step
-    0, and print it. alone: Whether no model is trained unless this one makes mistakes; its scores are logged if so."""
+def save_first_answer(
+    model: Any, about: dict[str, Any], held_out: np.ndarray, data: TaskData, run: Path, *, alone: bool, progress: bool
+) -> None:
+    """Write what `fit_first_answer` returns into a run's folder, log its score at step 0 (all scores if it stays
+    ``alone``, and nothing is trained), and print it."""
     with quiet(), saved_whole(run / FOLDER, "the first answer", last="config.json") as part:
-        first.model.save_pretrained(part)
+        model.save_pretrained(part)
         data.save_preprocessing(part, None)
-        save_file({"held_out": first.held_out}, part / _HELD_OUT)
-    write_json(run / FILE, first.about)
-    about, scores, headline = first.about, first.about["scores"], data.headline
+        save_file({"held_out": held_out}, part / _HELD_OUT)
+    write_json(run / FILE, about)
+    scores, headline = about["scores"], data.headline
     line = {"step": 0, "first_answer": scores[headline.name], "seconds": about["seconds"]}
     if alone:
         line |= {f"eval_{name}": value for name, value in scores.items()}
@@ -132,7 +123,7 @@ def simple_answers(run: Path, data: TaskData, seed: int) -> Iterator[tuple[str, 
     class, or the mean number), and the first answer, fitted now if the run has none. ValueError for a task without
     one."""
     require_linear(data.task)
-    found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed).model
+    found = load_model(run / FOLDER)[0] if read_first_answer(run) else fit_first_answer(data, seed)[0]
     constant, labels = copy.deepcopy(found), labels_of(data.linear_rows().train)
     with torch.no_grad():
         constant.classifier.weight.zero_()

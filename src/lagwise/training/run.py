@@ -151,11 +151,12 @@ def _fit_first(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> Non
     """Fit the first answer and keep it in the run's folder, if the recipe asks for one."""
     if not needs_first_answer(recipe, data.task):
         return
-    kind, first = recipe.training.first_answer, fit_first_answer(data, recipe.training.seed)
+    kind = recipe.training.first_answer
+    model, about, held_out = fit_first_answer(data, recipe.training.seed)
     if kind == "only":
-        write_json(out / RUN_FILE, {**read_json(out / RUN_FILE), "parameters": _size(first.model)})
-    enough = kind == "compare" and is_perfect(first.about)
-    save_first_answer(first, data, out, alone=kind == "only" or enough, progress=progress)
+        write_json(out / RUN_FILE, {**read_json(out / RUN_FILE), "parameters": _size(model)})
+    enough = kind == "compare" and is_perfect(about)
+    save_first_answer(model, about, held_out, data, out, alone=kind == "only" or enough, progress=progress)
     if enough and progress:
         print(
             "kept the first answer: no trained model can be better on these rows, so none is trained (with "
