@@ -16,7 +16,7 @@ from lagwise.runs.evaluate import EVALUATION_FILE, open_run
 from lagwise.tasks import Table
 from lagwise.training import final_model, joined_answer, kept_first_answer, logged_headline, read_metrics
 
-_KERNEL_LENGTH = 2048  # lags of a learned kernel that are drawn
+_MAX_KERNEL_LAGS = 2048
 _SAMPLE_TOKENS = 300
 
 
@@ -39,10 +39,10 @@ def _plot_run(folder: Path) -> list[Path]:
     model, tokenizer = load_model(folder)
     (recipe, task), metrics, about = open_run(folder), read_metrics(folder), read_json(folder / RUN_FILE)
     evaluation = read_json(folder / EVALUATION_FILE) if (folder / EVALUATION_FILE).is_file() else None
-    size = getattr(task, "size", None)  # of images
-    kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _KERNEL_LENGTH)
+    size = getattr(task, "size", None)  # only tasks of images have one
+    kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _MAX_KERNEL_LAGS)
     figures = task.figures(metrics, evaluation)
-    first, *others = figures  # the first shows the learning, the others the results
+    learning, *results = figures
     name = recipe.task["name"].replace("_", " ")
     summary = {
         "task": name,
@@ -55,13 +55,13 @@ def _plot_run(folder: Path) -> list[Path]:
         Section("Summary", [recipe.description], tables=[Table("", ("", ""), [*summary.items()])]),
         Section("Reproduce", code=command),
     ]
-    if any("loss" in line for line in metrics):  # not where a first answer is all there is
-        sections.append(Section("Learning", plots={first: figures[first]()}))
+    if any("loss" in line for line in metrics):  # false for a run that only fitted a first answer
+        sections.append(Section("Learning", plots={learning: figures[learning]()}))
     if evaluation:
         scored, own = evaluation.get("data"), recipe.data.source
         other = evaluation.get("given") or (own is not None and scored not in (None, own))
         notes = [f"Scored on other data than the run's own: {scored}."] if other else ()
-        plots = {name: figures[name]() for name in others}
+        plots = {name: figures[name]() for name in results}
         sections.append(Section("Results", notes, plots=plots, tables=task.tables(evaluation)))
     if kernels:
         rows = [(k.layer, k.energy_within(0.5), k.energy_within(0.99)) for k in kernels]
@@ -70,8 +70,8 @@ def _plot_run(folder: Path) -> list[Path]:
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
     count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
     if tokenizer is not None and task.predicts == "bits_per_byte" and count > 0:
-        written = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
-        sections.append(Section("A sample", code=written))
+        sample = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
+        sections.append(Section("A sample", code=sample))
     versions = [each for each in ("lagwise", "torch", "transformers", "numpy", "python") if each in about]
     machine = {
         "processor": about["processor"],

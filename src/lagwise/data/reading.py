@@ -62,13 +62,13 @@ def _open_zst(path: Path, mode: str) -> IO[bytes]:
 
 def _open_zip(path: Path, mode: str) -> IO[bytes]:
     """The only file in an archive, besides those that macOS adds."""
-    archive = zipfile.ZipFile(path)
-    names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
-    if len(names) != 1:
-        raise ValueError(f"{path} holds {len(names):,} files; unpack it, and give one of them or their folder")
     try:
+        archive = zipfile.ZipFile(path)
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+        if len(names) != 1:
+            raise ValueError(f"{path} holds {len(names):,} files; unpack it, and give one of them or their folder")
         return archive.open(names[0])
-    except RuntimeError as error:  # a password, or a compression that Python does not have
+    except RuntimeError as error:  # a password, or a version or compression that Python does not have
         raise zipfile.BadZipFile(str(error)) from error
 
 

@@ -168,8 +168,11 @@ def read_columns(path: Path) -> tuple[str, ...]:
     if kind in ONE_ROW:
         return _TEXT_COLUMNS if kind == ".txt" else _SOUND_COLUMNS
     if kind == ".npz" and not is_compressed(path) and zipfile.is_zipfile(path):
-        with np.load(path, allow_pickle=False) as archive:
-            return tuple(archive.files)
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return tuple(archive.files)
+        except (zipfile.BadZipFile, RuntimeError) as error:
+            raise ValueError(f"{path} is not an .npz file ({one_line(error)})") from error
     if kind == ".parquet":
         return tuple(open_parquet(path).schema_arrow.names)
     return tuple(read_table(path).column_names)

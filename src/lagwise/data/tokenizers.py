@@ -16,7 +16,7 @@ from lagwise.data.published import TOKENIZERS
 from lagwise.files import expanded, one_line
 from lagwise.outside import elsewhere
 from lagwise.tables import LARGEST_VOCABULARY
-from lagwise.text import pieces
+from lagwise.text import split_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -302,7 +302,8 @@ def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterabl
         initial_alphabet=_byte_alphabet(),
         show_progress=sys.stderr.isatty(),  # elsewhere it writes empty lines
     )
-    tokenizer.train_from_iterator((piece for text in given for piece in pieces(text, _MAX_WORD_CHARACTERS)), trainer)
+    chunks = (chunk for text in given for chunk in split_text(text, _MAX_WORD_CHARACTERS))
+    tokenizer.train_from_iterator(chunks, trainer)
     return tokenizer
 
 

@@ -20,8 +20,8 @@ from safetensors.numpy import load_file, save_file
 from torch.utils.data import DataLoader
 
 from lagwise.files import read_json, saved_whole, write_json
+from lagwise.models.classification import joined
 from lagwise.models.loading import load_model, quiet
-from lagwise.models.wide import joined
 from lagwise.tables import counted
 from lagwise.tasks import Task, TaskData
 from lagwise.training.folder import METRICS_FILE
@@ -219,8 +219,8 @@ def best_share(data: Any, first: np.ndarray, layers: np.ndarray, labels: np.ndar
 
 
 def mixed(data: Any, first: np.ndarray, layers: np.ndarray, share: float) -> np.ndarray:
-    """Mix two models' outputs as `lagwise.models.wide.joined` does: ``first + share * layers``, or of numbers their
-    weighted mean."""
+    """Mix two models' outputs as `lagwise.models.classification.joined` does: ``first + share * layers``, or of numbers
+    their weighted mean."""
     return (1 - share) * first + share * layers if data.label_names is None else first + share * layers
 
 

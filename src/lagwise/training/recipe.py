@@ -19,7 +19,7 @@ from lagwise.data.options import DataOptions, upgraded
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 from lagwise.tables import Count, Number, Share, Switch, Whole, checked, known, option_names, options, refuse, shown
 
 _LENGTHS = ("training.steps", "training.epochs", "training.minutes")  # keys, each of which says how long to train
@@ -41,7 +41,7 @@ _MAX_BYTES = 2**20  # of a recipe file
 _MAX_NODES, _MAX_DEPTH = 10_000, 50  # values with aliases expanded, and levels of nesting
 START = "init_from"  # the key of a model that names a run to start from
 _OTHER_DATA = ("noise",)  # options of tasks that name data beside data.source
-_PACKAGES = Parts("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
+_PACKAGES = Registry("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
 
 
 @options
@@ -335,8 +335,7 @@ def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, An
 
 def _drop_options(part: dict[str, Any], kind: str, name: Any) -> None:
     """Drop the options of a part of the model that a part of another name does not have."""
-    from lagwise.blocks import BLOCKS
-    from lagwise.blocks.channel import CHANNEL_MIXERS
+    from lagwise.blocks import BLOCKS, CHANNEL_MIXERS
     from lagwise.kernels import KERNELS
     from lagwise.mixers import MIXERS
 
