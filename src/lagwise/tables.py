@@ -135,6 +135,13 @@ def known(name: Any, names: Any, what: str) -> Any:
     raise ValueError(f"unknown {what}: {shown(name)}{hint} (known: {listed})")
 
 
+def refuse(*checks: tuple[Any, str]) -> None:
+    """Raise a ValueError with the message of the first check whose condition holds."""
+    for holds, message in checks:
+        if holds:
+            raise ValueError(message)
+
+
 def nearest(name: str, names: Sequence[str]) -> str | None:
     """Guess the intended name: a close one, or one that begins alike. None is better than a misleading one."""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)

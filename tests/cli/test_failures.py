@@ -181,7 +181,6 @@ PATHS = [
         (("bench", "generate", "--threads", "100000"), "'--threads': must be in [1, 1024], got 100000"),
         (("generate", RUN, "--tempreture", "1"), "No such option: --tempreture; did you mean --temperature? (see"),
         (("train", "--device", "cuda"), "; a CUDA GPU is used if there is one, and the CPU with CUDA_VISIBLE_DEVICES="),
-        (("forecast", "--quantiles", ".1"), "No such option: --quantiles; --coverage .8 gives the quantiles"),
         (("train", "--batch-size", "4"), "; settings are written without dashes: training.batch_size=... (see"),
         (("train", "--model", "mega"), "; settings are written without dashes: model=... (see"),
         (("serve", RUN, "--model", "y"), "No such option: --model (see"),

@@ -183,4 +183,4 @@ def test_a_folder_that_cannot_be_written_fails_first(data: Path, monkeypatch: py
     monkeypatch.setattr("lagwise.forecasting.choose_forecaster", lambda *_, **__: pytest.fail("fitted"), raising=False)
     result = runner.invoke(app, ["forecast", "--data", str(data), "--horizon", "2", "--out", "/proc/x.csv"])
     assert result.exit_code != 0
-    assert "cannot be written" in result.output
+    assert "not a folder that can be written to" in str(result.exception)

@@ -24,8 +24,7 @@ from lagwise.tables import known, shown
 from lagwise.tasks import SequenceClassification
 from lagwise.tasks.scores import METRICS
 from lagwise.training import Recipe, check_recipe, data_unchanged, load_recipe, load_run, read_metrics, resume, train
-from lagwise.training.checkpoints import checkpoints
-from lagwise.training.folder import RECIPE_FILE, RUN_FILE
+from lagwise.training.folder import RECIPE_FILE, RUN_FILE, checkpoints
 from lagwise.training.model import own_fields, with_start
 from lagwise_papers.bench.text_baselines import majority, tf_idf
 from lagwise_papers.data.published import LAYOUTS

@@ -28,7 +28,7 @@ def costs(jobs: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, float]]:
     import torch
 
     from lagwise.training import check_recipe, load_recipe
-    from lagwise.training.planning import measured
+    from lagwise.training.setup import measured
 
     torch.set_num_threads(1)
     results = []

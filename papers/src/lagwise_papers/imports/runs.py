@@ -15,7 +15,7 @@ from lagwise.files import RECIPE_FILE, TOKENIZER, expanded, is_unused, one_line,
 from lagwise.models.classification import LagwiseForSequenceClassification
 from lagwise.models.loading import check_weights, quiet, save_tokenizer
 from lagwise.tables import shown
-from lagwise.tasks.classes import class_fields
+from lagwise.tasks.labelled import class_fields
 from lagwise.training import Recipe
 from lagwise_papers.data.dna import DNA
 from lagwise_papers.imports.hyena import SPECIAL, from_hyena_dna
