@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -348,28 +348,19 @@ def padded_prefill(prefill: Prefill, x: Tensor, state: Any, layout: Layout) -> t
         begun = (((part[:, None] != 0).flatten(1).any(1) & padded.to(part.device)).any() for part in leaves(state))
         if not any(map(bool, begun)):  # nor comes between two: a state is zero before the first token of a row
             return prefill(x, state, layout)
-    return by_group(prefill, x, state, mask)
-
-
-def by_group(
-    prefill: Prefill, x: Tensor, state: Any, mask: Tensor, kinds: Sequence[Any] | None = None
-) -> tuple[Tensor, Any]:
-    """`padded_prefill` in batches of rows with equally many tokens, and of one kind, without their padding."""
-    groups: dict[Any, list[int]] = {}
-    for row, n in enumerate(mask.sum(1).tolist()):
-        groups.setdefault((n, None if kinds is None else kinds[row]), []).append(row)
+    # Rows with equally many tokens make a batch, without their padding.
     y, rows, states = None, [], []
-    for (n, _), members in groups.items():
-        chosen = torch.tensor(members, device=mask.device)
+    for n in count.unique().tolist():
+        chosen = (count == n).nonzero()[:, 0]
         part, real = select_rows(state, chosen), mask[chosen]
         if n:
-            outputs, part = prefill(x[chosen][real].unflatten(0, (len(members), n)), part, Layout())
+            outputs, part = prefill(x[chosen][real].unflatten(0, (len(chosen), n)), part, Layout())
             y = outputs.new_zeros(*mask.shape, *outputs.shape[2:]) if y is None else y
             index = real.nonzero()
             y = y.index_put((chosen[index[:, 0]], index[:, 1]), outputs.flatten(0, 1))
-        rows += members
+        rows.append(chosen)
         states.append(part)
-    after = select_rows(join_states(states), torch.tensor(rows, device=mask.device).argsort())
+    after = select_rows(join_states(states), torch.cat(rows).argsort())
     return torch.zeros_like(x) if y is None else y, after
 
 

@@ -144,17 +144,27 @@ class EMAMixer(Derived, Mixer):
         y, average = self._averaged(ssm, signal, state.average)
         after = EMAState(average)
         if state.ring is not None and state.seen is not None:
-            # what is left of a token that leaves the window
-            late = (ssm.exponents[0] * (self.kernel.truncation or 0)).exp()
-            ending, leaving = ssm._replace(weights=ssm.weights * late), displaced(state.ring, n, signal, state.seen)
+            late, leaving = self._late(ssm), displaced(state.ring, n, signal, state.seen)
+            ending = ssm._replace(weights=ssm.weights * late)
             ended, left = self._averaged(ending, leaving, torch.zeros_like(state.average))
             seen = state.seen + (n if mask is None else mask.sum(1))
             y, after = y - ended, EMAState(average - late * left, extended(state.ring, signal, state.seen), seen)
         return F.silu(y + self.omega * signal).to(x.dtype), after
 
     def mix_token(self, x: Tensor, state: EMAState) -> tuple[Tensor, EMAState]:
-        y, after = self._mix_chunk(x[:, None], state, None)
-        return y[:, 0], after
+        ssm = self.derived()
+        token = x.to(ssm.weights.dtype)
+        y, (average,) = ssm.step(token, state[:1])
+        after = EMAState(average)
+        if state.ring is not None and state.seen is not None:
+            left = self._late(ssm) * displaced(state.ring, 1, token[:, None], state.seen)
+            ring = extended(state.ring, token[:, None], state.seen)
+            y, after = y - (ssm.weights[0] * left).sum(1), EMAState(average - left, ring, state.seen + 1)
+        return F.silu(y + self.omega * token).to(x.dtype), after
+
+    def _late(self, ssm: DiagonalSSM) -> Tensor:
+        """The weight that is left of a token that leaves the window, ``(dimension, channels)``."""
+        return (ssm.exponents[0] * (self.kernel.truncation or 0)).exp()
 
     def _averaged(self, ssm: DiagonalSSM, x: Tensor, average: Tensor) -> tuple[Tensor, Tensor]:
         """The averages of the next tokens, and the state after them."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lagwise.kernels import LagKernel
 from lagwise.kernels.base import cached
-from lagwise.mixers.base import by_group
 from lagwise.ops import Layout, SKIPlan, causal_ski_product, ski_product, toeplitz_product
 from lagwise.ops.constants import cached_tables, table_device
 from lagwise.ops.host import added, known_counts
@@ -225,35 +224,49 @@ class CausalSKI:
     ) -> tuple[Tensor, SKIState]:
         if traced():
             return self._token_by_token(kernel, x, state, taps)
-        counts = state.seen.tolist()
-        if mask is not None or min(counts) != max(counts):  # cells begin together in rows of one group
-            real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-            return by_group(lambda x, state, _: self._prefill(kernel, x, state, None, taps), x, state, real, counts)
-        plan, length, seen = state.plan, x.shape[1], counts[0]
+        plan, length, count = state.plan, x.shape[1], state.plan.degree + 1
+        # Nodes count from each row's first token as the whole kernel does: padding before a row's first token drops
+        # out, and a row in the middle of a cell is shifted into it. The grid ends where the last row does.
+        skipped = torch.zeros_like(state.seen)
+        if mask is not None:
+            skipped = torch.where(state.seen == 0, mask.int().cumsum(1).eq(0).sum(1), 0)
+        phase, done = state.seen % plan.spacing, state.seen // plan.spacing  # done: nodes before the current cell
+        ends, seen = phase + length - skipped, state.seen + length - skipped
+        counts, furthest = state.seen.tolist(), int(ends.max())
         if kernel.max_length is not None:
-            kernel.check_length(seen + length)
-        new, count = x.to(taps.short.dtype), plan.degree + 1
+            kernel.check_length(max(counts) + length)
+        in_step = mask is None and min(counts) == max(counts)
+
+        def moved(rows: Tensor, shift: Tensor, size: int) -> Tensor:
+            if not in_step:
+                return move_rows(rows, shift, size)
+            first = int(shift[0])
+            return F.pad(rows, (0, 0, first, size - rows.shape[1] - first))
+
+        new = x.to(taps.short.dtype)
         past = ordered(state.tail, state.seen)
         past = past[:, max(0, past.shape[1] - plan.width + 1) :].to(new.dtype)
         near = convolution(torch.cat([past, new], 1), taps.short.t().flip(1), 0, "direct")[:, past.shape[1] :]
-        phase, done = seen % plan.spacing, seen // plan.spacing  # nodes before the current cell
-        cells, grid = (phase + length) // plan.spacing, plan.grid(phase + length)  # the grid begins with that cell
-        cell = F.pad(restrict(F.pad(new, (0, 0, phase, 0)), grid), (0, 0, 0, cells + count - grid.nodes))
+        after = state._replace(tail=extended(state.tail, new, state.seen), seen=seen)
+        cells, most, grid = ends // plan.spacing, furthest // plan.spacing, plan.grid(max(1, furthest))
+        cell = F.pad(restrict(moved(new, phase - skipped, grid.length), grid), (0, 0, 0, most + count - grid.nodes))
         cell = cell + F.pad(state.cell, (0, 0, 0, cell.shape[1] - count))
-        after = state._replace(tail=extended(state.tail, new, state.seen), seen=state.seen + length)
-        if cells == 0:  # the nodes before are not needed
-            y = near + prolong(state.far, grid)[:, phase:]
+        if most == 0:  # the nodes before are not needed
+            y = near + moved(prolong(state.far, grid), skipped - phase, length)
             return y.to(x.dtype), after._replace(cell=cell)
-        before = min(done, state.nodes.shape[1])
-        nodes = ring_tokens(state.nodes, state.seen // plan.spacing)[:, state.nodes.shape[1] - before :]
-        nodes = torch.cat([nodes, cell], dim=1)
+        before = min(max(counts) // plan.spacing, state.nodes.shape[1])
+        nodes = torch.cat([ring_tokens(state.nodes, done)[:, state.nodes.shape[1] - before :], cell], dim=1)
         coarse = self._enough_coarse(kernel, plan, taps.coarse, nodes.shape[1])
         far = toeplitz_product(nodes, coarse.t()[:, : nodes.shape[1]])[:, before:]
-        y = near + prolong(far[:, : grid.nodes], grid)[:, phase:]
-        capacity = _capacity(done + cells, state.most)
-        kept = nodes[:, max(0, before + cells - capacity) : before + cells]
-        ring = ring_of(kept, capacity, after.seen // plan.spacing)
-        return y.to(x.dtype), after._replace(nodes=ring, cell=cell[:, cells:].clone(), far=far[:, cells:].clone())
+        y = near + moved(prolong(far[:, : grid.nodes], grid), skipped - phase, length)
+        # Each row's new cell goes to the end. Rows out of step change cells at other times.
+        capacity = _capacity(int(seen.max()) // plan.spacing, state.most)
+        nodes, far = (moved(t, most - cells, t.shape[1])[:, -count - capacity :] for t in (nodes, far))
+        return y.to(x.dtype), after._replace(
+            nodes=ring_of(nodes[:, :-count], capacity, seen // plan.spacing),
+            cell=nodes[:, -count:].clone(),
+            far=far[:, -count:].clone(),
+        )
 
     def _token_by_token(self, kernel: LagKernel, x: Tensor, state: SKIState, taps: SKITaps) -> tuple[Tensor, SKIState]:
         outputs = []
