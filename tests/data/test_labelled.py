@@ -131,7 +131,7 @@ class TestSeries:
             ([[None, None]] * 2, "row 1 .* all its samples are missing"),
             ([], "row 1 .* it is empty"),
             (None, "row 1 .* it is empty"),
-            ([[1.0]], "'input_values' of row 2 has 2 features, those before it 1"),
+            ([[1.0]], "'input_values' of row 2 .* it has 2 features, not 1 as other series"),
             ([[1.0], [1.0, 2.0]], "row 1 .* its vectors have 1 to 2 numbers"),
         ],
     )
@@ -143,7 +143,7 @@ class TestSeries:
         data = prepare(write(tmp_path / "a.jsonl", self.rows()), inputs="values")
         for value, message in (
             ([[1.0, float("inf")]], "row 2 is not a series of finite numbers"),
-            ([[1.0]], "row 2 has 1 features, but .* 2"),
+            ([[1.0]], "row 2 .* it has 1 features, not 2 as other series"),
             ("text", "row 2: 'input_values' is not a series of numbers"),
         ):
             with pytest.raises(ValueError, match=message):

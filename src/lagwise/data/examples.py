@@ -1,4 +1,4 @@
-"""Training examples: sequences whose length changes from step to step."""
+"""Training examples: windows of a text, and sequences whose length changes from step to step."""
 
 from __future__ import annotations
 
@@ -69,3 +69,40 @@ class ScheduledExamples(Dataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         step, row = divmod(index, self.rows)
         return self.examples[int(self.lengths[step])][int(self.turns[step]) * self.rows + row]
+
+
+class TrainingWindows(Dataset):
+    """A data set of ``count`` training examples: windows of ``length`` tokens, every window once an epoch, in random
+    order.
+
+    Example i depends only on (tokens, length, seed, i), so a resumed run and any number of processes see the same
+    examples. Each epoch starts its windows at another offset. ValueError if the tokens do not fill one window.
+
+    >>> windows = TrainingWindows(np.arange(100), length=10, count=20, seed=0)
+    >>> len(windows), windows[0]["input_ids"].shape
+    (20, torch.Size([10]))
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int, count: int, seed: int):
+        if len(tokens) < length:
+            raise ValueError(
+                f"the training text has {len(tokens)} tokens, fewer than one sequence of {length}; "
+                "give more text or a smaller `length`"
+            )
+        self.tokens, self.length, self.count, self.seed = tokens, length, count, seed
+        self.per_epoch = max(1, len(tokens) // length - 1)
+        self._epoch, self._offset, self._order = -1, 0, np.empty(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        epoch, place = divmod(index, self.per_epoch)
+        if epoch != self._epoch:
+            random = np.random.default_rng((self.seed, epoch))
+            slack = len(self.tokens) - self.per_epoch * self.length
+            self._epoch, self._offset = epoch, int(random.integers(0, slack + 1))
+            self._order = random.permutation(self.per_epoch)
+        start = self._offset + int(self._order[place]) * self.length
+        ids = torch.from_numpy(self.tokens[start : start + self.length].astype(np.int64))
+        return {"input_ids": ids, "labels": ids}

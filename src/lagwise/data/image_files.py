@@ -13,27 +13,35 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
-from lagwise.data.folders import check_file, check_names, files_below, split_word, unread_note
+from lagwise.data.find import (
+    check_names,
+    classed_files,
+    files_below,
+    is_dataset,
+    listed_files,
+    located,
+    split_word,
+    unread_note,
+)
 from lagwise.data.images import SUFFIXES, ImageReader, decode, encode_array, frames
 from lagwise.data.labelled_rows import label_cells, split_labelled
 from lagwise.data.labels import read_labels
 from lagwise.data.prepared import Prepared, arrow_file, key_of
-from lagwise.data.published import IMAGE_LAYOUTS
 from lagwise.data.reading import inner_suffix, read_whole
 from lagwise.data.row_files import file_kind, load_arrays
-from lagwise.data.rows import RowSource, classed_files, listed_files, open_rows
-from lagwise.data.sources import is_dataset
+from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.splits import SPLITS
-from lagwise.files import expanded
-from lagwise.outside import elsewhere
+from lagwise.outside import Parts, elsewhere
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from lagwise.data.sources import Data
+    from lagwise.data.find import Data
 
 DIGITS = "digits"
+#: Functions of the arguments of `open_images`, which return None for what is not in their layout.
+IMAGE_LAYOUTS = Parts("layout of images", None, "lagwise.image_layouts", {})
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class ImageSource(RowSource):
         columns = [self.image, self.label]
         if self.rows is not None:
             return self.hashed([*columns, self.rows.key()])
-        return self.hashed(["images", *columns, [self.classes.get(path) for path in self.paths]], self.files)
+        return self.hashed(["images", *columns, [self.classes.get(path) for path in self.paths]])
 
     def read(self, columns: Sequence[str] | None = None, work: Path | None = None) -> dict[str, Dataset]:
         """The rows of every split that is named: ``image``, the bytes of an encoded image, ``label``, its class by
@@ -161,12 +169,10 @@ def open_images(name: Data, *, image: str = "image", label: str = "label") -> Im
             return source
     if place := elsewhere(name):
         raise ValueError(f"data {place}")
-    path = expanded(name)
-    if inner_suffix(path) == ".npz" and path.is_file():
-        check_file(path)
-        return ImageSource(name, {"train": [path]}, **columns)
-    if not path.is_dir():
-        return _of_rows(name, **columns)
+    path = located(name, ".csv")
+    if path.is_file():
+        own = inner_suffix(path) == ".npz"
+        return ImageSource(name, {"train": [path]}, **columns) if own else _of_rows(name, **columns)
     found = files_below(path)
     files = [file for file in found if file.suffix.lower() in SUFFIXES]
     if not files and not any(map(file_kind, found)):

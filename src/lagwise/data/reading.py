@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import bz2
 import codecs
 import gzip
 import io
 import itertools
 import lzma
-import shutil
-import sys
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,10 +24,6 @@ _ENCODINGS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # f
 _ENCODINGS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 #: Endings of the names of compressed files, for messages.
 COMPRESSIONS = ".xz, .gz, .bz2, .zst or .zip"
-_PIPE_HEAD_BYTES = 64  # bytes
-#: How the content of a pipe begins, and the suffix of such files.
-_PIPED = {b"PAR1": ".parquet", b"{": ".jsonl", b"[": ".jsonl", b"PK\x03\x04": ".npz", b"RIFF": ".wav"}
-_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 #: How files begin that are no text, and what to do about them.
 _KINDS = {
     b"PK\x03\x04": "is a spreadsheet (.xlsx, .ods) or another .zip archive, not text; save the sheet as .csv in UTF-8",
@@ -48,12 +40,6 @@ def is_compressed(path: Path) -> bool:
 def inner_suffix(path: Path) -> str:
     """The suffix of a file under that of a compression (`COMPRESSIONS`), in lower case."""
     return Path(path.stem if is_compressed(path) else path).suffix.lower()
-
-
-def check_spreadsheet(path: Path) -> None:
-    """ValueError, with advice, for a spreadsheet, by its name."""
-    if path.suffix.lower() in _SPREADSHEETS:
-        raise ValueError(f"{path} is a spreadsheet; save the sheet as .csv in UTF-8 and give that file")
 
 
 def _open_zst(path: Path, mode: str) -> IO[bytes]:
@@ -87,37 +73,6 @@ _PACKED: dict[str, Callable[..., Any]] = {
     ".zst": _open_zst,
     ".zip": _open_zip,
 }
-
-
-@cache
-def without_pipe(path: Path, suffix: str) -> Path:
-    """The path of a file; of a named pipe, such as bash's ``<(command)``, that of a temporary copy with a suffix, as a
-    pipe is read only once. The copy is made at the first call and removed at the end of the process. suffix: of tables
-    or texts; that of .parquet, .jsonl, .npz or .wav where the content is such a file."""
-    if not path.is_fifo():
-        return path
-    with open(path, "rb") as source:
-        return _copied(source, suffix)
-
-
-def standard_input(suffix: str) -> Path:
-    """The path of a temporary copy of standard input, as of a pipe (`without_pipe`). ValueError if it is empty."""
-    path = _copied(sys.stdin.buffer, suffix)
-    if not path.stat().st_size:
-        raise ValueError("standard input is empty")
-    return path
-
-
-def _copied(source: IO[bytes], suffix: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="lagwise-pipe-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copy = folder / "pipe"
-    with open(copy, "wb") as target:
-        shutil.copyfileobj(source, target)
-    with open(copy, "rb") as f:
-        head = f.read(_PIPE_HEAD_BYTES).lstrip()
-    kind = next((kind for start, kind in _PIPED.items() if head.startswith(start)), suffix)
-    return copy.rename(copy.with_suffix(kind))
 
 
 @contextmanager

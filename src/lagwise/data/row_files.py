@@ -16,13 +16,11 @@ import numpy as np
 
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import FOLDER_LABEL, SERIES, array_column, list_column
-from lagwise.data.folders import folder_name
-from lagwise.data.published import RECORD_FILES
 from lagwise.data.reading import decoded, inner_suffix, is_compressed, marked_encoding, opened, read_whole
 from lagwise.data.sound_files import SOUNDS, read_sound
 from lagwise.data.text_tables import check_different, parse_text_table, read_head
 from lagwise.files import one_line
-from lagwise.outside import elsewhere
+from lagwise.outside import Parts
 
 _RELATION = re.compile(r"""^(['"])(.*)\1\s*,\s*(.*)$""")  # quoted dimensions, and the class
 
@@ -46,7 +44,7 @@ def ts_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table
         *dimensions, last = line.split(":")
         return (dimensions, last.strip()) if labelled else ([*dimensions, last], None)
 
-    return _table(data, path, columns, "#", header, row)
+    return _table(data, path, "#", header, row)
 
 
 def arff_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -68,13 +66,12 @@ def arff_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Tab
         values, _, label = line.rpartition(",")
         return [values], label.strip().strip("'\"")
 
-    return _table(data, path, columns, "%", header, row)
+    return _table(data, path, "%", header, row)
 
 
 def _table(
     data: bytes,
     path: Path,
-    columns: Sequence[str] | None,
     comment: str,
     header: Callable[[str, str], None],
     row: Callable[[str], tuple[list[str], str | None]],
@@ -104,9 +101,7 @@ def _table(
     if not rows:
         raise ValueError(f"{path} has no series after @data")
     found = {SERIES: list_column(rows, pa.list_(pa.list_(pa.float32(), rows[0].shape[1])))}
-    if labels[0] is not None:
-        found[FOLDER_LABEL] = pa.array(labels)
-    return pa.table({name: column for name, column in found.items() if columns is None or name in columns})
+    return pa.table(found if labels[0] is None else {**found, FOLDER_LABEL: pa.array(labels)})
 
 
 def _values(dimensions: Sequence[str]) -> np.ndarray:
@@ -122,6 +117,9 @@ def _values(dimensions: Sequence[str]) -> np.ndarray:
         raise ValueError(f"has a value that is not a number ({error})") from error
 
 
+#: Modules for files of records, by suffix. ``read(data, path, columns)`` returns a table with a row for each record:
+#: its ``text``, and as ``label`` the file's own name.
+RECORD_FILES = Parts("kind of file", None, "lagwise.record_files", {})
 _TEXT_COLUMNS, _SOUND_COLUMNS = ("text", FOLDER_LABEL, "file"), (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
@@ -140,19 +138,19 @@ def has_records(path: Path) -> bool:
     return (suffix := inner_suffix(path)) not in READERS and suffix in RECORD_FILES
 
 
-def check_reader(path: Path) -> None:
-    """ValueError for a file that a package reads that is not installed."""
-    if place := elsewhere(inner_suffix(path)):
-        raise ValueError(f"cannot read {path}: the reader of {place}")
-
-
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """The rows of one file, of all columns or those named; the cells of .csv and .tsv as they are written. ValueError
     names the file and the position of the error."""
     kind = file_kind(path)
     assert kind is not None
     reader = RECORD_FILES[kind].read if has_records(path) else READERS[kind]
-    return reader(read_whole(path), path, columns)
+    table = reader(read_whole(path), path, columns)
+    return table if columns is None else table.select([name for name in table.column_names if name in columns])
+
+
+def folder_name(path: Path) -> str:
+    """The name of a file's folder, also if the path is relative to that folder."""
+    return path.absolute().parent.name
 
 
 def read_columns(path: Path) -> tuple[str, ...]:
@@ -177,7 +175,7 @@ def read_columns(path: Path) -> tuple[str, ...]:
 
 def _text_table(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     cells = parse_text_table(data, path).columns
-    return pa.table({name: pa.array(cells[name], pa.string()) for name in cells if _is_wanted(name, columns)})
+    return pa.table({name: pa.array(column, pa.string()) for name, column in cells.items()})
 
 
 def read_records(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -262,7 +260,7 @@ def _parquet(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is damaged ({one_line(error)})") from error
     check_different(table.column_names, path)
-    return plain_table(table).select([name for name in table.column_names if _is_wanted(name, columns)])
+    return plain_table(table)
 
 
 def plain_table(table: pa.Table) -> pa.Table:
@@ -315,8 +313,7 @@ def _npz(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
 def _txt(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     """Read a text as one row: the text, as label the name of the folder, and the name of the file."""
     values = decoded(data, path).removeprefix("\ufeff"), folder_name(path), path.name
-    row = zip(_TEXT_COLUMNS, values, strict=True)
-    return pa.table({name: [value] for name, value in row if _is_wanted(name, columns)})
+    return pa.table({name: [value] for name, value in zip(_TEXT_COLUMNS, values, strict=True)})
 
 
 def _sound(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -324,8 +321,7 @@ def _sound(data: bytes, path: Path, columns: Sequence[str] | None) -> pa.Table:
     samples."""
     rate, samples = read_sound(data, path)
     values = [folder_name(path)], [rate], [path.name], array_column(samples[None])
-    row = zip(_SOUND_COLUMNS, values, strict=True)
-    return pa.table({name: value for name, value in row if _is_wanted(name, columns)})
+    return pa.table(dict(zip(_SOUND_COLUMNS, values, strict=True)))
 
 
 def _is_wanted(name: str, columns: Sequence[str] | None) -> bool:

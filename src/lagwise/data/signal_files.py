@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.data.folders import by_split, check_file, files_below, split_word, unread_note
+from lagwise.data.find import files_below, is_dataset, named_splits, split_word
 from lagwise.data.reading import inner_suffix, is_compressed
-from lagwise.data.row_files import file_kind
 from lagwise.data.rows import RowSource, open_rows
 from lagwise.data.series import TARGET, SeriesSource
 from lagwise.data.sound_files import SOUNDS
-from lagwise.data.sources import is_dataset
 from lagwise.files import expanded
 
 if TYPE_CHECKING:
-    from lagwise.data.sources import Data
+    from lagwise.data.find import Data
 
 INPUT_FOLDERS = ("noisy", "input", "inputs", "mixture", "mixtures", "mixed")
 TARGET_FOLDERS = ("clean", "target", "targets", "output", "outputs", "reference", "references")
@@ -50,7 +48,7 @@ def open_signals(
     if pairs is not None and time is not None:
         raise ValueError(f"`time` {time!r} names a column of tables or records, but {name!r} has sounds")
     rows, partners = pairs or (open_rows(name), {})
-    if pairs is None and not alone and any(file_kind(file) in SOUNDS for file in rows.files.get("train", ())):
+    if pairs is None and not alone and rows.of_kind(SOUNDS):
         raise ValueError(_unpaired(rows.name))
     columns = () if alone or pairs else tuple(targets or TARGET)
     return _signals(rows, partners, columns, features=features, rate=rate, any_rate=any_rate, time=time)
@@ -65,7 +63,7 @@ def open_inputs(name: str, *, features: Sequence[str] | None = None, time: str |
 
 
 def _signals(rows: RowSource, partners: Mapping[Path, Path], targets: tuple[str, ...], **options: Any) -> SeriesSource:
-    both: dict[str, Any] = {**rows.options(), **options}
+    both: dict[str, Any] = {**vars(rows), **options}
     return SeriesSource(**both, targets=targets, partners=partners, per_sample=True)
 
 
@@ -96,23 +94,21 @@ def _sounds(root: Path, alone: Sequence[str] = ()) -> tuple[RowSource, dict[Path
     folders = [each for each in sorted(root.rglob("*")) if each.is_dir() and _ROLE.fullmatch(each.name)]
     if not splits and not folders:
         return None
-    if not alone and not roles["input"] and not roles["target"] and not folders:
-        raise ValueError(_unpaired(str(root)))
-    chosen = next((roles[role] for role in alone if roles[role]), roles["input"])
     if not alone:
         _check_partners(root, roles, folders)
-    for path in splits:
-        check_file(path)
+    chosen = next((roles[role] for role in alone if roles[role]), roles["input"])
     if not chosen:
         raise ValueError(f"{str(root)!r} has no sounds ({', '.join(SOUNDS)})")
     partners = {} if alone else {path: roles["target"][place] for place, path in chosen.items()}
-    notes = tuple(unread_note(root, found, [*chosen.values(), *partners.values()]))
-    files = by_split(root, {path: splits[path] for path in chosen.values()})
+    files, notes = named_splits(root, found, {path: splits[path] for path in chosen.values()}, partners.values())
     return RowSource(str(root), files, file_notes=notes), partners
 
 
 def _check_partners(root: Path, roles: Mapping[str, Mapping[tuple[str, ...], Path]], folders: Sequence[Path]) -> None:
-    """ValueError for a folder of inputs or targets without sounds, and for a sound without a partner."""
+    """ValueError for sounds in no folder of inputs or targets, such a folder without sounds, and a sound without a
+    partner."""
+    if not roles["input"] and not roles["target"] and not folders:
+        raise ValueError(_unpaired(str(root)))
     for role, words in (("input", INPUT_FOLDERS), ("target", TARGET_FOLDERS)):
         if not roles[role]:
             empty = [folder for folder in folders if folder.name.lower() in words]

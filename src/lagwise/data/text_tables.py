@@ -18,7 +18,7 @@ import numpy as np
 
 from lagwise.data.numbers import decimal_separator, is_missing, is_number, to_floats, usual_decimal
 from lagwise.data.reading import decoded, inner_suffix, marked_encoding, opened, read_whole
-from lagwise.tables import shown
+from lagwise.tables import known, shown
 
 _HEAD_BYTES = 1 << 18  # bytes that show the first rows of a file
 _HEAD_LINES = 100  # lines, for the separator, the header and columns without a name
@@ -69,6 +69,30 @@ class TextTable:
                 )
             found.append(values)
         return np.stack(found, axis=1)
+
+    def times(self, name: str) -> np.ndarray:
+        """Read a column as times, float64: numbers as they are, and dates (`lagwise.data.dates.read_dates`) in seconds
+        since 1970, in the order of day and month in which they increase. ValueError names a cell that is neither, a
+        table without the column, and dates whose order is not clear."""
+        known(name, self.names, f"column of {self.path} (`time`)")
+        try:
+            return self.numbers(name)[:, 0]
+        except ValueError as error:
+            import pandas as pd
+
+            from lagwise.data.dates import read_dates
+
+            advice = "`time` names a column of numbers, or of dates such as 2024-05-31 23:59:00"
+            try:
+                found = list(read_dates(pd.Series(self.columns[name], name=name))[0].values())
+            except ValueError as wrong:
+                raise ValueError(f"{error}; {advice}") from wrong
+            found = [times for times in found if times.is_monotonic_increasing] or found
+            utc = [pd.DatetimeIndex(times if times.tz is None else times.tz_convert(None)) for times in found]
+            seconds = [times.to_numpy(dtype="datetime64[ns]").astype(np.int64) / 1e9 for times in utc]
+            if any(not np.array_equal(np.diff(each), np.diff(seconds[0])) for each in seconds):  # only steps count
+                raise ValueError(f"{self.path}: {name!r} may have the day or the month first; {advice}") from error
+            return seconds[0]
 
 
 def read_text_table(path: Path, *, titles: bool = False) -> TextTable:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from lagwise.data.published import TOKENIZERS
 from lagwise.files import expanded, one_line
-from lagwise.outside import elsewhere
+from lagwise.outside import Parts, elsewhere
 from lagwise.tables import LARGEST_VOCABULARY
 from lagwise.text import pieces
 
@@ -68,6 +67,9 @@ _MIN_OCCURRENCES = (
     5  # occurrences of what becomes a token of an uncased BPE: the vectors of rarer ones would hardly be trained
 )
 _MAX_WORD_CHARACTERS = 2048  # characters: the time to train a BPE grows with the square of a word's length
+#: Modules for values of ``data.tokenizer``. ``tokenizer()`` makes one of `tokenizers`, ``notes(texts)`` says what
+#: is unusual about training texts.
+TOKENIZERS = Parts("tokenizer", None, "lagwise.tokenizers", {})
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 MASK = "<|mask|>"

@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 
 from lagwise.data import RowEncoder, SeriesSource, open_series
 from lagwise.data.batches import IGNORED, series
+from lagwise.data.encoding import timed_fields, typical_time
 from lagwise.data.labelled_rows import RATE
 from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
-from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series_windows import (
     CHANGES,
     LabelledWindows,

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 
 from lagwise.data.arrays import SERIES, row_arrays
 from lagwise.data.batches import IGNORED
+from lagwise.data.encoding import timed_fields, typical_time
 from lagwise.data.options import DataOptions
 from lagwise.data.prepared import key_of
-from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series import SeriesSource
 from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
 from lagwise.data.signal_files import open_inputs, open_signals
