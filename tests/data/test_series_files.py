@@ -188,7 +188,7 @@ def test_lines_that_are_series_have_no_features_to_keep(tmp_path: Path) -> None:
     (tmp_path / "new" / "1.csv").write_text("x,y\n1,2\n3,4\n")
     other = open_series(str(tmp_path / "new"), "label", **source.reading_options())
     assert other.read()["train"].to_dict() == {"input_values": [[1, 2], [3, 4]]}
-    assert not other.has_classes_of_folders("label")
+    assert other.folder_label is None
 
 
 def test_features_of_other_files_are_an_error(tmp_path: Path) -> None:

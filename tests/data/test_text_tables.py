@@ -15,7 +15,8 @@ import pytest
 
 from lagwise.data import open_rows, open_series, open_source
 from lagwise.data.numbers import decimal_separator, to_floats, with_points
-from lagwise.data.text_tables import TextTable, read_head, read_text_table
+from lagwise.data.reading import read_head, read_text_table
+from lagwise.data.text_tables import TextTable
 from lagwise.forecasting import read_series
 
 

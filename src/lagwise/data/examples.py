@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-
-
-class Sequences(Protocol):
-    """A source of training sequences of any length: text as token files (`TokenData`), or a generator."""
-
-    def training_examples(self, length: int, count: int, seed: int) -> Dataset:
-        """Return a data set of sequences of ``length`` tokens; example i depends only on the data, length, seed and
-        i."""
-        ...
 
 
 @lru_cache(maxsize=4)
@@ -49,10 +40,10 @@ class ScheduledExamples(Dataset):
     length, drawn from ``lengths`` (TCNCA app. F). A length that is listed twice is drawn twice as often.
 
     Example i depends only on (data, lengths, rows, seed, i). Each length has its own epochs, so every length covers the
-    text evenly. Errors as `Sequences.training_examples`.
+    text evenly. data: has ``training_examples(length, count, seed)`` as `TokenData`, whose errors it raises.
     """
 
-    def __init__(self, data: Sequences, lengths: Sequence[int], rows: int, steps: int, seed: int):
+    def __init__(self, data: Any, lengths: Sequence[int], rows: int, steps: int, seed: int):
         self.rows = rows
         random = np.random.default_rng((seed, len(lengths)))
         self.lengths = np.asarray(lengths)[random.integers(0, len(lengths), steps)]

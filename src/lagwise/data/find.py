@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import lagwise.data.arrow as pa
-from lagwise.data.reading import inner_suffix
-from lagwise.data.row_files import plain_table, read_columns, read_table
+from lagwise.data.reading import inner_suffix, plain_table, read_columns, read_table
 from lagwise.data.splits import SPLITS
 from lagwise.files import expanded, file_digest, is_run, one_line
 from lagwise.outside import elsewhere
@@ -113,20 +112,42 @@ def _digest(path: Path, state: tuple[int, ...]) -> bytes:
 # Names.
 
 
-def located(name: str, suffix: str, others: str = "") -> Path:
-    """The file or folder of a name; of a named pipe, such as bash's ``<(command)``, a temporary copy.
+class Named(NamedTuple):
+    """What a name stands for, before it is known which files are read.
+
+    Attributes:
+        path: a file or folder; of a pipe a temporary copy.
+        dataset: the splits of a data set instead.
+        below: the files in a folder.
+    """
+
+    name: str
+    path: Path
+    dataset: dict[str, Any] | None = None
+    below: Sequence[Path] = ()
+
+
+def find(name: Data, suffix: str, others: str = "") -> Named:
+    """Find a file, a folder, a named pipe, such as bash's ``<(command)``, or a data set by name.
 
     suffix: of texts or tables in a pipe. others: what else the name could stand for, for the message. FileNotFoundError
-    if there is nothing, and ValueError as `check_file`.
+    if there is nothing, and ValueError as `check_file`, and for a data set that cannot be loaded.
     """
+    if not isinstance(name, str):
+        return Named(type(name).__name__, Path(), _by_words(_loaded(name, Path()), type(name).__name__))
     path = expanded(name)
+    if name.startswith("hub:"):
+        return Named(name, path, _by_words(load_hub(name), name))
+    if any(all((path / each).is_file() for each in names) for names in _SAVED):
+        return Named(name, path, _by_words(_loaded(name, path), name))
     path = _unpiped(path, suffix) if path.is_fifo() else path
-    if path.is_file():
-        check_file(path)
-    elif not path.is_dir():
+    if path.is_dir():
+        return Named(name, path, below=files_below(path))
+    if not path.is_file():
         hint = f" ({others}'hub:{name}' would be a Hugging Face data set)" if _HUB_NAME.fullmatch(name) else ""
         raise FileNotFoundError(f"there is no file or folder {name!r}{hint}")
-    return path
+    check_file(path)
+    return Named(name, path)
 
 
 def check_file(path: Path) -> None:
@@ -147,7 +168,7 @@ def _unpiped(path: Path, suffix: str) -> Path:
 
 
 def standard_input(suffix: str) -> Path:
-    """The path of a temporary copy of standard input, as of a pipe (`located`). ValueError if it is empty."""
+    """The path of a temporary copy of standard input, as of a pipe (`find`). ValueError if it is empty."""
     path = _copied(sys.stdin.buffer, suffix)
     if not path.stat().st_size:
         raise ValueError("standard input is empty")
@@ -167,35 +188,29 @@ def _copied(source: IO[bytes], suffix: str) -> Path:
     return copy.rename(copy.with_suffix(kind))
 
 
-def is_dataset(source: Data) -> bool:
-    """Whether the library datasets loads a source: ``hub:NAME``, a folder of `save_to_disk`, or a data set itself."""
-    if not isinstance(source, str):
-        return True
-    folder = expanded(source)
-    return source.startswith("hub:") or any(all((folder / name).is_file() for name in names) for names in _SAVED)
+def load_hub(name: str) -> Any:
+    """The splits of a data set ``hub:NAME`` or ``hub:NAME:CONFIG``, a DatasetDict. ValueError if it cannot be
+    loaded."""
+    from datasets import load_dataset
+
+    path, _, config = name.removeprefix("hub:").partition(":")
+    try:
+        return load_dataset(path, config or None)
+    except Exception as error:
+        raise ValueError(f"cannot load data set {path!r} from the hub: {error}") from error
 
 
-def source_name(source: Data) -> str:
-    """The name of a source for people."""
-    return source if isinstance(source, str) else type(source).__name__
+def _loaded(data: Data, folder: Path) -> Any:
+    """The splits of a Dataset or DatasetDict, one in a folder of `save_to_disk`, or a table of pandas, polars or
+    pyarrow."""
+    from datasets import Dataset, DatasetDict, load_from_disk
 
-
-def load_hub(name: Data) -> Any:
-    """The splits of a data set (`is_dataset`), a DatasetDict. ValueError if it cannot be loaded."""
-    from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
-
-    loaded: Any = name
-    if isinstance(name, str):
-        of_hub, (path, _, config) = name.startswith("hub:"), name.removeprefix("hub:").partition(":")
-        try:
-            loaded = load_dataset(path, config or None) if of_hub else load_from_disk(str(expanded(name)))
-        except Exception as error:
-            what = f"{path!r} from the hub" if of_hub else f"in folder {name!r}"
-            raise ValueError(f"cannot load data set {what}: {one_line(error)}") from error
-    if isinstance(loaded, DatasetDict):
-        return loaded
-    if isinstance(loaded, Dataset):
-        return {"train": loaded}
+    try:
+        loaded: Any = load_from_disk(str(folder)) if isinstance(data, str) else data
+    except Exception as error:
+        raise ValueError(f"cannot load the data set in folder {data!r}: {one_line(error)}") from error
+    if isinstance(loaded, Dataset | DatasetDict):
+        return loaded if isinstance(loaded, DatasetDict) else {"train": loaded}
     try:
         pandas = hasattr(loaded, "iloc")  # whose index is no column
         table = pa.Table.from_pandas(loaded, preserve_index=False) if pandas else pa.table(loaded)
@@ -203,24 +218,20 @@ def load_hub(name: Data) -> Any:
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise ValueError(
             "a source must be a name, a Dataset or DatasetDict, or a table of pandas, polars or pyarrow, got "
-            f"{type(name).__name__}"
+            f"{type(data).__name__}"
         ) from error
 
 
-def hub_splits(name: Data) -> dict[str, Any]:
-    """Map the splits of a data set (`is_dataset`) to train, valid and test; of several validation or test sets the
-    first counts."""
-    loaded = load_hub(name)
+def _by_words(loaded: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Map the splits of a data set to train, valid and test; of several validation or test sets the first counts."""
     named: dict[str, Any] = {}
     for split in loaded:
-        word = split_word(Path(split))
+        word = _split_of(split)
         if word is not None:
             named.setdefault(word, loaded[split])
-    if "train" not in named:
-        if len(loaded) != 1:
-            raise ValueError(f"data set {source_name(name)!r} has no train split (it has {', '.join(loaded)})")
-        named = named or {"train": next(iter(loaded.values()))}
-    return named
+    if "train" not in named and len(loaded) != 1:
+        raise ValueError(f"data set {name!r} has no train split (it has {', '.join(loaded)})")
+    return named or {"train": next(iter(loaded.values()))}
 
 
 # Folders.

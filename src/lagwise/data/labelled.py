@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import lagwise.data.arrow as pa
 from lagwise.cache import keep_also
 from lagwise.data.encoding import RowEncoder
-from lagwise.data.labelled_rows import (
-    LABEL,
-    RATE,
-    LabelledColumns,
-    LabelledRows,
-    label_columns,
-    read_labelled,
-)
+from lagwise.data.labelled_rows import LABEL, RATE, LabelledColumns, LabelledRows, label_columns, read_labelled
 from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.rows import RowSource, open_rows

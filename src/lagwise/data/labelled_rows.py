@@ -29,9 +29,8 @@ from lagwise.data.labels import (
     strata,
 )
 from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
-from lagwise.data.row_files import TEXT_TABLES, has_records, read_columns
+from lagwise.data.reading import has_records
 from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
-from lagwise.data.sound_files import SOUNDS
 from lagwise.data.splits import SPLITS, made_note, shared_rows, split_rows
 from lagwise.data.tokens import chat_hint
 
@@ -97,7 +96,7 @@ def read_labelled(
         group: a column whose equal values stay in one split (`split_rows`).
     """
     groups = [] if group is None else [group]
-    wanted = (*columns, *label_columns(label), *groups, *[RATE] * bool(source.of_kind(SOUNDS)))
+    wanted = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
     tables = source.read(wanted if {*wanted} <= {*source.columns} else None)
     alone = tuple(tables) == ("train",)
     if "train" not in tables:
@@ -125,7 +124,7 @@ def read_labelled(
         return f"row {row + 1}" if alone else f"{split} row {row + 1}"
 
     try:
-        in_folders = isinstance(label, str) and source.has_classes_of_folders(label)
+        in_folders = isinstance(label, str) and source.folder_label == label
         if in_folders:
             check_names(classes := {name for rows in tables.values() for name in rows[label][:]}, "files")
             if len(classes) == 1:
@@ -199,10 +198,9 @@ def rows_to_score(
     as `known_labels` and `known_several`, and for missing columns or rows.
     """
     rows = rows_to_evaluate(source.read(), source.name)
-    for column in (*columns, *label_columns(label)):
-        if column not in rows.column_names:
-            has = f"it has {_list_names(rows.column_names)}"
-            raise ValueError(f"{source.name!r} has no column {column!r} ({has}){_first_line(source)}")
+    if absent := [column for column in (*columns, *label_columns(label)) if column not in rows.column_names]:
+        has = f"it has {_list_names(rows.column_names)}"
+        raise ValueError(f"{source.name!r} has no column {absent[0]!r} ({has}){_first_line(source)}")
 
     def where(i: int) -> str:
         return f"row {i + 1} of {source.name!r}"
@@ -248,11 +246,9 @@ def _no_column(
 
 def _one_folder(rows: Dataset, label: str, source: RowSource) -> str:
     """The message about files that are a class, or a row each, all of one class."""
+    what, columns = "files to train on are a row each", source.header  # their lines are samples
     if any(map(has_records, source.paths)):
         what, columns = "rows to train on are of one file or folder", source.columns
-    else:
-        tables = source.of_kind(TEXT_TABLES)  # whose lines are samples
-        what, columns = "files to train on are a row each", read_columns(tables[0]) if tables else ()
     named = f"; or name the column of labels with `label=COLUMN` (columns: {_list_names(columns)})" if columns else ""
     return (
         f"the {len(rows):,} {what}, all of the class {rows[label][0]!r}, and classification needs two classes; put "
@@ -268,8 +264,7 @@ def _list_names(columns: Sequence[str]) -> str:
 
 def _first_line(source: RowSource) -> str:
     advice = "if it is a row, put one above it; if a title, remove it"
-    headers = source.of_kind(TEXT_TABLES)
-    return f"; the first line of the file is taken for the header: {advice}" if headers else ""
+    return f"; the first line of the file is taken for the header: {advice}" if source.header else ""
 
 
 def _input_columns(

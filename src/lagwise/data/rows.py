@@ -10,34 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import lagwise.data.arrow as pa
 from lagwise.data.arrays import FOLDER_LABEL, SERIES
-from lagwise.data.find import (
-    Found,
-    check_file,
-    classed_files,
-    files_below,
-    hub_splits,
-    is_dataset,
-    listed_files,
-    located,
-    source_name,
-    split_word,
-    unread_note,
-)
+from lagwise.data.find import Found, Named, check_file, classed_files, find, listed_files, split_word, unread_note
 from lagwise.data.numbers import usual_decimal
 from lagwise.data.prepared import arrow_file
-from lagwise.data.reading import COMPRESSIONS, inner_suffix
-from lagwise.data.row_files import (
+from lagwise.data.reading import (
+    COMPRESSIONS,
     ONE_ROW,
     READERS,
     TEXT_TABLES,
     file_kind,
     folder_name,
     has_records,
+    inner_suffix,
     read_columns,
+    read_head,
     read_table,
 )
 from lagwise.data.sound_files import SOUNDS
-from lagwise.data.text_tables import read_head
 from lagwise.files import expanded
 from lagwise.outside import Parts
 from lagwise.tables import counted
@@ -78,8 +67,19 @@ class RowSource(Found):
         return tuple(name for name in tables[0] if all(name in table for table in tables))
 
     def of_kind(self, kinds: Sequence[str]) -> list[Path]:
-        """The files with one of some suffixes, such as those of tables, whose first lines name the columns."""
+        """The files with one of some suffixes."""
         return [path for path in self.paths if file_kind(path) in kinds]
+
+    @property
+    def has_sounds(self) -> bool:
+        """Whether any file is a sound."""
+        return bool(self.of_kind(SOUNDS))
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The columns that the first line of the first .csv or .tsv file names; empty without such a file."""
+        tables = self.of_kind(TEXT_TABLES)
+        return read_columns(tables[0]) if tables else ()
 
     def key(self) -> str:
         return self.hashed(self._declared())
@@ -95,9 +95,11 @@ class RowSource(Found):
         tables = self.of_kind(TEXT_TABLES)
         return usual_decimal(read_head(tables[0]).separator) if tables else "."
 
-    def has_classes_of_folders(self, label: str) -> bool:
-        """Whether every label in this column is the name of a folder."""
-        return bool(self.paths) and all(self._folder_column(path) == label for path in self.paths)
+    @property
+    def folder_label(self) -> str | None:
+        """The column whose labels are all the names of folders, or of files."""
+        columns = {self._folder_column(path) for path in self.paths}
+        return columns.pop() if len(columns) == 1 else None
 
     def _class(self, path: Path) -> str | None:
         """The class of a file that is a row: that of its folder, or if no file is in a class folder, its folder's
@@ -233,10 +235,15 @@ def open_rows(name: Data) -> RowSource:
     >>> open_rows(pd.DataFrame({"text": ["good", "bad"], "label": [1, 0]})).columns
     ('text', 'label')
     """
-    if not isinstance(name, str) or is_dataset(name):
-        return RowSource(source_name(name), dataset=hub_splits(name))
-    path = located(name, ".csv")
+    return rows_of(find(name, ".csv"))
+
+
+def rows_of(named: Named) -> RowSource:
+    """The table of rows that a name stands for, as `open_rows`."""
+    name, path, dataset, found = named
     suffixes = f"{', '.join(READERS)} (each also {COMPRESSIONS})"
+    if dataset is not None:
+        return RowSource(name, dataset=dataset)
     if path.is_file():
         kind = file_kind(path)
         if kind is None:
@@ -251,7 +258,6 @@ def open_rows(name: Data) -> RowSource:
                 "class: name the folder above them"
             )
         return RowSource(name, {"train": [path]})
-    found = files_below(path)
     kinds = {file: kind for file in found if (kind := file_kind(file))}
     sounds = [file for file, kind in kinds.items() if kind in SOUNDS]
     if sounds and (listed := listed_files(path, found, sounds)):

@@ -16,11 +16,10 @@ import lagwise.data.arrow as pa
 from lagwise.data.arrays import SERIES, array_column, list_column, row_arrays
 from lagwise.data.find import class_folders, nested_note
 from lagwise.data.numbers import count_up
-from lagwise.data.reading import read_whole
-from lagwise.data.row_files import TEXT_TABLES, file_kind, read_columns
+from lagwise.data.reading import TEXT_TABLES, file_kind, read_columns, read_head, read_text_table, read_whole
 from lagwise.data.rows import RATE, RowSource, open_rows
 from lagwise.data.sound_files import SOUNDS, read_sound
-from lagwise.data.text_tables import TextTable, is_data, no_header, read_head, read_text_table
+from lagwise.data.text_tables import TextTable, is_data, no_header
 from lagwise.files import expanded
 from lagwise.tables import counted, known
 
@@ -48,6 +47,22 @@ class Signal(NamedTuple):
     inputs: np.ndarray
     targets: np.ndarray
     rate: int | None
+
+
+class Layout(NamedTuple):
+    """What the first lines of .csv and .tsv files say.
+
+    Attributes:
+        lines: whether every line is a series.
+        labels: whether any table has the column of labels.
+        numbers: the columns of the first table that number its rows.
+        features: the columns of each table that may be features.
+    """
+
+    lines: bool
+    labels: bool
+    numbers: list[str]
+    features: dict[Path, list[str]]
 
 
 @dataclass(frozen=True)
@@ -92,11 +107,12 @@ class SeriesSource(RowSource):
         options: dict[str, Any] = {} if sound is None else {"rate": read_sound(read_whole(sound), sound)[0]}
         if self.targets is not None:
             return options or {"features": self.inputs}
-        if not self._tables and (self.features or self.lines is not None):
+        tables = self.layout.features
+        if not tables and (self.features or self.lines is not None):
             raise ValueError(f"`features` and `lines` are for .csv and .tsv files, but {self.name!r} has none")
-        if self._tables and not self.per_sample:
-            options["lines"] = self._has_lines
-        if self._tables and (self.features or len({frozenset(self._features_of(c)) for c in self._headers}) == 1):
+        if tables and not self.per_sample:
+            options["lines"] = self.layout.lines
+        if tables and (self.features or len({*map(frozenset, tables.values())}) == 1):
             options["features"] = self.inputs
         return options
 
@@ -104,9 +120,9 @@ class SeriesSource(RowSource):
     def notes(self) -> tuple[str, ...]:
         if self.targets is not None:
             return self.file_notes
-        left = [] if self.features or not self._tables else self._row_numbers
-        numbers = [f"column {name!r} is an index of the rows and is left out (`features` can name it)" for name in left]
-        tables = [path for path in self._tables if self._folder_column(path) is not None]
+        left = "is an index of the rows and is left out (`features` can name it)"
+        numbers = [f"column {name!r} {left}" for name in self.layout.numbers]
+        tables = [path for path in self.layout.features if self._folder_column(path) is not None]
         nested = nested_note(class_folders(expanded(self.name), tables)) if any(self.classes.values()) else []
         return (*self.file_notes, *nested, *numbers)
 
@@ -115,15 +131,13 @@ class SeriesSource(RowSource):
             split: [self.partners[p] for p in paths if p in self.partners] for split, paths in self.files.items()
         }
         pairs = [(one.name, other.name) for one, other in self.partners.items()]
-        columns = [self.inputs, self._has_lines] if self._tables else [self.features]
+        columns = [self.inputs, self.layout.lines] if self.layout.features else [self.features]
         return self.hashed([*self._declared(), self.time, self.targets, *columns, pairs], partners)
 
     @cached_property
     def inputs(self) -> list[str]:
         """The columns of the inputs of tables and records, in order."""
-        if self.features or not self._tables:
-            return list(self.features or [SERIES])
-        return self._features_of(self._headers[0])
+        return list(self.features or next(iter(self.layout.features.values()), [SERIES]))
 
     def signals(self, split: str) -> Iterator[Signal]:
         """The signals of a split that the data name, in order. ValueError names the file and what is wrong with it."""
@@ -139,66 +153,50 @@ class SeriesSource(RowSource):
     # Names of columns, before files are read.
 
     @cached_property
-    def _tables(self) -> list[Path]:
-        return self.of_kind(TEXT_TABLES)
-
-    @cached_property
-    def _headers(self) -> list[tuple[str, ...]]:
-        """The columns of each table. ValueError for a table whose first line is a row."""
-        found = [read_columns(path) for path in self._tables]
-        for path, columns in zip(self._tables, found, strict=True):
-            if self.labels and self.labels[0] not in columns and not self.features and is_data(columns):
-                raise ValueError(no_header(path, columns))
-        return found
-
-    @cached_property
-    def _row_numbers(self) -> list[str]:
-        """The columns of the first table that number its rows."""
-        samples = self.targets is not None or not self._has_lines
-        return _row_numbers(self._tables[0], self._others(self._headers[0]), samples=samples)
-
-    @property
-    def _has_labels(self) -> bool:
-        """Whether any table has the column of labels."""
-        return bool(self.labels) and any(self.labels[0] in columns for columns in self._headers)
-
-    @property
-    def _has_lines(self) -> bool:
-        """Whether every line of a table is a series."""
+    def layout(self) -> Layout:
+        """What the tables hold, by their first lines. ValueError for a table whose first line is a row."""
+        columns = {path: read_columns(path) for path in self.of_kind(TEXT_TABLES)}
+        for path, names in columns.items():
+            if self.labels and self.labels[0] not in names and not self.features and is_data(names):
+                raise ValueError(no_header(path, names))
+        labels = any(name in names for name in self.labels[:1] for names in columns.values())
         several = len(self.labels) > 1  # a folder's name is one label only
-        return not self.per_sample and (self._has_labels or several if self.lines is None else self.lines)
+        lines = not self.per_sample and (labels or several if self.lines is None else self.lines)
+        others = {path: self._others(names) for path, names in columns.items()}
+        numbers: list[str] = []
+        for path, names in list(others.items())[: not self.features]:  # the first
+            numbers = _row_numbers(path, names, samples=self.targets is not None or not lines)
+        features = {path: [name for name in names if name not in numbers] for path, names in others.items()}
+        return Layout(lines, labels, numbers, features)
 
     def _others(self, columns: Sequence[str]) -> list[str]:
         return [name for name in columns if name not in (*self.labels, *(self.targets or ()), self.time, self.group)]
 
-    def _features_of(self, columns: Sequence[str]) -> list[str]:
-        return [name for name in self._others(columns) if name not in self._row_numbers]
-
-    def _own_features(self, path: Path, columns: Sequence[str]) -> Sequence[str]:
+    def _own_features(self, path: Path) -> list[str]:
         """The features of a table: those named, or of the first table, in its order; where lines are series, whose
         lengths may differ, a table's own."""
-        own = self._features_of(columns) if not self.features else []
+        own = self.layout.features[path]
         if self.features or set(own) == set(self.inputs) or self.targets is not None:
             return self.inputs
-        if self._has_lines:
+        if self.layout.lines:
             return own
         raise ValueError(
-            f"{path} has other columns ({', '.join(own)}) than {self._tables[0]} ({', '.join(self.inputs)}); choose "
-            "those that all recordings have with `features=[NAME,NAME]`"
+            f"{path} has other columns ({', '.join(own)}) than {next(iter(self.layout.features))} "
+            f"({', '.join(self.inputs)}); choose those that all recordings have with `features=[NAME,NAME]`"
         )
 
     def _columns_of(self, path: Path) -> tuple[str, ...]:
         if file_kind(path) not in TEXT_TABLES:
             return super()._columns_of(path)
-        if not self._has_lines:
+        if not self.layout.lines:
             return tuple(dict.fromkeys(("file", *self.labels[:1], *filter(None, [self.group]), SERIES)))
         names = read_columns(path)
-        return (*(name for name in names if name not in (*self._own_features(path, names), SERIES)), SERIES)
+        return (*(name for name in names if name not in (*self._own_features(path), SERIES)), SERIES)
 
     def _folder_column(self, path: Path) -> str | None:
         if file_kind(path) not in TEXT_TABLES:
             return super()._folder_column(path)
-        return None if not self.labels or self._has_labels or self._has_lines else self.labels[0]
+        return None if not self.labels or self.layout.labels or self.layout.lines else self.labels[0]
 
     def _check_columns(self, names: Sequence[str], existing: Sequence[str], where: str) -> None:
         if tuple(names) == TARGET and not {*names} & {*existing}:
@@ -237,10 +235,10 @@ class SeriesSource(RowSource):
     def _text_table(self, path: Path, columns: Sequence[str] | None) -> Any:
         """A .csv or .tsv file, whose lines are series, or are the samples of one."""
         table = read_text_table(path)
-        features = self._own_features(path, table.names)
+        features = self._own_features(path)
         if self.targets is None and not self.features:
             _check_long(table, self._others(table.names), self.per_sample)
-        if self._has_lines:
+        if self.layout.lines:
             missing = [name for name in features if name not in table.names]
             if self.time is not None:
                 raise ValueError(f"`time` {self.time!r} names a column of times, but each line of {path} is a series")
@@ -270,7 +268,7 @@ class SeriesSource(RowSource):
         """The label of a recording, or those of its samples: of its column, else the name of its folder, unless other
         recordings have the column."""
         own = table.columns.get(label)
-        if own is None and not self._has_labels:
+        if own is None and not self.layout.labels:
             return self._class(table.path)
         if own is None and columns is not None and label in columns:
             raise ValueError(f"{table.path} has no column {label!r}, which other recordings have (`label`)")

@@ -10,37 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
 from lagwise.data.examples import TrainingWindows
-from lagwise.data.find import (
-    Found,
-    check_file,
-    files_below,
-    hub_splits,
-    is_dataset,
-    located,
-    named_splits,
-    source_name,
-    split_word,
-    standard_input,
-)
+from lagwise.data.find import Found, Named, check_file, find, named_splits, split_word, standard_input
 from lagwise.data.options import MADE_OF_TEXT
 from lagwise.data.reading import (
     COMPRESSIONS,
+    JSON,
     check_size,
+    has_records,
     inner_suffix,
     is_compressed,
-    marked_encoding,
-    most_text,
-    not_utf8_mark,
-    opened,
+    read_records,
     read_text,
 )
-from lagwise.data.row_files import JSON, has_records, open_parquet, read_records, read_table
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, Share, deal, split_shares
 from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, pieces, tokenizer_folder
 from lagwise.files import file_digest
@@ -56,16 +43,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".txt", *JSON, ".parquet")
 _FIELDS = ("text", "id")  # of records
 _FEW_DOCUMENTS = 20  # fewer are each cut in three, more are split whole
-_STDLIB_SKIPPED = {
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "test",
-    "tests",
-    "idle_test",
-    "lib2to3",
-    "ensurepip",
-}
+# folders of the standard library that are no source
+_SKIPPED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip"}
 _FORMAT = 1  # raise when the token files' meaning changes
 _TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt"}
 _PIECE_CHARACTERS = 1 << 16  # characters given to the tokenizer at a time, about
@@ -125,22 +104,23 @@ def open_source(name: Data) -> Source:
 
     FileNotFoundError or ValueError name what is missing. Only names and sizes of files are read yet.
     """
-    if not isinstance(name, str) or is_dataset(name):
-        return _of_dataset(name)
-    if name == "stdlib":
+    if isinstance(name, str) and name == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
-        files = sorted(f for f in root.rglob("*.py") if not _STDLIB_SKIPPED & set(f.relative_to(root).parts))
+        files = sorted(f for f in root.rglob("*.py") if not _SKIPPED & set(f.relative_to(root).parts))
         return _by_file(name, [f for f in files if f.stat().st_size > 0 and not f.name.startswith("_sysconfigdata")])
-    if not name.strip():
+    if isinstance(name, str) and not name.strip():
         raise ValueError("name the data: a file, a folder, 'stdlib' or 'hub:NAME'")
-    path = located(name, ".txt", "'stdlib' is Python's own source, ")
+    at = find(name, ".txt", "'stdlib' is Python's own source, ")
+    name, path = at.name, at.path
+    if at.dataset is not None:
+        return _of_dataset(name, at.dataset)
     if path.is_file():
         return Source(name, {s: [path] for s in SPLITS}, ranges=split_shares(TEXT_HELD_OUT))
-    found, files = _files_in(path)
+    files = _texts_in(at)
     words = {file: split_word(file.relative_to(path)) for file in files}
     if not {"valid", "test"} & {*words.values()}:  # train alone does not say what is held out
         words = dict.fromkeys(files)
-    named, notes = named_splits(path, found, words)
+    named, notes = named_splits(path, at.below, words)
     if "train" not in named:
         raise ValueError(
             f"{name!r} has no file to train on, only {' and '.join(named)} by the names in it; add one with train "
@@ -159,27 +139,30 @@ def text_files(names: Iterable[str]) -> dict[Path, str]:
     would read, and ``-`` for standard input. FileNotFoundError or ValueError name what is missing or empty."""
     found: dict[Path, str] = {}
     for name in names:
-        path = standard_input(".txt") if name == "-" else located(name, ".txt")
-        found |= {file: str(file) for file in _files_in(path)[1]} if path.is_dir() else {path: name}
+        if name == "-":
+            found[standard_input(".txt")] = name
+            continue
+        at = find(name, ".txt")
+        if at.dataset is not None:
+            raise ValueError(f"{name!r} is a data set; give files or folders of texts")
+        found |= {file: str(file) for file in _texts_in(at)} if at.path.is_dir() else {at.path: name}
     return found
 
 
-def _files_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """All files below a folder, and those of them that are read as texts. ValueError if there are none, or one is
-    empty."""
+def _texts_in(at: Named) -> list[Path]:
+    """The files in a folder that are read as texts. ValueError if there are none, or one is empty."""
 
     def is_text(file: Path) -> bool:
         packed = is_compressed(file) and file.suffix.lower() != ".zip"
         return packed or inner_suffix(file) in SUFFIXES or has_records(file)
 
-    found = files_below(folder)
-    likely = list(filter(is_text, found))
+    likely = list(filter(is_text, at.below))
     files = [file for file in likely if inner_suffix(file) != ".json"] or likely  # beside texts it describes them
-    for file in files or found:
+    for file in files or at.below:
         check_file(file)
     if not files:
-        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {str(folder)!r}")
-    return found, files
+        raise ValueError(f"no {', '.join(SUFFIXES)} file (each also {COMPRESSIONS}) in folder {str(at.path)!r}")
+    return files
 
 
 def _by_file(name: str, files: list[Path], notes: tuple[str, ...] = ()) -> Source:
@@ -188,8 +171,7 @@ def _by_file(name: str, files: list[Path], notes: tuple[str, ...] = ()) -> Sourc
     return Source(name, deal({file: file.relative_to(root).as_posix() for file in files}), file_notes=notes)
 
 
-def _of_dataset(source: Data) -> Source:
-    splits, name = hub_splits(source), source_name(source)
+def _of_dataset(name: str, splits: Mapping[str, Any]) -> Source:
     train, held = splits["train"], [splits[split] for split in ("valid", "test") if split in splits]
     if "text" not in train.column_names:
         raise _no_text(f"data set {name!r}", train.column_names)
@@ -225,40 +207,11 @@ def named_documents(path: Path) -> Iterator[tuple[str | None, Iterable[str]]]:
     if inner_suffix(path) not in (*JSON, ".parquet") and not has_records(path):
         yield None, read_text(path)
         return
-    for where, record in _records(path):
+    for where, record in read_records(path, _FIELDS):
         if "text" not in record:
             raise _no_text(where, record)
         name = record.get("id")
         yield None if name is None else str(name), [checked_text(record["text"], where)]
-
-
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a file, each after its place."""
-    kind = inner_suffix(path)
-    if kind in JSON:
-        with opened(path) as f:
-            for number, record in read_records(_lines(f, path), path):
-                yield f"{path}, line {number}", record
-        return
-    if kind == ".parquet":
-        file = open_parquet(path)
-        names = file.schema_arrow.names
-        if "text" not in names:
-            raise _no_text(str(path), names)
-        batches = file.iter_batches(columns=[name for name in _FIELDS if name in names])
-    else:
-        batches = [read_table(path, _FIELDS)]
-    for batch in batches:
-        for record in batch.to_pylist():
-            yield str(path), record
-
-
-def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    for line in iter(partial(file.readline, most_text() + 1), b""):
-        check_size(path, len(line))
-        if encoding := marked_encoding(line):
-            raise ValueError(not_utf8_mark(path, encoding))
-        yield line
 
 
 def checked_text(value: Any, where: str) -> str:

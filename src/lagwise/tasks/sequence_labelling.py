@@ -26,7 +26,6 @@ from lagwise.data.series_windows import (
     CHANGES,
     LabelledWindows,
     RandomWindows,
-    WholeSeries,
     WindowCollator,
     Windows,
     even_windows,
@@ -220,7 +219,7 @@ class SeriesWithClasses(TaskData):
             return
         self.label_names = rows.label_names
         self.weights = self._class_weights()
-        self._scored = {split: WholeSeries(rows.splits[split]) for split in ("valid", "test")}
+        self._scored = {split: LabelledWindows(rows.splits[split]) for split in ("valid", "test")}
 
     def _class_weights(self) -> Tensor | None:
         if not isinstance(self.task.class_weights, str):

@@ -21,7 +21,6 @@ from lagwise.data.options import DataOptions
 from lagwise.data.prepared import key_of
 from lagwise.data.series import SeriesSource
 from lagwise.data.series_windows import RandomWindows, WindowCollator, Windows, even_windows
-from lagwise.data.signal_files import open_inputs, open_signals
 from lagwise.data.signals import (
     Damage,
     SignalPairs,
@@ -29,6 +28,8 @@ from lagwise.data.signals import (
     WholeSignals,
     check_loud,
     checked_signal,
+    open_inputs,
+    open_signals,
     prepare_signals,
 )
 from lagwise.data.splits import SPLITS
