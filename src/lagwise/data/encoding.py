@@ -177,13 +177,10 @@ def read_series(
             if wrong.any():
                 places = np.flatnonzero(wrong.any(axis=1))
                 more = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
-                fault = ("inf", "leave it empty where one is missing")
+                what, advice = "inf", "; leave it empty where one is missing"
                 if not np.isinf(values).any():
-                    fault = (
-                        "NaN",
-                        "the model was trained without gaps: fill them, or train with series that have some",
-                    )
-                raise ValueError(f"it has {fault[0]} at position {places[0]}{more}; {fault[1]}")
+                    what, advice = "NaN", ", but the model was trained without gaps; fill them, or train with some"
+                raise ValueError(f"it has {what} at position {places[0]}{more}{advice}")
             if gaps and np.isnan(values).all():
                 raise ValueError("all its samples are missing; leave it out")
             features = values.shape[1] if features is None else features

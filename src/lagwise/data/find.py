@@ -157,7 +157,7 @@ def check_file(path: Path) -> None:
         raise ValueError(f"{path} is a spreadsheet; save the sheet as .csv in UTF-8 and give that file")
     if place := elsewhere(inner_suffix(path)):
         raise ValueError(f"cannot read {path}: the reader of {place}")
-    if path.stat().st_size == 0:
+    if not path.stat().st_size:
         raise ValueError(f"{path} is empty")
 
 
@@ -295,8 +295,8 @@ def named_splits(
 
     ValueError if only some files are in a split, and for empty files.
     """
-    for file in splits:
-        check_file(file)
+    if empty := next((file for file in splits if not file.stat().st_size), None):
+        raise ValueError(f"{empty} is empty")
     notes = unread_note(root, found, [*splits, *also])
     named = [path for path, split in splits.items() if split]
     others = {_without_word(path.stem) for path, split in splits.items() if not split}
@@ -358,7 +358,7 @@ def class_folders(root: Path, files: Sequence[Path]) -> dict[Path, Place]:
     Folders that are all named as splits are those of splits, and a folder that has all others is none of a class. The
     folders below are the classes, as in torchvision and Keras; those in them are none, but may be splits.
     """
-    rest = {path.parent: path.parent.relative_to(root).parts for path in files}
+    rest = {folder: folder.relative_to(root).parts for folder in dict.fromkeys(path.parent for path in files)}
     splits: dict[Path, str | None] = dict.fromkeys(rest)
     while any(len(parts) > 1 for parts in rest.values()):
         first = {folder: parts[0] for folder, parts in rest.items() if parts}
@@ -437,7 +437,8 @@ def _check_classes(root: Path, places: Mapping[Path, Place], what: str) -> None:
                 f"folders of {str(root)!r} such as {named!r} are named as splits of the {what}, but {str(stray)!r} is "
                 f"in none of their class folders; move it away, or rename {named!r} if it is not meant as a split"
             )
-    filled = {folder for path in places for folder in path.parents}
+    folders = {path.parent for path in places}
+    filled = folders.union(*(folder.parents for folder in folders))
     for parent in {place.parent for place in places.values() if place.label is not None}:
         for folder in sorted(each for each in parent.iterdir() if each.is_dir() and each not in filled):
             if not _is_hidden(folder, root) and not any(is_run(names) for _, _, names in os.walk(folder)):

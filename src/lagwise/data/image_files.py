@@ -20,7 +20,7 @@ from lagwise.data.labelled_rows import label_cells, split_labelled
 from lagwise.data.labels import read_labels
 from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.reading import file_kind, inner_suffix, load_arrays, read_whole
-from lagwise.data.rows import RowSource, rows_of
+from lagwise.data.rows import RowSource, check_train, rows_of
 from lagwise.data.splits import SPLITS
 from lagwise.outside import Parts, elsewhere
 from lagwise.progress import progress_bar
@@ -251,8 +251,7 @@ def _write(
     work = folder / "work"
     work.mkdir()
     tables = source.read(work=work)
-    if "train" not in tables:
-        raise ValueError(f"{source.name!r} has no images to train on, only {' and '.join(tables)} by their names")
+    check_train(tables, repr(source.name), "images")
     for split, rows in tables.items():
         if "label" not in rows.column_names:
             raise ValueError(

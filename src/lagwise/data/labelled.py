@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,6 @@ from lagwise.progress import progress_bar
 from lagwise.tables import check_integer, counted, known
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
     from lagwise.data.find import Data
@@ -58,10 +57,6 @@ class LabelledData(LabelledColumns, Prepared):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         return self.encoder.tokenizer
-
-    def encode(self, rows: Iterable[Mapping[str, Any]]) -> Dataset:
-        """Encode rows, which need no labels, in order; an empty text is a single end of text (see `RowEncoder`)."""
-        return self.encoder(rows)
 
     def describe(self) -> str:
         """Return the kind, classes and sizes in one line, then a line for everything unusual."""

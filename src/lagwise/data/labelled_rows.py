@@ -30,7 +30,7 @@ from lagwise.data.labels import (
 )
 from lagwise.data.numbers import are_numbers, count_up, is_number, with_points
 from lagwise.data.reading import has_records
-from lagwise.data.rows import RATE, RowSource, rows_to_evaluate
+from lagwise.data.rows import RATE, RowSource, check_train, rows_to_evaluate
 from lagwise.data.splits import SPLITS, made_note, shared_rows, split_rows
 from lagwise.data.tokens import chat_hint
 
@@ -98,14 +98,8 @@ def read_labelled(
     groups = [] if group is None else [group]
     wanted = (*columns, *label_columns(label), *groups, *[RATE] * source.has_sounds)
     tables = source.read(wanted if {*wanted} <= {*source.columns} else None)
-    alone = tuple(tables) == ("train",)
-    if "train" not in tables:
-        raise ValueError(f"{source.name!r} has no rows to train on, only {' and '.join(tables)} by the names in it")
-    places = {split: f"{'' if alone else f'{split} of '}{source.name!r}" for split in tables}
-    for split, rows in tables.items():
-        if not len(rows):
-            raise ValueError(f"{places[split]} has no rows")
-    first = tables["train"]
+    check_train(tables, repr(source.name), "rows")
+    first, alone = tables["train"], len(tables) == 1
     if columns == ("text",) and {"text", SERIES} & {*first.column_names} == {SERIES}:
         raise ValueError(  # else the names of sounds would be read as text
             f"{source.name!r} has series (column {SERIES!r}), not texts: use the recipe signal or series, which have "
@@ -117,8 +111,9 @@ def read_labelled(
     options = {**dict.fromkeys(columns, "text"), **dict.fromkeys(label_columns(label), "label")}
     options |= dict.fromkeys(groups, "group")
     for split, rows in tables.items():
+        place = f"{'' if alone else f'{split} of '}{source.name!r}"
         if absent := {column: what for column, what in options.items() if column not in rows.column_names}:
-            raise ValueError(_no_column(absent, rows, first.column_names, columns, places[split], source))
+            raise ValueError(_no_column(absent, rows, first.column_names, columns, place, source))
 
     def where(split: str, row: int) -> str:
         return f"row {row + 1}" if alone else f"{split} row {row + 1}"

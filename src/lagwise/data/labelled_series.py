@@ -15,7 +15,7 @@ from lagwise.data.batches import IGNORED
 from lagwise.data.encoding import feature_scale, read_series
 from lagwise.data.labels import class_name, is_missing, known_labels, read_labels
 from lagwise.data.prepared import Prepared, arrow_file, key_of, stored_arrays
-from lagwise.data.rows import RowSource
+from lagwise.data.rows import RowSource, check_train
 from lagwise.data.splits import SPLITS, Share, shared_rows, split_series
 from lagwise.progress import progress_bar
 from lagwise.tables import known
@@ -170,14 +170,11 @@ def _write(source: RowSource, columns: Columns, group: str | None, folder: Path,
     tables = source.read([*filter(None, (*columns, group))])
     for rows in tables.values() if group is not None else ():
         known(group, rows.column_names, "column (`group`)")
-    if "train" not in tables:
-        raise ValueError(f"it has no series to train on, only {' and '.join(tables)} by the names in it")
+    check_train(tables, "it", "series")
     first: dict[str, dict[Any, int]] = {}  # the row where each label occurs first
     features: int | None = None
     gaps = False
     for split, rows in tables.items():
-        if not len(rows):
-            raise ValueError(f"{split} has no rows")
 
         def where(i: int, split: str = split) -> str:
             return f"row {i + 1}" if len(tables) == 1 else f"{split} row {i + 1}"

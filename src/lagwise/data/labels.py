@@ -30,7 +30,6 @@ _FILL_IN = "remove such rows, or write an empty list, or 0 in every column, for 
 
 Where = Callable[[str, int], str]  # the name of a row of a split in messages
 Columns = Mapping[str, Sequence[Any]]  # the cells of each split
-Names = dict[str, list[list[str] | None]]  # several labels of each row of each split
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,15 @@ class RowSource(Found):
         return table
 
 
+def check_train(tables: Mapping[str, Dataset], where: str, what: str) -> None:
+    """ValueError for data ``where`` without a split to train on, and for a split without rows; ``what`` names these."""
+    if "train" not in tables:
+        raise ValueError(f"{where} has no {what} to train on, only {' and '.join(tables)} by the names in it")
+    for split, rows in tables.items():
+        if not len(rows):
+            raise ValueError(f"{f'{split} of ' if len(tables) > 1 else ''}{where} has no {what}")
+
+
 def rows_to_evaluate(tables: Mapping[str, Dataset], name: str) -> Dataset:
     """Return the test split of a table, or its first split if it has none. ValueError if it has no rows."""
     rows = tables["test"] if "test" in tables else next(iter(tables.values()))

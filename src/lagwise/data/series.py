@@ -162,6 +162,10 @@ class SeriesSource(RowSource):
         labels = any(name in names for name in self.labels[:1] for names in columns.values())
         several = len(self.labels) > 1  # a folder's name is one label only
         lines = not self.per_sample and (labels or several if self.lines is None else self.lines)
+        if lines and columns and self.time is not None:
+            raise ValueError(
+                f"`time` {self.time!r} names a column of times, which tables whose lines are series have not"
+            )
         others = {path: self._others(names) for path, names in columns.items()}
         numbers: list[str] = []
         for path, names in list(others.items())[: not self.features]:  # the first
@@ -240,8 +244,6 @@ class SeriesSource(RowSource):
             _check_long(table, self._others(table.names), self.per_sample)
         if self.layout.lines:
             missing = [name for name in features if name not in table.names]
-            if self.time is not None:
-                raise ValueError(f"`time` {self.time!r} names a column of times, but each line of {path} is a series")
             if 0 < len(missing) < len(features):
                 raise ValueError(
                     f"{path} lacks {counted(len(missing), 'column')} of {len(features)}, first {missing[0]!r}: a line "
