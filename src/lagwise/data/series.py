@@ -360,11 +360,8 @@ def _vectors(rows: Sequence[np.ndarray], where: str) -> Any:
 
 
 def _row_numbers(path: Path, names: Sequence[str], *, samples: bool) -> list[str]:
-    """The columns, out of ``names``, that number the rows of a file: a first one without a name, as pandas and R write,
-    one called as an index with a different integer for each row, and any that counts from one row to the next.
-
-    samples: the rows are samples, of which other columns than an index may count, such as times.
-    """
+    """The columns, out of ``names``, that number the rows of a file; of ``samples`` other columns than an index may
+    count, such as times."""
     table = read_head(path, _HEAD_ROWS)
 
     def numbers_rows(name: str) -> bool:

@@ -133,10 +133,9 @@ def _separator(text: str, path: Path, titles: bool) -> str:
 
 
 def _rows(text: str, path: Path, mark: str, first: int, most: int | None, titles: bool) -> tuple[Lines, Notes]:
-    """The header and rows of as many fields, at most ``most`` together, and notes.
-
-    With tabs tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary character.
-    Lines that are valid rows as written are rows, with any quotes."""
+    """The header and rows of as many fields, at most ``most`` together, and notes."""
+    # With tabs tools differ on a quote that begins a field: some treat it as in .csv, some as an ordinary character.
+    # Lines that are valid rows as written are rows, with any quotes.
     found: list[tuple[Lines, Notes]] = []
     quotings = (csv.QUOTE_MINIMAL, csv.QUOTE_NONE) if mark == "\t" and '"' in text else (csv.QUOTE_MINIMAL,)
     for quoting in quotings:

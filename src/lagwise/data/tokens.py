@@ -226,12 +226,8 @@ def checked_text(value: Any, where: str) -> str:
 
 
 def _text_places(read: Callable[[], Iterator[Iterable[str]]], ranges: Mapping[str, Share]) -> dict[str, np.ndarray]:
-    """Where to cut the documents of one file that have the text of each split, by its shares of the total: for each
-    document the first and last character ``(documents, 2)``, -1 for one of which the split has nothing.
-
-    A split gets whole documents, or, if there are few, a part of each. read: gives the documents, each in parts, which
-    are read twice at most and never held.
-    """
+    """The first and last character of each document of a file that each split has ``(documents, 2)``, by its shares of
+    the total; -1 for none. Documents are whole or, if there are few, cut; they are read twice at most, never held."""
     sizes = np.fromiter((sum(map(len, parts)) for parts in read()), dtype=np.int64)
     if len(sizes) >= _FEW_DOCUMENTS:
         total, starts = int(sizes.sum()), sizes.cumsum() - sizes
