@@ -42,23 +42,6 @@ def gather(run: Path) -> dict[str, Any]:
     }
 
 
-def table(runs: dict[str, dict[str, Any]]) -> str:
-    lengths = sorted({s["length"] for run in runs.values() for s in run["evaluation"]["test"]})
-    lines = [
-        "| run | parameters | steps/s | valid | " + " | ".join(f"test {n}" for n in lengths) + " |",
-        "|---|" + "---|" * (3 + len(lengths)),
-    ]
-    for name, run in runs.items():
-        scores = {s["length"]: f"{s['bits_per_byte']:.3f}" for s in run["evaluation"]["test"]}
-        cells = [f"{run['parameters']:,}", f"{run['steps_per_second']:.2f}"]
-        cells += [
-            f"{run['evaluation']['valid']['bits_per_byte']:.3f}",
-            *(scores.get(n, "over its limit") for n in lengths),
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     for name, run in runs.items():
@@ -68,9 +51,6 @@ def draw(runs: dict[str, dict[str, Any]], path: Path) -> None:
         right.plot([s["length"] for s in scores], [s["bits_per_byte"] for s in scores], marker="o", label=name)
     left.set(xlabel="step", ylabel="validation bits per byte", title="Learning")
     right.set(xlabel="context length", ylabel="test bits per byte", xscale="log", title="Longer contexts, same bytes")
-    lengths = [s["length"] for s in next(iter(runs.values()))["evaluation"]["test"]]
-    right.set_xticks(lengths, [str(n) for n in lengths], rotation=45)
-    right.minorticks_off()
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()
@@ -85,7 +65,6 @@ def main() -> None:
     names = " ".join(f"runs/{name}" for name in runs)
     save_results(out, f"python benchmarks/compare_runs.py {out} {names}", runs)
     draw(runs, out.with_suffix(".png"))
-    print(table(runs))
 
 
 if __name__ == "__main__":

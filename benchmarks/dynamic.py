@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model, tokenizer = load_language_model(arguments.run)
     sizes = token_bytes(tokenizer, 1.0)
-    for name, _, file in (part.partition("=") for part in arguments.texts.split(",")):
+    for name, _, file in (pair.partition("=") for pair in arguments.texts.split(",")):
         text = Path(file).read_bytes()[: arguments.bytes].decode(errors="ignore")
         tokens = np.array([tokenizer.eos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]])
         for rate in (0.0, *map(float, arguments.rates.split(","))):

@@ -47,6 +47,7 @@ def stopped_in_one(recipe: Recipe, out: Path, number: signal.Signals) -> None:
         sys.exit(100 + stop.number)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.cpu  # two processes would need two GPUs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -36,6 +36,7 @@ def test_a_run_learns_and_writes_all_files(tiny_recipe: Recipe, tmp_path: Path) 
     assert model.config.vocab_size == len(tokenizer)
 
 
+@pytest.mark.slow
 def test_lengths_of_steps_and_of_validation(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

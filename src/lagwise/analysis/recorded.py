@@ -28,10 +28,10 @@ class RecordedRun:
     """The record of a run.
 
     Attributes:
-        about: what run.json says.
-        metrics: the lines of the log.
-        evaluation: the result of `lagwise evaluate`, None before it.
-        tables: the same for people.
+        about: content of run.json.
+        metrics: lines of the log.
+        evaluation: result of `lagwise evaluate`, None before it.
+        tables: the evaluation as tables for people.
     """
 
     folder: Path
@@ -67,8 +67,8 @@ class RecordedRun:
             facts["model"] = "the first answer"
         elif about:
             facts["model"] = f"the first answer and the layers, with a share of {about['share']:.2f}"
-        elif kept := final_model(self.recipe, self.task, self.metrics):
-            facts["model"] = f"of step {kept[0]:,}, the {self.recipe.training.select} one"
+        elif selected := final_model(self.recipe, self.task, self.metrics):
+            facts["model"] = f"of step {selected[0]:,}, the {self.recipe.training.select} one"
         return facts
 
     def machine(self) -> dict[str, str]:
@@ -96,10 +96,10 @@ class RecordedRun:
     @property
     def other_data(self) -> str | None:
         """The source of the evaluated data if it is not the run's own, otherwise None."""
-        own, evaluation = self.recipe.data.source, self.evaluation or {}
+        source, evaluation = self.recipe.data.source, self.evaluation or {}
         scored = evaluation.get("data")
-        is_own = own is None or scored in (None, own)
-        return None if is_own and not evaluation.get("given") else str(scored)
+        is_source = source is None or scored in (None, source)
+        return None if is_source and not evaluation.get("given") else str(scored)
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
         """Return the logged values of a metric over the steps of training."""
@@ -116,7 +116,7 @@ def recorded_run(run: Path) -> RecordedRun:
         evaluation = read_json(run / EVALUATION_FILE) if with_evaluation else None
         tables = task.tables(evaluation) if evaluation else ()
         recorded = RecordedRun(run, recipe, task, read_json(run / "run.json"), read_metrics(run), evaluation, tables)
-        recorded.facts(), recorded.machine()  # they fail if a file has been damaged
+        recorded.facts(), recorded.machine()  # raise if a file is damaged
         return recorded
 
     return undamaged(run, read)

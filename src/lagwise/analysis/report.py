@@ -11,7 +11,7 @@ from lagwise.models import generate_text, load_model
 from lagwise.models.embeddings import patch_side
 from lagwise.tasks import Table
 
-_KERNEL_LENGTH = 2048  # lags of a learned kernel that are drawn
+_MAX_KERNEL_LAGS = 2048
 _SAMPLE_TOKENS = 300
 
 
@@ -27,19 +27,19 @@ def plot_run(run: Path) -> list[Path]:
 def _plot_run(folder: Path) -> list[Path]:
     model, tokenizer = load_model(folder)
     run = recorded_run(folder)
-    size = getattr(run.task, "size", None)  # of images
-    kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _KERNEL_LENGTH)
+    size = getattr(run.task, "size", None)  # only tasks of images have one
+    kernels = learned_kernels(model, max(size) // patch_side(model.config) if size else _MAX_KERNEL_LAGS)
     figures = run.task.figures(run.metrics, run.evaluation)
-    first, *others = figures  # the first shows the learning, the others the results
+    learning, *results = figures
     sections = [
         Section("Summary", [run.recipe.description], tables=[Table("", ("", ""), list(run.facts().items()))]),
         Section("Reproduce", code=training_command(folder, run.processes)),
     ]
-    if any("loss" in line for line in run.metrics):  # not where a first answer is all there is
-        sections.append(Section("Learning", plots={first: figures[first]()}))
+    if any("loss" in line for line in run.metrics):  # false for a run that only fitted a first answer
+        sections.append(Section("Learning", plots={learning: figures[learning]()}))
     if run.tables:
         notes = [f"Scored on other data than the run's own: {run.other_data}."] if run.other_data else ()
-        sections.append(Section("Results", notes, plots={name: figures[name]() for name in others}, tables=run.tables))
+        sections.append(Section("Results", notes, plots={name: figures[name]() for name in results}, tables=run.tables))
     if kernels:
         rows = [(k.layer, k.energy_within(0.5), k.energy_within(0.99)) for k in kernels]
         plots = {"kernels": kernel_curves(kernels), "matrices": kernel_matrices(kernels)}
@@ -47,8 +47,8 @@ def _plot_run(folder: Path) -> list[Path]:
         sections.append(Section("Learned kernels", plots=plots, tables=[table]))
     count = min(_SAMPLE_TOKENS, (model.length_limit or _SAMPLE_TOKENS + 1) - 1)  # after the start of a document
     if tokenizer is not None and run.task.predicts == "bits_per_byte" and count > 0:
-        written = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
-        sections.append(Section("A sample", code=written))
+        sample = generate_text(model, tokenizer, "", max_new_tokens=count, seed=0)
+        sections.append(Section("A sample", code=sample))
     sections += [
         Section("Recipe", code=run.recipe.to_yaml(), folded=True),
         Section("Machine and versions", tables=[Table("", ("", ""), list(run.machine().items()))]),

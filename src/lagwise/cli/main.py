@@ -32,10 +32,10 @@ from lagwise.cli.terminal import plain, use_utf8
 from lagwise.cli.watch import watch
 from lagwise.extras import require
 from lagwise.files import check_unused
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 from lagwise.process import group_size, is_first, keep_freed_memory, leave_group, quick_imports, share_cores
 
-_OTHERS = Parts("command", None, "lagwise.commands", {})
+_OTHERS = Registry("command", None, "lagwise.commands", {})
 
 
 class _Commands(TyperGroup):

@@ -22,7 +22,7 @@ from lagwise.data.prepared import Prepared, arrow_file, key_of
 from lagwise.data.reading import file_kind, inner_suffix, load_arrays, read_whole
 from lagwise.data.rows import RowSource, check_train, rows_of
 from lagwise.data.splits import SPLITS
-from lagwise.outside import Parts, elsewhere
+from lagwise.outside import Registry, elsewhere
 from lagwise.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DIGITS = "digits"
 #: Functions of the arguments of `open_images`, which return None for what is not in their layout.
-IMAGE_LAYOUTS = Parts("layout of images", None, "lagwise.image_layouts", {})
+IMAGE_LAYOUTS = Registry("layout of images", None, "lagwise.image_layouts", {})
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from lagwise.data.arrays import FOLDER_LABEL, SERIES, array_column
 from lagwise.data.sound_files import SOUNDS, read_sound
 from lagwise.data.text_tables import HEAD_BYTES, HEAD_LINES, TextTable, check_different, text_table
 from lagwise.files import one_line
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 from lagwise.process import memory
 
 _CHUNK_BYTES = 1 << 24  # bytes read at a time
@@ -61,13 +61,13 @@ def _open_zst(path: Path, mode: str) -> IO[bytes]:
 
 def _open_zip(path: Path, mode: str) -> IO[bytes]:
     """The only file in an archive, besides those that macOS adds."""
-    archive = zipfile.ZipFile(path)
-    names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
-    if len(names) != 1:
-        raise ValueError(f"{path} holds {len(names):,} files; unpack it, and give one of them or their folder")
     try:
+        archive = zipfile.ZipFile(path)
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+        if len(names) != 1:
+            raise ValueError(f"{path} holds {len(names):,} files; unpack it, and give one of them or their folder")
         return archive.open(names[0])
-    except RuntimeError as error:  # a password, or a compression that Python does not have
+    except RuntimeError as error:  # a password, or a version or compression that Python does not have
         raise zipfile.BadZipFile(str(error)) from error
 
 
@@ -200,7 +200,7 @@ def _conversion(encoding: str, name: str) -> str:
 
 #: Modules for files of records, by suffix. ``read(data, path, columns)`` returns a table with a row for each record:
 #: its ``text``, and as ``label`` the file's own name.
-RECORD_FILES = Parts("kind of file", None, "lagwise.record_files", {})
+RECORD_FILES = Registry("kind of file", None, "lagwise.record_files", {})
 _TEXT_COLUMNS, _SOUND_COLUMNS = ("text", FOLDER_LABEL, "file"), (FOLDER_LABEL, "sampling_rate", "file", SERIES)
 ONE_ROW = (*SOUNDS, ".txt")  # files that are a row each; the name of a folder is its class
 TEXT_TABLES = (".csv", ".tsv")
@@ -247,8 +247,11 @@ def read_columns(path: Path) -> tuple[str, ...]:
     if kind in ONE_ROW:
         return _TEXT_COLUMNS if kind == ".txt" else _SOUND_COLUMNS
     if kind == ".npz" and not is_compressed(path) and zipfile.is_zipfile(path):
-        with np.load(path, allow_pickle=False) as archive:
-            return tuple(archive.files)
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return tuple(archive.files)
+        except (zipfile.BadZipFile, RuntimeError) as error:
+            raise ValueError(f"{path} is not an .npz file ({one_line(error)})") from error
     if kind == ".parquet":
         return tuple(open_parquet(path).schema_arrow.names)
     return tuple(read_table(path).column_names)

@@ -28,7 +28,7 @@ from lagwise.data.reading import (
 )
 from lagwise.data.sound_files import SOUNDS
 from lagwise.files import expanded
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 from lagwise.tables import counted
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: The values of ``data.format``. Each opens the files of a name as a `RowSource` (``open``), and has the columns of its
 #: texts (``texts``) and what a text is in its files (``cleaned``).
-FORMATS = Parts("format", None, "lagwise.formats", {})
+FORMATS = Registry("format", None, "lagwise.formats", {})
 RATE = "sampling_rate"  # the column of that of sounds, in Hz
 _FILES_PER_BATCH = 500  # files of a row each that are copied at a time
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lagwise.files import expanded, one_line
-from lagwise.outside import Parts, elsewhere
+from lagwise.outside import Registry, elsewhere
 from lagwise.tables import LARGEST_VOCABULARY
-from lagwise.text import pieces
+from lagwise.text import split_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ _MIN_OCCURRENCES = 5
 _MAX_WORD_CHARACTERS = 2048  # characters: the time to train a BPE grows with the square of a word's length
 #: Modules for values of ``data.tokenizer``. ``tokenizer()`` makes one of `tokenizers`, ``notes(texts)`` says what
 #: is unusual about training texts.
-TOKENIZERS = Parts("tokenizer", None, "lagwise.tokenizers", {})
+TOKENIZERS = Registry("tokenizer", None, "lagwise.tokenizers", {})
 END_OF_TEXT, PAD, MASK, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|mask|>", "<|unknown|>"
 UNCASED = "bpe-uncased"
 BYTE_PAIRS = ("bpe", UNCASED)
@@ -296,7 +296,8 @@ def _trained(name: str, vocab_size: int, texts: Iterator[str] | Iterator[Iterabl
         initial_alphabet=_byte_alphabet(),
         show_progress=sys.stderr.isatty(),  # elsewhere it writes empty lines
     )
-    tokenizer.train_from_iterator((piece for text in given for piece in pieces(text, _MAX_WORD_CHARACTERS)), trainer)
+    chunks = (chunk for text in given for chunk in split_text(text, _MAX_WORD_CHARACTERS))
+    tokenizer.train_from_iterator(chunks, trainer)
     return tokenizer
 
 

@@ -29,10 +29,11 @@ from lagwise.data.reading import (
     read_text,
 )
 from lagwise.data.splits import SPLITS, TEXT_HELD_OUT, Share, deal, split_shares
-from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, pieces, tokenizer_folder
+from lagwise.data.tokenizers import BYTE_PAIRS, encode_texts, load_tokenizer, tokenizer_folder
 from lagwise.files import file_digest
 from lagwise.progress import progress_bar
 from lagwise.tables import shown
+from lagwise.text import split_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -366,7 +367,7 @@ def _pieces(source: Source, split: str) -> Iterator[tuple[str, bool]]:
     """The documents of a split in pieces, and whether a document ends with the piece."""
     for document in source.document_parts(split):
         last = ""  # empty documents still yield one (empty) piece
-        for number, piece in enumerate(pieces(document, _PIECE_CHARACTERS)):
+        for number, piece in enumerate(split_text(document, _PIECE_CHARACTERS)):
             if number:
                 yield last, False
             last = piece

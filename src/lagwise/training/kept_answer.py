@@ -16,8 +16,8 @@ from accelerate import PartialState
 from torch.utils.data import DataLoader
 
 from lagwise.files import write_json
+from lagwise.models.classification import joined
 from lagwise.models.loading import load_model
-from lagwise.models.wide import joined
 from lagwise.tables import counted
 from lagwise.tasks import TaskData
 from lagwise.training.first_answer import (
@@ -132,8 +132,8 @@ def best_share(data: Any, first: np.ndarray, layers: np.ndarray, labels: np.ndar
 
 
 def mixed(data: Any, first: np.ndarray, layers: np.ndarray, share: float) -> np.ndarray:
-    """Mix two models' outputs as `lagwise.models.wide.joined` does: ``first + share * layers``, or of numbers their
-    weighted mean."""
+    """Mix two models' outputs as `lagwise.models.classification.joined` does: ``first + share * layers``, or of numbers
+    their weighted mean."""
     return (1 - share) * first + share * layers if data.label_names is None else first + share * layers
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lagwise.data import spellings
-from lagwise.models.linear.configuration import LagwiseLinearConfig
+from lagwise.models.configuration import LagwiseLinearConfig
 from lagwise.models.linear.convolutions import LEVELS, THRESHOLDS, Convolutions
-from lagwise.models.linear.features import inputs_of
+from lagwise.models.linear.modeling import inputs_of
 from lagwise.models.linear.ngrams import Ngrams, Sparse
 from lagwise.models.linear.patches import Patches
 from lagwise.tasks.base import LinearRows

@@ -19,7 +19,7 @@ from lagwise.data.options import DataOptions, upgraded
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
-from lagwise.outside import Parts
+from lagwise.outside import Registry
 from lagwise.tables import Count, Number, Share, Switch, Whole, checked, known, option_names, options, shown
 
 SCHEDULES = ("inverse_sqrt", "polynomial", "cosine", "linear", "constant_with_warmup")
@@ -36,7 +36,7 @@ MAX_WORKERS = 128  # each is a process with hundreds of megabytes
 _FINAL_RATE = 1e-7  # learning rate at the end of the polynomial schedule, as in transformers
 _MAX_BYTES = 2**20  # of a recipe file
 _MAX_NODES, _MAX_DEPTH = 10_000, 50  # values with aliases expanded, and levels of nesting
-_PACKAGES = Parts("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
+_PACKAGES = Registry("package of recipes", None, "lagwise.recipes", {"lagwise": "lagwise"})
 
 
 @options
@@ -333,8 +333,7 @@ def merged(given: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, An
 
 def _drop_options(part: dict[str, Any], kind: str, name: Any) -> None:
     """Drop the options of a part of the model that a part of another name does not have."""
-    from lagwise.blocks import BLOCKS
-    from lagwise.blocks.channel import CHANNEL_MIXERS
+    from lagwise.blocks import BLOCKS, CHANNEL_MIXERS
     from lagwise.kernels import KERNELS
     from lagwise.mixers import MIXERS
 
