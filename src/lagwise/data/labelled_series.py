@@ -160,7 +160,7 @@ def read_series_for(
         return f"row {i + 1} of {source!r}"
 
     for i, (samples, found, places) in enumerate(_read(rows, (values, label, events), where, gaps=gaps)):
-        used = {*places.tolist()}
+        used = {*np.unique(places).tolist()}
         own = [known_labels([v], names, lambda _, i=i: where(i))[0] if k in used else 0 for k, v in enumerate(found)]
         yield samples, _ids(own, places)
 
