@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lagwise.data.sample_times import with_times
+from lagwise.data.series import with_times
 from lagwise.models import load_model
 from lagwise.runs import evaluate_run
 from lagwise.training import load_recipe, train

@@ -25,7 +25,7 @@ import pyarrow.parquet as parquet
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from lagwise.data.sources import open_source
+from lagwise.data.tokens import open_source
 from lagwise.runs import embed_run
 from lagwise.training import load_recipe, train_or_resume
 from lagwise_papers.bench.timing import save_results

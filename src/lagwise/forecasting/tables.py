@@ -11,10 +11,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from lagwise.data.find import find
 from lagwise.data.numbers import decimal_separator, is_missing, usual_decimal
-from lagwise.data.reading import check_spreadsheet, inner_suffix, without_pipe
-from lagwise.data.row_files import RECORDS, TEXT_TABLES, read_columns, read_table
-from lagwise.data.text_tables import read_head, read_text_table
+from lagwise.data.reading import (
+    RECORDS,
+    TEXT_TABLES,
+    inner_suffix,
+    read_columns,
+    read_head,
+    read_table,
+    read_text_table,
+)
 from lagwise.files import one_line
 from lagwise.forecasting.cells import (
     find_ids,
@@ -243,9 +250,8 @@ def _frame(data: Any) -> tuple[pd.DataFrame, str | None, list[str]]:
         path = Path(data)
         if path.is_dir() or not path.exists():
             raise FileNotFoundError(f"no file {str(path)!r}; give the path of a table")
-        path = without_pipe(path, ".csv")
+        path = find(str(path), ".csv").path
         try:
-            check_spreadsheet(path)
             if inner_suffix(path) not in RECORDS:
                 table = read_text_table(path, titles=True)
                 frame = pd.DataFrame(table.columns, dtype=str)

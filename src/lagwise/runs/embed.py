@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from lagwise.data.sources import named_documents, text_files
+from lagwise.data.tokens import named_documents, text_files
 from lagwise.files import beside, check_writable, locked, saved_whole
 from lagwise.models.generation import encoded_pieces
 from lagwise.models.loading import default_device, load_model

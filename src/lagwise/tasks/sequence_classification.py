@@ -31,13 +31,12 @@ from lagwise.data import (
     with_pairs,
 )
 from lagwise.data.batches import by_length, length_step, like_lengths, series, with_all_labels
-from lagwise.data.encoding import feature_scale, sizes_differ
+from lagwise.data.encoding import feature_scale, sizes_differ, timed_fields, typical_time
 from lagwise.data.examples import ChangedExamples
 from lagwise.data.labelled import INPUTS, input_columns
 from lagwise.data.labelled_rows import RATE
 from lagwise.data.labels import KINDS, MULTI_LABEL
 from lagwise.data.options import DataOptions
-from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.tokenizers import without_template
 from lagwise.models import LagwiseForSequenceClassification, LagwiseLinearForSequenceClassification
 from lagwise.models.loading import read_config, save_tokenizer

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from lagwise.data import RowEncoder, SeriesSource, open_series
 from lagwise.data.batches import IGNORED, series
+from lagwise.data.encoding import timed_fields, typical_time
 from lagwise.data.labelled_rows import RATE
 from lagwise.data.labelled_series import NO_EVENT, LabelledSeries, prepare_series, read_series_for
 from lagwise.data.options import DataOptions
 from lagwise.data.rows import rows_to_evaluate
-from lagwise.data.sample_times import timed_fields, typical_time
-from lagwise.data.series_windows import CHANGES, LabelledWindows, WholeSeries, step_targets
+from lagwise.data.series_windows import CHANGES, LabelledWindows, step_targets
 from lagwise.evaluation.events import event_scores, expected_events, find_events, latest_report, paired_classes
 from lagwise.models import LagwiseForTokenClassification
 from lagwise.models.loading import read_config
@@ -209,7 +209,7 @@ class SeriesWithClasses(Recordings):
         if task.events is not None:
             counts[NO_EVENT] /= task.stride  # steps without an event
         self.weights = class_weights(task.class_weights, counts)
-        self._scored = {split: WholeSeries(rows.splits[split]) for split in ("valid", "test")}
+        self._scored = {split: LabelledWindows(rows.splits[split]) for split in ("valid", "test")}
 
     def fields(self) -> dict[str, Any]:
         scale = {"mean": self.rows.mean, "std": self.rows.std, **({"gaps": True} if self.rows.gaps else {})}

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from lagwise.data.arrays import SERIES, row_arrays
 from lagwise.data.batches import IGNORED, series
-from lagwise.data.encoding import RowEncoder
+from lagwise.data.encoding import RowEncoder, timed_fields, typical_time
 from lagwise.data.options import DataOptions
 from lagwise.data.prepared import key_of
-from lagwise.data.sample_times import timed_fields, typical_time
 from lagwise.data.series import SeriesSource
-from lagwise.data.signal_files import open_inputs, open_signals
 from lagwise.data.signals import (
     Damage,
     SignalPairs,
@@ -29,6 +27,8 @@ from lagwise.data.signals import (
     WholeSignals,
     check_loud,
     checked_signal,
+    open_inputs,
+    open_signals,
     prepare_signals,
 )
 from lagwise.data.splits import SPLITS

@@ -54,7 +54,7 @@ def bag_of_bytes(rows: LabelledRows) -> dict[str, float]:
     from sklearn.preprocessing import StandardScaler
 
     if rows.label_names is None:
-        raise ValueError(f"the labels of {rows.name!r} are numbers; a bag of bytes is for classes")
+        raise ValueError("the labels are numbers; a bag of bytes is for classes")
 
     def shares(text: str) -> np.ndarray:
         counts = np.bincount(np.frombuffer(text.encode(), np.uint8), minlength=256)

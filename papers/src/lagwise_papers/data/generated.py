@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from lagwise.cache import cached_folder, default_cache
-from lagwise.data.sources import open_source
 from lagwise.data.splits import SPLITS, split_sizes
+from lagwise.data.tokens import open_source
 from lagwise.extras import require
 from lagwise.files import PARTIAL, lock
 from lagwise.progress import progress_bar

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from lagwise.data.folders import check_file, files_below
+from lagwise.data.find import check_file, files_below
 from lagwise.data.image_files import SUFFIXES, ImageSource
 from lagwise.data.reading import decoded, read_whole
 from lagwise.data.splits import split_sizes

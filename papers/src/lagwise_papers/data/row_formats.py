@@ -10,11 +10,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lagwise.data.folders import check_file
+from lagwise.data.find import check_file, load_hub
 from lagwise.data.labelled_rows import label_cells
-from lagwise.data.reading import COMPRESSIONS, check_spreadsheet, decoded, inner_suffix, is_compressed, read_whole
+from lagwise.data.reading import COMPRESSIONS, decoded, inner_suffix, is_compressed, read_whole
 from lagwise.data.rows import RowSource
-from lagwise.data.sources import load_hub
 from lagwise.data.splits import SPLITS
 from lagwise.data.text_tables import text_rows
 from lagwise.files import expanded
@@ -139,11 +138,10 @@ def open_row_format(name: str, format: RowFormat) -> FormatSource:
         return FormatSource(name, dataset={ours: loaded[split] for ours, split in splits}, format=format)
     path = expanded(name)
     if path.is_file():
-        check_spreadsheet(path)
+        check_file(path)
         if inner_suffix(path) not in _SUFFIXES:
             endings = f"{', '.join(_SUFFIXES)} (each also {COMPRESSIONS})"
             raise ValueError(f"{name!r} is not a file of {family}: the name must end in {endings}")
-        check_file(path)
         return FormatSource(name, {"train": [path]}, format=format)
     if not path.is_dir():
         other = f" ({f'{format.hub}:{task}'!r} would be the hub's)" if format.hub else ""
