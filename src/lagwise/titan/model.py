@@ -72,7 +72,7 @@ def _initialised(config: LagwiseConfig) -> Iterator[tuple[str, Tensor]]:
         part.to_empty(device="cpu").apply(whole._init_weights)
         whole.tie_weights()
         yield from ((prefix + name, value) for name, value in (*part.named_parameters(), *part.named_buffers()))
-        part.to("meta")
+        part.to("meta")  # type: ignore[bad-argument-type]
 
 
 @dataclass(kw_only=True, slots=True)
