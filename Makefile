@@ -111,7 +111,6 @@ fuzz: $(INSTALLED)  ## random models against dense references, 20 minutes; reade
 	$(BIN)/python -m pip install $(QUIETLY) --editable '.[fuzz]' --constraint constraints.txt
 	for name in $(READERS); do OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/guided/harnesses.py $$name \
 	  -max_total_time=$${LAGWISE_GUIDED_SECONDS:-75} || exit 1; done
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/serving/test_openapi.py
 
 mutate: $(INSTALLED)  ## how many small changes of PACKAGE=forecasting, drawn by a seed, its tests notice in SECONDS=1800
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutate.py $(PACKAGE) --seconds $(or $(SECONDS),1800) \

@@ -73,10 +73,8 @@ def steps(model: LagwiseForCausalLM, ids: Tensor, on: bool) -> Callable[[], None
 
 def main(out: Path) -> None:
     found = {name: changed(*each) for name, each in OPERATIONS.items()}
-    for name, rows in found.items():
-        print(f"{name}: {f'other bits at {rows} rows' if rows else 'the same bits'}", flush=True)
+    print("numbers of rows with other bits:", found, flush=True)
     results: dict[str, Any] = {"operations": found}
-    print("| Model | Rows | Score, ms | Apart | Step, ms | Apart |\n|---|---|---|---|---|---|")
     for name in MODELS:
         fields = {**load_recipe(name).model, "vocab_size": 258, "hidden_size": 256, "num_hidden_layers": 4}
         model = LagwiseForCausalLM(LagwiseConfig(**fields)).eval()
@@ -86,8 +84,10 @@ def main(out: Path) -> None:
             runs |= {f"step {on}": steps(model, ids, on) for on in (False, True)}
             seconds = results[f"{name}, {rows}"] = interleaved(runs, repeats=5, warmup=1, clock=time.process_time)
             score, own, step, one = (seconds[run].median * 1e3 for run in runs)
-            line = f"| `{name}` | {rows} | {score:.0f} | {own / score:.2f}× | {step / TOKENS:.1f} | {one / step:.2f}× |"
-            print(line, flush=True)
+            print(
+                f"{name}, {rows}: {score:.0f} ms, {own / score:.2f}×; {step / TOKENS:.1f} ms, {one / step:.2f}×",
+                flush=True,
+            )
     save_results(out, f"python benchmarks/invariance.py {out}", results)
 
 

@@ -20,9 +20,9 @@ from lagwise import (
     LagwiseForTokenClassification,
 )
 from lagwise.data.tokenizers import load_tokenizer, with_mask
-from lagwise.models.classes import CLASSES
 from lagwise.models.modeling import LagwiseModel
 from lagwise.models.registry import HEADS
+from lagwise.models.remote_code import CLASSES
 
 TARGETS = {
     LagwiseForMaskedLM: torch.tensor([[-100, 4, 9, -100], [7, -100, -100, 3]]),

@@ -271,8 +271,8 @@ def test_a_saved_folder_has_no_pickle_and_loads_by_auto_classes(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"input_ids": torch.zeros(1, 4, dtype=torch.long)}, "reads input_values, got input_ids"),
-        ({}, "which was not given"),
+        ({"input_ids": torch.zeros(1, 4, dtype=torch.long)}, "reads input_values alone, got input_ids"),
+        ({}, "got no input"),
         ({"input_values": torch.zeros(1, 5, 3)}, "must have 2 channels"),
         ({"input_values": torch.full((1, 5, 2), torch.nan)}, "NaN or infinite"),
         ({"input_values": torch.zeros(1, 5, 2), "attention_mask": torch.zeros(1, 5)}, "without anything"),

@@ -16,9 +16,9 @@ import lagwise
 from lagwise import LagwiseConfig
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseLinearConfig
-from lagwise.models.classes import CLASSES, LINEAR_CLASSES
 from lagwise.models.loading import load_model
 from lagwise.models.registry import HEADS
+from lagwise.models.remote_code import CLASSES, LINEAR_CLASSES
 
 PATCHES = {"name": "patches", "channels": 1, "size": 2}
 FIELDS = {
@@ -100,8 +100,8 @@ def test_every_head_of_the_table_is_registered() -> None:
     assert set(HEADS) <= set(lagwise.models.__all__)
     for config, classes in ((LagwiseConfig, CLASSES), (LagwiseLinearConfig, LINEAR_CLASSES)):
         for name, each in classes.items():
-            if each.auto != "AutoConfig":
-                assert getattr(transformers, each.auto)._model_mapping[config] is HEADS[name]
+            if each != "AutoConfig":
+                assert getattr(transformers, each)._model_mapping[config] is HEADS[name]
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -123,7 +123,7 @@ def test_in_a_process_that_has_not_imported_lagwise(tmp_path: Path) -> None:
     for name in IN_A_PROCESS:
         save(name, tmp_path / name)
     load_tokenizer("bytes").save_pretrained(tmp_path / "LagwiseForCausalLM")
-    classes = {CLASSES[name].auto: name for name in IN_A_PROCESS}
+    classes = {CLASSES[name]: name for name in IN_A_PROCESS}
     arguments = [sys.executable, "-c", ANYWHERE, str(tmp_path), repr(classes)]
     result = subprocess.run(arguments, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -20,11 +20,11 @@ from lagwise.models import (
     LagwiseLinearForImageClassification,
     LagwiseLinearForSequenceClassification,
 )
+from lagwise.models.classification import joined
+from lagwise.models.configuration import LagwiseLinearConfig
 from lagwise.models.export import export_forward
-from lagwise.models.linear.configuration import LagwiseLinearConfig
 from lagwise.models.linear.ngrams import Ngrams
 from lagwise.models.loading import at_rate
-from lagwise.models.wide import joined
 
 KINDS = ("texts", "pairs", "series", "images")
 TEXTS = ["The Cat  sat, the\ncat", "so so good", "x and so", "МОСКВА is good", "a good cat"]

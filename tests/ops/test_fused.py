@@ -16,19 +16,17 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lagwise.blocks import MegaBlock
-from lagwise.blocks.norm import LayerNorm, RMSNorm, residual_normed
-from lagwise.kernels.network import KernelNetwork
-from lagwise.mixers import ShortConvMixer
+from lagwise.blocks.prenorm import LayerNorm, RMSNorm, residual_normed
+from lagwise.kernels import KernelNetwork
+from lagwise.mixers import ShortConvMixer, TCNMixer
 from lagwise.mixers.ema import EMAMixer
-from lagwise.mixers.gtu import GTU
-from lagwise.mixers.tcn import TCNMixer
-from lagwise.mixers.toeplitz import ToeplitzMixer
+from lagwise.mixers.toeplitz import GTU, ToeplitzMixer
 from lagwise.ops import dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused import network
 from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.fused.network import normed_relu_layers
-from lagwise.ops.toeplitz import spectral_product
-from lagwise.ops.toeplitz.direct import few_lags
+from lagwise.ops.toeplitz import gated_product, spectral_product
+from lagwise.ops.toeplitz.convolution import few_lags
 from lagwise.ops.tokens import apply_linear, linears, silu_product
 from lagwise_papers.family.hyena import HyenaMixer
 
@@ -173,7 +171,8 @@ def test_gated_toeplitz_units(kernel: dict[str, Any], causal: bool, half: bool) 
     torch.manual_seed(0)
     mixer = GTU(24, causal=causal, expansion=2, kernel=kernel)
     compare(lambda mixer, x: mixer(x), mixer, numbers(2, 63, 24), half=half, tolerance=5e-2 if half else 5e-5)
-    assert mixer.toeplitz.gated(numbers(2, 63, 48), numbers(2, 63, 48, seed=1)) is not None
+    taps, (gate, value) = mixer.toeplitz.taps(63), numbers(2, 2, 63, 48)
+    assert gated_product(gate, value, taps, 0 if causal else 62, "auto") is not None
 
 
 @pytest.mark.parametrize(
@@ -285,7 +284,7 @@ def test_kernel_networks_as_one_node(layers: int, monkeypatch: pytest.MonkeyPatc
         served.append(len(weights))
         return normed_relu_layers(x, weights, *others)
 
-    monkeypatch.setattr("lagwise.kernels.network.normed_relu_layers", serve)
+    monkeypatch.setattr("lagwise.kernels.rpe.normed_relu_layers", serve)
     torch.manual_seed(0)
     network = KernelNetwork(2, 5, hidden=20, layers=layers, activation="relu")
     compare(lambda network, x: network(x), network, numbers(9, 2))

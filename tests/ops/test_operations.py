@@ -19,7 +19,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lagwise.ops import native
 from lagwise.ops.attention import chunked
-from lagwise.ops.frequencies import inverse_of_parts
 from lagwise.ops.fused import linear, network
 from lagwise.ops.fused.average import moving_average
 from lagwise.ops.fused.convolution import gated_convolution, residual_convolutions
@@ -31,6 +30,7 @@ from lagwise.ops.packing import move_rows
 from lagwise.ops.ski.products import _sparse_plus_smooth
 from lagwise.ops.toeplitz import convolution
 from lagwise.ops.toeplitz.gated import _gated
+from lagwise.ops.toeplitz.spectral import inverse_of_parts
 from lagwise.ops.tokens import rms_norm, silu_product
 from lagwise.ops.vocabulary import _cross_entropy
 

@@ -24,7 +24,7 @@ from lagwise.models import (
     LagwiseForTokenClassification,
     load_model,
 )
-from lagwise.models.signal_step import SignalStep, outputs_of_steps
+from lagwise.models.signal_stream import SignalStep, outputs_of_steps
 from lagwise.runs import convert_run, export_run
 
 MIXERS: list[dict[str, Any]] = [

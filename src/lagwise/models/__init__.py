@@ -12,11 +12,10 @@ if TYPE_CHECKING:
         LagwiseForSequenceClassification,
         LagwiseForTokenClassification,
     )
-    from lagwise.models.configuration import LagwiseConfig
+    from lagwise.models.configuration import LagwiseConfig, LagwiseLinearConfig
     from lagwise.models.conversion import recurrent_form
     from lagwise.models.generation import generate_text
     from lagwise.models.heads import LagwiseForMaskedLM
-    from lagwise.models.linear.configuration import LagwiseLinearConfig
     from lagwise.models.linear.modeling import (
         LagwiseLinearForImageClassification,
         LagwiseLinearForSequenceClassification,

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from lagwise.mixers.state import join_states, select_rows
-from lagwise.ops.operation import device_check, exporting, traced
-from lagwise.ops.packing import tokens_last
 
 APART = "LAGWISE_INVARIANT"
-Groups = list[tuple[Tensor, Tensor]]  # of rows ``(n,)``, with positions of their tokens ``(n, length)``
+_OF_ROWS = ("real", "recent", "behind")  # tensors with an entry for each row
 
 
-class StateLayer(CacheLayerMixin):
-    """The mixer state of one layer. It holds no keys and values, so `update` raises an error."""
+class StateLayer:
+    """The mixer state of one layer."""
 
-    is_compileable = False
-    is_sliding = False
-    is_croppable = False
+    is_compileable = is_sliding = is_croppable = False
 
     def __init__(self) -> None:
-        super().__init__()
-        self.seen = 0
         self._state: Any = None
         self.stop: Callable[[], None] | None = None  # see `StreamingCache.stream`
 
@@ -44,31 +37,6 @@ class StateLayer(CacheLayerMixin):
     def state(self, state: Any) -> None:
         self._state = state
 
-    def advance(self, state: Any, tokens: int) -> None:
-        self.state, self.is_initialized = state, True
-        self.seen += tokens
-
-    def select_rows(self, rows: Tensor) -> None:
-        if self.state is not None:
-            self.state = select_rows(self.state, rows)
-
-    def lazy_initialization(self, key_states: Any = None, value_states: Any = None) -> None:
-        raise TypeError("a lagwise cache holds mixer states, not keys and values")
-
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("a lagwise cache holds mixer states, not keys and values")
-
-    def get_seq_length(self, *args: Any) -> int:
-        return self.seen
-
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        return self.seen + (query_length if isinstance(query_length, int) else len(query_length)), 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # the name before transformers 5.10
-
 
 class StreamingCache(Cache):
     """Mixer states of all layers, and counts of tokens and padding. `generate` may reorder, repeat and select its rows.
@@ -79,7 +47,6 @@ class StreamingCache(Cache):
         seen: Positions processed, including padding.
         real: Tokens that were not padding, ``(batch,)``; learned positions are numbered by it.
         recent: State of `NgramEmbedding` and `MatchEmbedding`, ``(batch, columns)``.
-        began: Whether a row has had a real token, ``(batch,)``.
         behind: How many positions fewer than ``seen`` each row of a joined batch has, ``(batch,)``; None if none.
         stream: Compiled code that holds the states, if any.
         parts: Caches of single rows, which hold the states where rows are computed apart (`rows_apart`).
@@ -95,16 +62,26 @@ class StreamingCache(Cache):
     """
 
     def __init__(self, layers: int):
-        super().__init__(layers=[StateLayer() for _ in range(layers)])
+        super().__init__(layers=[StateLayer() for _ in range(layers)])  # type: ignore[bad-argument-type]
+        self.seen = 0
         self.real: Tensor | None = None
         self.recent: Tensor | None = None
-        self.began: Tensor | None = None
         self.rows: int | None = None
         self.model: int | None = None
         self.behind: Tensor | None = None
         self.stream: Any = None
         self.parts: list[StreamingCache] | None = None
         self.past: list[StreamingCache] | None = None
+
+    @property
+    def states(self) -> list[Any]:
+        """The state of each layer."""
+        return [layer.state for layer in self.layers]  # type: ignore[missing-attribute]
+
+    @states.setter
+    def states(self, states: Sequence[Any]) -> None:
+        for layer, state in zip(self.layers, states, strict=True):
+            layer.state = state  # type: ignore[missing-attribute]
 
     def require_continues(self, rows: int, model: int | None) -> None:
         """ValueError for another batch size or model than those of the cache."""
@@ -148,19 +125,13 @@ class StreamingCache(Cache):
         # compiled code that holds one of the caches may take the others' rows
         at = next((i for i, cache in enumerate(caches) if cache.stream is not None), None)
         if joined.parts is None and (at is None or not caches[at].stream.join(caches[:at], caches[at + 1 :], joined)):
-            for layer, *parts in zip(joined.layers, *(cache.layers for cache in caches), strict=True):
-                layer.state = join_states([part.state for part in parts])  # type: ignore[attr-defined]
-        for layer in joined.layers:
-            vars(layer).update(seen=seen, is_initialized=True)
-        joined.model, joined.rows = first.model, sum(cache.rows or 0 for cache in caches)
-        joined.behind = torch.cat([cache._of_rows(cache.behind, 0) + (seen - cache.seen) for cache in caches])
+            joined.states = [join_states(parts) for parts in zip(*(cache.states for cache in caches), strict=True)]
+        joined.model, joined.seen, joined.rows = first.model, seen, sum(cache.rows or 0 for cache in caches)
+        joined.behind = torch.cat([cache._of_rows(cache.behind) + (seen - cache.seen) for cache in caches])
         if first.real is not None:
-            joined.real = torch.cat([cache._of_rows(cache.real, 0) for cache in caches])
+            joined.real = torch.cat([cache._of_rows(cache.real) for cache in caches])
         if first.recent is not None:
             joined.recent = torch.cat([cache.recent for cache in caches])  # type: ignore[misc]
-        begun = [cache.began for cache in caches if cache.began is not None]
-        if begun:
-            joined.began = torch.cat([cache._of_rows(cache.began, True).to(begun[0].device) for cache in caches])
         return joined
 
     def copy(self) -> StreamingCache:
@@ -182,11 +153,6 @@ class StreamingCache(Cache):
             self.parts = [self.copy() if self.seen else StreamingCache(len(self.layers)) for _ in range(rows)]
         self.rows, self.model = rows, model
         return self.parts
-
-    def pass_over(self, length: int) -> None:
-        """Count positions that the caches of single rows have processed."""
-        for layer in self.layers:
-            vars(layer).update(seen=layer.seen + length, is_initialized=True)  # type: ignore[attr-defined]
 
     def activate_past_recording(self) -> None:
         """Record the states before every forward from now on, so that `crop` can restore them. Recorded states share
@@ -219,10 +185,10 @@ class StreamingCache(Cache):
         if self.past is not None:
             self.past.clear()
 
-    def _of_rows(self, values: Tensor | None, otherwise: int | bool) -> Tensor:
-        """Return ``values``, or a tensor ``(rows,)`` of ``otherwise`` if they are None."""
+    def _of_rows(self, values: Tensor | None) -> Tensor:
+        """Return ``values``, or a tensor ``(rows,)`` of 0 if they are None."""
         assert self.rows is not None
-        return torch.full((self.rows,), otherwise) if values is None else values
+        return torch.full((self.rows,), 0) if values is None else values
 
     @property
     def is_croppable(self) -> bool:
@@ -230,59 +196,20 @@ class StreamingCache(Cache):
         return self.past is not None
 
     @property
-    def seen(self) -> int:
-        first = self.layers[0]
-        assert isinstance(first, StateLayer)
-        return first.seen
+    def is_initialized(self) -> bool:
+        """Whether it has seen a token."""
+        return self.seen > 0
 
-    def note_padding(self, mask: Tensor | None) -> tuple[Tensor | None, Groups]:
-        """Record a chunk's padding, which may be anywhere in a row.
+    def get_seq_length(self, *args: Any) -> int:
+        return self.seen
 
-        Returns:
-            The mask, or None if it has no padding: on a GPU, layers would each wait to read this. And, unless all
-            padding comes before the first token of a row, groups of rows, and in which order to read the tokens of
-            each: a batch with padding before the tokens, or, of rows that have begun, only the tokens.
-        """
-        begun, self.began = self.began, None
-        # One read, which most tokens need: on a GPU, the host waits for it.
-        if mask is None or (not traced() and (mask.shape[1] == 1 or mask.device.type == "cpu") and mask.all()):
-            return None, []
-        begun = mask.new_full(mask.shape[:1], self.seen > 0) if begun is None else begun
-        late, after = (begun & ~mask.all(dim=1)).any(), (mask[:, 1:] < mask[:, :-1]).any()
-        if traced():
-            device_check(lambda: ~late, "padding after the first token of a stream, in a compiled model")
-            must_split, must_move = False, True
-        else:
-            full, must_split, must_move = torch.stack([mask.all(), late, after]).tolist()
-            if full:
-                return None, []
-        self.began = mask.any(dim=1) | begun
-        order, rows = tokens_last(mask), torch.arange(len(mask), device=mask.device)
-        if not must_split:
-            return mask, [(rows, order)] if must_move else []
-        count, length = mask.sum(1), mask.shape[1]
-        return mask, [(rows[count == n], order[count == n, length - n :]) for n in count.unique().tolist()]
+    def get_max_length(self, *args: Any) -> int:
+        return -1
 
-    def of_rows(self, rows: Tensor) -> StreamingCache:
-        """A cache that continues some of the rows."""
-        part = self.copy()
-        part.batch_select_indices(rows)
-        return part
+    get_max_cache_shape = get_max_length  # the name before transformers 5.10
 
-    def replace(self, parts: Sequence[StreamingCache], rows: Tensor, seen: int) -> None:
-        """Take the states of parts that have continued these rows, all rows in some order, up to a position."""
-        joined = StreamingCache.join(parts)
-        joined.batch_select_indices(rows.argsort())
-        for layer in joined.layers:
-            layer.seen = seen  # type: ignore[attr-defined]
-        vars(self).update({**vars(joined), "past": self.past, "began": self.began, "behind": self.behind})
-
-    def positions(self, batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
-        """Positions (batch, length) of the next tokens, counting real tokens only; updates the count."""
-        before = torch.zeros(batch_size, dtype=torch.long, device=device) if self.real is None else self.real
-        positions = real_positions(batch_size, length, mask, device) + before[:, None]
-        self.real = positions[:, -1] + 1
-        return positions.clamp(min=0)
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a lagwise cache holds mixer states, not keys and values")
 
     def reset(self) -> None:
         vars(self).update(vars(StreamingCache(len(self.layers))))
@@ -297,8 +224,7 @@ class StreamingCache(Cache):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be selected several times."""
         if self.stream is None or not self.stream.select_rows(indices):
-            for layer in self.layers:
-                layer.select_rows(indices)  # type: ignore[attr-defined]
+            self.states = [select_rows(state, indices) for state in self.states]
         self.rows = None if self.rows is None else len(indices)
         self.parts = None if self.parts is None else [self.parts[i].copy() for i in indices.tolist()]
         for name in _OF_ROWS:
@@ -306,60 +232,9 @@ class StreamingCache(Cache):
         if self.behind is not None:
             surplus = int(self.behind.min())  # not 0 if the longest row was removed
             self.behind = self.behind - surplus
-            for layer in self.layers:
-                layer.seen -= surplus  # type: ignore[attr-defined]
-
-
-def _flatten(cache: StreamingCache) -> tuple[list[Any], None]:
-    states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
-    if exporting():
-        plain = (Tensor, torch.SymInt, int, type(None))
-        if not all(isinstance(leaf, plain) for leaf in pytree.tree_leaves(states)):
-            _refuse_context()
-    return [states, cache.seen, *(getattr(cache, name) for name in _KNOWN)], None
-
-
-def _flatten_with_keys(cache: StreamingCache) -> tuple[list[tuple[Any, Any]], None]:
-    names = ("states", "seen", *_KNOWN)
-    return [(pytree.MappingKey(name), part) for name, part in zip(names, _flatten(cache)[0], strict=True)], None
-
-
-def _unflatten(parts: Iterable[Any], context: None) -> StreamingCache:
-    states, seen, *known = parts
-    cache = StreamingCache(len(states))
-    for layer, state in zip(cache.layers, states, strict=True):
-        vars(layer).update(_state=state, seen=seen, is_initialized=state is not None)
-    vars(cache).update(zip(_KNOWN, known, strict=True))
-    return cache
-
-
-def _refuse_context(context: None = None) -> Any:
-    raise ValueError(
-        "a StreamingCache has states that grow with the first tokens and cannot be exported; export a step of fixed "
-        "shapes with lagwise.models.export.export_step"
-    )
-
-
-_OF_ROWS = ("real", "recent", "began", "behind")  # tensors with an entry for each row
-_KNOWN = (*_OF_ROWS, "rows", "model")
-pytree.register_pytree_node(
-    StreamingCache,
-    _flatten,
-    _unflatten,
-    serialized_type_name="lagwise.StreamingCache",
-    to_dumpable_context=_refuse_context,
-    from_dumpable_context=lambda context: None,
-    flatten_with_keys_fn=_flatten_with_keys,
-)
+            self.seen -= surplus
 
 
 def rows_apart() -> bool:
     """Whether language models compute each row of a batch by itself, for the same bits in every batch."""
     return os.environ.get(APART) == "1"
-
-
-def real_positions(batch_size: int, length: int, mask: Tensor | None, device: torch.device) -> Tensor:
-    """Number each row's real tokens from 0. Padding gets the number of the token before it, or -1."""
-    if mask is None:
-        return torch.arange(length, device=device).expand(batch_size, length)
-    return mask.long().cumsum(dim=1) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +15,8 @@ from lagwise.models.cache import StreamingCache
 _TOKEN_ATTRIBUTES = ("recent", "real")  # of a cache, about the tokens so far; None in models that need none
 
 
-class Carried(NamedTuple):
-    """The states of all parts of a model for one stream, and the attributes of its cache."""
-
-    states: tuple[Any, ...]
-    recent: Tensor | None
-    real: Tensor | None
-
-
 class CarriedStates:
-    """The states of a language model after the latest chunk of each of several streams, by number, detached from the
+    """The caches of a language model after the latest chunk of each of several streams, by number, detached from the
     graph.
 
     Args:
@@ -38,7 +30,7 @@ class CarriedStates:
 
     def __init__(self, model: Any, what: str, *, changes: bool):
         self.model, self.changes = model, changes
-        self.held: dict[int, Carried] = {}
+        self.held: dict[int, StreamingCache] = {}
         for part in model.modules():
             if isinstance(part, Mixer) and (part.grows or not part.streams):
                 raise ValueError(
@@ -52,28 +44,28 @@ class CarriedStates:
 
     def before(self, stream: int) -> StreamingCache:
         """Make the cache for the next chunk of a stream, empty if there was none."""
-        cache = self.model.model.new_cache()
-        if stream in self.held:
-            held = self.held[stream]
-            for layer, state, part in zip(cache.layers, held.states, self.model.model.streamed, strict=True):
-                layer.state = renewed(state, part.init_state(1)) if self.changes else state
-            vars(cache).update({name: getattr(held, name) for name in _TOKEN_ATTRIBUTES})
+        if stream not in self.held:
+            return self.model.model.new_cache()
+        cache = self.held[stream].copy()
+        if self.changes:
+            parts = self.model.model.streamed
+            cache.states = [renewed(state, part.init_state(1)) for state, part in zip(cache.states, parts, strict=True)]
         return cache
 
-    def after(self, stream: int, cache: Any) -> None:
-        """Keep the states that the model has left in a stream's cache."""
-        states = tuple(detached(layer.state) for layer in cache.layers)
-        self.held[stream] = Carried(states, *(getattr(cache, name) for name in _TOKEN_ATTRIBUTES))
+    def after(self, stream: int, cache: StreamingCache) -> None:
+        """Keep a stream's cache, which `before` made, with the states that the model has left in it."""
+        cache.states = [detached(state) for state in cache.states]
+        self.held[stream] = cache
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
         """The states with fixed shapes, by name. Continues from this form, whose rounding may differ: what is restored
         then has the same states."""
         tensors = {}
-        for stream, held in self.held.items():
-            fixed = tuple(fixed_state(*pair)[0] for pair in zip(held.states, self._start(), strict=True))
-            self.held[stream] = held._replace(states=self._eager(fixed))
-            tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(held, name)) is not None}
+        for stream, cache in self.held.items():
+            fixed = tuple(fixed_state(*pair)[0] for pair in zip(cache.states, self._start(), strict=True))
+            tokens = {name: value for name in _TOKEN_ATTRIBUTES if (value := getattr(cache, name)) is not None}
+            self.held[stream] = self._cache(fixed, tokens)
             found = {**dict(named_tensors(fixed)), **tokens}
             tensors |= {f"{stream}:{name}": tensor.contiguous() for name, tensor in found.items()}
         return tensors
@@ -91,12 +83,16 @@ class CarriedStates:
             own = [tensors[name] for name in wanted if name in tensors]
             if [t.shape for t in own] != [t.shape for t in wanted.values()]:
                 raise ValueError("these states are of another model")
-            states = self._eager(rebuilt(like, iter(own)))
-            self.held[number] = Carried(states, *(tensors.get(name) for name in _TOKEN_ATTRIBUTES))
+            self.held[number] = self._cache(rebuilt(like, iter(own)), tensors)
 
     def _start(self) -> tuple[Any, ...]:
         return tuple(fixed_start(part.init_state(1)) for part in self.model.model.streamed)
 
-    def _eager(self, fixed: tuple[Any, ...]) -> tuple[Any, ...]:
-        parts = self.model.model.streamed
-        return tuple(eager_state(state, part.init_state(1), iter(())) for state, part in zip(fixed, parts, strict=True))
+    def _cache(self, fixed: tuple[Any, ...], tokens: Mapping[str, Tensor]) -> StreamingCache:
+        """A cache of states with fixed shapes, and of tensors about the tokens."""
+        cache, parts = self.model.model.new_cache(), self.model.model.streamed
+        cache.states = [
+            eager_state(each, part.init_state(1), iter(())) for each, part in zip(fixed, parts, strict=True)
+        ]
+        vars(cache).update({name: tokens.get(name) for name in _TOKEN_ATTRIBUTES})
+        return cache

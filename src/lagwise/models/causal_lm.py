@@ -223,7 +223,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
         batch, length = (inputs["inputs_embeds"] if tokens is None else tokens).shape[:2]
         mask = torch.ones(batch, length, dtype=torch.bool) if mask is None else current_mask(mask, batch, length)
         if inputs["use_cache"] is not None or labels is None:
-            cache = self.model._cache(cache, inputs["use_cache"], inputs["seq_idx"])
+            cache = self.model._cache(cache, inputs["use_cache"], batch, inputs["seq_idx"])
         parts = [None] * batch if cache is None else cache.of_single_rows(batch, self.model.number)
         shown = []
         for row, (real, part) in enumerate(zip(mask, parts, strict=True)):
@@ -240,7 +240,7 @@ class LagwiseForCausalLM(VocabularyHead, GenerationMixin):
             if kept:  # under autocast logits have another type
                 shown[-1] = shown[-1].index_put((place.nonzero()[:, 0],), logits.to(self.dtype))
         if cache is not None:
-            cache.pass_over(length)
+            cache.seen += length
         logits, loss = torch.stack(shown), None
         if labels is not None:
             if inputs["seq_idx"] is not None:

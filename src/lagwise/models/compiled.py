@@ -1,17 +1,22 @@
-"""Compiled streaming steps, which change their state in place."""
+"""Compiled streaming steps, which change their state in place, in a cache by the source code that they depend on."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import sys
+import sysconfig
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.fx.experimental._config
+import transformers
 from torch import Tensor, nn
 
 from lagwise.cache import cached_folder, default_cache, require_private
@@ -19,7 +24,6 @@ from lagwise.compiler import find_cxx, processor
 from lagwise.files import one_line
 from lagwise.mixers import Mixer
 from lagwise.models.heads import VocabularyHead
-from lagwise.models.sources import source_digests
 from lagwise.models.step import InPlace, InPlaceStep, Run, StreamingStep
 
 _FILE = "step.pt2"
@@ -32,6 +36,8 @@ _OPTIONS = {
     "cpp.threads": 1,
 }
 _EXAMPLE_ROWS = 4  # batch size of example inputs for code with a dynamic batch size
+# Packages that count with their versions: they are large, and always released with one.
+_LIBRARIES = {"torch", "transformers", *sys.stdlib_module_names} - {"__main__"}
 
 
 class CompiledStep(InPlaceStep):
@@ -110,7 +116,7 @@ def _key(model: VocabularyHead, batch_size: int | None, step: StreamingStep) -> 
         "batch": batch_size,
         "options": _OPTIONS,
         "sources": source_digests(InPlace(step)),
-        "versions": [torch.__version__, str(find_cxx())],
+        "versions": [torch.__version__, transformers.__version__, str(find_cxx())],
         "processor": processor(),
     }
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()[:32]
@@ -156,3 +162,67 @@ def _folder(key: str) -> Path:
 def _constants(module: nn.Module) -> dict[str, Tensor]:
     named = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
     return {name: tensor.detach() for each in named for name, tensor in each}
+
+
+def source_digests(model: nn.Module) -> dict[str, str]:
+    """Digests of all source files of the packages that a model's classes are from, by their paths there.
+
+    Packages that these use count too, unless they are installed: a change of a script's own modules is noticed. For a
+    module without a package, the modules in its folder are those of its package.
+
+    Raises:
+        ValueError: If a class has no source file, for example because it was defined in a notebook or by `exec`.
+    """
+    classes = {each for part in model.modules() for each in type(part).__mro__}
+    todo = {_package(each.__module__): each.__name__ for each in classes}
+    digests: dict[str, str] = {}
+    done = set(_LIBRARIES)
+    while todo:
+        package, user = todo.popitem()
+        if package in done:
+            continue
+        done.add(package)
+        files = _files(package)
+        if not files:
+            raise ValueError(
+                f"{user} cannot be compiled: it has no source file, whose changes would be noticed; define it in a "
+                "module that is imported"
+            )
+        digests |= {name: _digest(path, path.stat().st_mtime_ns) for name, path in files.items()}
+        for name, module in [*sys.modules.items()]:
+            values = vars(module).values() if _package(name) == package else ()
+            used = (each.__name__ if isinstance(each, ModuleType) else each.__module__ for each in values if _of(each))
+            todo |= {other: name for other in map(_package, used) if other in sys.modules and not _installed(other)}
+    return digests
+
+
+def _of(value: Any) -> bool:
+    """Whether a value of a module says which module it is from."""
+    return isinstance(getattr(value, "__module__", None), str) or isinstance(value, ModuleType)
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _files(package: str) -> dict[str, Path]:
+    """The source files of an imported package by name."""
+    module = sys.modules.get(package)
+    file = getattr(module, "__file__", None) or ""
+    roots = [Path(each) for each in getattr(module, "__path__", ())]
+    if roots:
+        return {f"{package}/{path.relative_to(root)}": path for root in roots for path in root.rglob("*.py")}
+    return {f"{package}/{path.name}": path for path in Path(file).parent.glob("*.py")} if file.endswith(".py") else {}
+
+
+@functools.cache
+def _installed(package: str) -> bool:
+    """Whether an imported package is in the folders for installed packages, or has no source."""
+    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    files = [*_files(package).values()]
+    return not files or any(files[0].resolve().is_relative_to(folder) for folder in folders)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _digest(path: Path, modified_ns: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

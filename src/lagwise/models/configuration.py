@@ -1,4 +1,4 @@
-"""Model configuration."""
+"""Configurations of models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pydantic import Field
 from transformers import AutoConfig, PreTrainedConfig
 
 from lagwise.models.cache_name import NAMES
-from lagwise.models.classes import CLASSES, ModelClass
-from lagwise.models.remote_code import SavedWithCode, auto_map
+from lagwise.models.remote_code import CLASSES, LINEAR_CLASSES, SavedWithCode, auto_map
 from lagwise.tables import LARGEST_OPTION, Count, Number, Share, Weight, Whole, check_integer, known, shown, typed
 
 POSITION_EMBEDDINGS = ("none", "learned", "sinusoidal", "sinusoidal_2d")
@@ -97,7 +96,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     model_type: ClassVar[str] = "lagwise"
     keys_to_ignore_at_inference: ClassVar[list[str]] = list(NAMES)
     auto_map: ClassVar[dict[str, str]] = auto_map(CLASSES)
-    auto_classes: ClassVar[dict[str, ModelClass]] = CLASSES
+    auto_classes: ClassVar[dict[str, str]] = CLASSES
 
     vocab_size: _Size = 258
     hidden_size: _Size = 256
@@ -159,7 +158,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         if self.wide is not None and self.wide.get("name") != WIDE[self.input_name]:
             expected = f"{WIDE[self.input_name]!r} for inputs {self.input_name!r}"
             raise ValueError(f"wide must be the features {expected}, got {shown(self.wide.get('name'))}")
-        if self.wide is not None and isinstance(self.inputs, dict) and self.inputs.get("time"):
+        if self.wide is not None and self.input_options.get("time"):
             raise ValueError("samples with times of their own (inputs.time) go with no wide part, which counts samples")
         if self.position_embedding == "sinusoidal_2d" and self.input_name != "patches":
             raise ValueError(f"position_embedding 'sinusoidal_2d' needs inputs 'patches', got {shown(self.inputs)}")
@@ -188,16 +187,6 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
         """``max_position_embeddings``, or None if it is not set."""
         return getattr(self, "max_position_embeddings", None)
 
-    @property
-    def input_name(self) -> str:
-        """Name of `inputs`, in either form."""
-        return self.inputs if isinstance(self.inputs, str) else self.inputs["name"]
-
-    @property
-    def takes_gaps(self) -> bool:
-        """Whether samples of its series may be missing (NaN)."""
-        return isinstance(self.inputs, dict) and self.inputs.get("gaps", False)
-
 
 def field_types() -> dict[str, Any]:
     """The fields that `LagwiseConfig` adds to those of every model, and their types."""
@@ -215,4 +204,45 @@ def _since_0_2(block: Any) -> Any:
     return block
 
 
-AutoConfig.register(LagwiseConfig.model_type, LagwiseConfig, exist_ok=True)
+class LagwiseLinearConfig(SavedWithCode, PreTrainedConfig):
+    """Configuration of a linear model of fixed features.
+
+    features: the features, by name and options (`lagwise.models.linear.modeling.FEATURES`): ``convolutions`` of series,
+    ``patches`` of images, ``ngrams`` of texts.
+    inputs: what the model reads, by name and options as in `LagwiseConfig`: ``tokens``, ``values`` (with ``features``,
+    and perhaps ``mean``, ``std`` and ``gaps``) or ``patches`` (with ``channels``, and ``image``, the height and width
+    in training).
+    vocab_size: number of token ids.
+    threshold: for several labels per row, as in `LagwiseConfig`.
+    pad_token_id, bos_token_id, eos_token_id: ids of special tokens.
+
+    ValueError for features or inputs without a name.
+    """
+
+    model_type: ClassVar[str] = "lagwise-linear"
+    auto_map: ClassVar[dict[str, str]] = auto_map(LINEAR_CLASSES)
+    auto_classes: ClassVar[dict[str, str]] = LINEAR_CLASSES
+
+    #: True, because the features of a stream are known after each sample, as with a causal model
+    causal: ClassVar[bool] = True
+    #: maximum length of inputs: none
+    length_limit: ClassVar[int | None] = None
+
+    features: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "convolutions"})
+    inputs: dict[str, Any] = dataclasses.field(default_factory=lambda: {"name": "values", "features": 1})
+    vocab_size: int = 258
+    threshold: float | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        for name in ("features", "inputs"):
+            value = getattr(self, name)
+            if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+                raise ValueError(f"{name} must be a mapping with a 'name', got {shown(value)}")
+
+
+for _config in (LagwiseConfig, LagwiseLinearConfig):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lagwise.models.inputs import check_vocabulary
-from lagwise.models.linear.scaling import standardised
 from lagwise.ops import Layout
 from lagwise.ops.operation import traced, transformed
 from lagwise.tables import check_integer
@@ -219,7 +218,7 @@ class PatchInput(nn.Conv2d):
 
 def patch_side(config: Any) -> int:
     """The side in pixels of the patches that an image model reads, from its configuration."""
-    return config.inputs.get("size", PatchInput.SIZE) if isinstance(config.inputs, dict) else PatchInput.SIZE
+    return config.input_options.get("size", PatchInput.SIZE)
 
 
 INPUTS: dict[str, Any] = {"tokens": TokenInput, "values": ValueInput, "patches": PatchInput}
@@ -241,6 +240,15 @@ def filled(x: Tensor, mask: Tensor | None, stride: int) -> Tensor:
 def _at_or_after(mask: Tensor) -> Tensor:
     """Number of true entries of a mask ``(batch, length)`` at or after each."""
     return mask.long().flip(1).cumsum(1).flip(1)
+
+
+def standardised(x: Tensor, mean: list[float] | None, std: list[float] | None) -> Tensor:
+    """Standardise samples ``(..., channels)`` by the mean and deviation of each channel, as far as these are given, in
+    at least float32: in bfloat16 a signal far from 0 would lose its digits."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if mean is not None:
+        x = x - x.new_tensor(mean)
+    return x if std is None else x / x.new_tensor(std)
 
 
 def check_scale(count: int, mean: list[float] | None, std: list[float] | None, what: str, prefix: str = "") -> None:
@@ -269,9 +277,9 @@ def sinusoids(positions: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
 
     Shapes: positions ``(batch, length)`` in tokens; result ``(batch, length, channels)``.
     """
-    half = channels // 2
-    rates = torch.exp(torch.arange(half, device=positions.device) * (-math.log(10000.0) / max(1, half)))
-    angles = positions[..., None].float() * rates
+    half, kind = channels // 2, torch.promote_types(dtype, torch.float32)
+    rates = torch.exp(torch.arange(half, dtype=kind, device=positions.device) * (-math.log(10000.0) / max(1, half)))
+    angles = positions[..., None].to(kind) * rates
     waves = torch.cat([angles.sin(), angles.cos()], dim=-1)
     return nn.functional.pad(waves, (0, channels - 2 * half)).to(dtype)
 

@@ -21,9 +21,8 @@ from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.classification import LagwiseForImageClassification, LagwiseForSequenceClassification
 from lagwise.models.embeddings import INPUTS
 from lagwise.models.linear.modeling import LinearModel
-from lagwise.models.modeling import LagwiseModel
 from lagwise.models.prediction import LagwiseForPrediction
-from lagwise.models.signal_step import SignalStep, outputs_of_steps, stream_of
+from lagwise.models.signal_stream import SignalStep, outputs_of_steps, stream_of
 from lagwise.models.step import StreamingStep
 from lagwise.tables import known
 
@@ -101,7 +100,7 @@ def stream_example(model: Any, step: Any) -> tuple[Tensor, Tensor]:
         return ids.T, model(ids, use_cache=False).logits[0][:, None]
     stream, random = stream_of(model), torch.Generator().manual_seed(0)
     x = torch.randn(steps * stream.stride, stream.features, generator=random, device="cpu")
-    scale = _options(model)
+    scale = model.config.input_options
     x = x * torch.tensor(scale.get("std") or 1.0) + torch.tensor(scale.get("mean") or 0.0)
     if stream.takes_gaps:
         x = x.masked_fill(torch.rand(x.shape, generator=random) < _MISSING, float("nan"))
@@ -161,7 +160,7 @@ def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -
     if model.config.input_name == "patches" and sides is None:
         raise ValueError("a model of images is exported for one size of images; give their `sides`")
     inputs = _example(model, 2, 48, sides)
-    outputs = [name for name, value in _called(model, inputs).items() if isinstance(value, Tensor)]
+    outputs = [name for name, value in model(**inputs).items() if isinstance(value, Tensor)]
     forward = _Forward(model, list(inputs), outputs)
     shapes = tuple(_open_axes(model, name) for name in inputs)
     try:
@@ -182,7 +181,7 @@ def export_forward(model: Any, path: Path, sides: Sequence[int] | None = None) -
             raise ValueError(
                 f"the exported file fails for {rows} rows of length {length} ({one_line(error, 200)}); it was removed"
             ) from error
-        expected = [value for value in _called(model, inputs).values() if isinstance(value, Tensor)]
+        expected = [value for value in model(**inputs).values() if isinstance(value, Tensor)]
         tokens += next(iter(inputs.values())).numel()
         mask = None if isinstance(model, _OF_ROWS) else inputs.get("attention_mask")
         differences += [_difference(*pair, mask) for pair in zip(results, expected, strict=True)]
@@ -201,9 +200,9 @@ class _Forward(nn.Module):
         inputs = dict(zip(self.inputs, tensors, strict=True))
         if "input_values" in inputs:  # tell the graph how many samples a step has
             x, steps = inputs["input_values"], inputs["attention_mask"].shape[1]
-            stride = _options(self.model).get("stride", 1)
+            stride = self.model.config.input_options.get("stride", 1)
             inputs["input_values"] = x.reshape(x.shape[0], steps, stride, x.shape[2]).flatten(1, 2)
-        out = _called(self.model, inputs)
+        out = self.model(**inputs)
         return tuple(out[name] for name in self.outputs)
 
 
@@ -291,7 +290,7 @@ class ExportedStep:
 
 def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) -> dict[str, Tensor]:
     """Random inputs by name. The first row is whole; others are padded on the right, the last of three on the left."""
-    inputs, random = _options(model), torch.Generator().manual_seed(0)
+    inputs, random = model.config.input_options, torch.Generator().manual_seed(0)
     name = INPUTS[model.config.input_name].argument
     if name == "pixel_values":
         size = rows, inputs.get("channels", 3), *(sides or ())
@@ -323,14 +322,9 @@ def _example(model: Any, rows: int, length: int, sides: Sequence[int] | None) ->
     return inputs_by_name
 
 
-def _options(model: Any) -> Mapping[str, Any]:
-    """The options of a model's inputs."""
-    return model.config.inputs if isinstance(model.config.inputs, dict) else {}
-
-
 def _open_axes(model: Any, name: str) -> dict[int, Any]:
     """The axes of an input that a graph leaves open."""
-    stride, some = _options(model).get("stride", 1), torch.export.Dim.DYNAMIC
+    stride, some = model.config.input_options.get("stride", 1), torch.export.Dim.DYNAMIC
     if name == "pixel_values":
         return {0: some}
     if name == "past_values":
@@ -344,11 +338,6 @@ def _open_axes(model: Any, name: str) -> dict[int, Any]:
 
 def _reads_pairs(model: Any) -> bool:
     return bool(getattr(model, "reads_pairs", False) or getattr(getattr(model, "features", None), "pairs", False))
-
-
-def _called(model: Any, inputs: Mapping[str, Tensor]) -> Any:
-    streams = isinstance(model, LagwiseForCausalLM | LagwiseModel)
-    return model(**inputs, **({"use_cache": False} if streams else {}))
 
 
 def _random_ids(model: LagwiseForCausalLM, length: int, batch: int = 1) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.models.cache import StreamingCache, real_positions
+from lagwise.models.cache import StreamingCache
 from lagwise.models.cache_name import CACHE
 from lagwise.ops import Layout
 from lagwise.ops.host import known_on_host, on_device, on_host
@@ -23,21 +23,6 @@ _SPLIT = (
     "need all earlier tokens. Call model.split_sequences(group), train with training.sequence_parallel, or split the "
     "batch instead (data parallelism)"
 )
-
-
-class Tokens(NamedTuple):
-    """Embedded tokens ``(batch, length, channels)``, their ids and types, and their layout."""
-
-    h: Tensor
-    ids: Tensor | None
-    types: Tensor | None
-    layout: Layout
-
-    def at(self, rows: Tensor, order: Tensor) -> Tokens:
-        """The tokens of these rows ``(n, 1)`` at these positions ``(n, length)``."""
-        h, ids, types = (None if t is None else t[rows, order] for t in self[:3])
-        assert h is not None
-        return Tokens(h, ids, types, self.layout.at(rows, order))
 
 
 def check_whole() -> None:
@@ -150,10 +135,16 @@ def _from_positions(position_ids: Tensor | None, attention_mask: Tensor | None) 
 def token_positions(
     batch: int, length: int, layout: Layout, cache: StreamingCache | None, device: torch.device
 ) -> Tensor:
-    """Positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row."""
+    """Positions ``(batch, length)`` among the real tokens of a text, or of each document of a packed row. Padding has
+    the position of the token before it, or 0. A cache counts on."""
+    if layout.mask is None:
+        positions = torch.arange(length, device=device).expand(batch, length)
+    else:
+        positions = layout.mask.long().cumsum(dim=1) - 1
     if cache is not None:
-        return cache.positions(batch, length, layout.mask, device)
-    positions = real_positions(batch, length, layout.mask, device).clamp(min=0)
+        positions = positions if cache.real is None else positions + cache.real[:, None]
+        cache.real = positions[:, -1] + 1
+    positions = positions.clamp(min=0)
     if layout.seq_idx is None:
         return positions
     return positions - torch.where(document_starts(layout.seq_idx), positions, 0).cummax(dim=1).values

@@ -94,19 +94,12 @@ def run_streamed(
     part: StreamModule, x: Tensor, layout: Layout, cached: StateLayer | None, offloaded: OffloadProbe
 ) -> Tensor:
     """The output of a block or mixer for whole sequences, or for the next tokens of those in the cache."""
-    if not torch.compiler.is_compiling() and offloaded:
-        with offloaded_weights(part):
-            return _run(part, x, layout, cached)
-    return _run(part, x, layout, cached)
-
-
-def _run(part: StreamModule, x: Tensor, layout: Layout, cached: StateLayer | None) -> Tensor:
-    if cached is None:
-        return part(x, layout=layout)
-    state = part.init_state(x.shape[0]) if cached.state is None else cached.state
-    y, state = part.prefill(x, state, layout=layout)
-    cached.advance(state, x.shape[1])
-    return y
+    with offloaded_weights(part) if not torch.compiler.is_compiling() and offloaded else contextlib.nullcontext():
+        if cached is None:
+            return part(x, layout=layout)
+        state = part.init_state(x.shape[0]) if cached.state is None else cached.state
+        y, cached.state = part.prefill(x, state, layout=layout)
+        return y
 
 
 def _some_rows(x: Tensor, y: Tensor, drop: float) -> Tensor:

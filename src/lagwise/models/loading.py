@@ -18,8 +18,7 @@ from transformers.utils import logging
 
 from lagwise.files import expanded, one_line, read_json
 from lagwise.models.causal_lm import LagwiseForCausalLM
-from lagwise.models.configuration import LagwiseConfig
-from lagwise.models.linear.configuration import LagwiseLinearConfig
+from lagwise.models.configuration import LagwiseConfig, LagwiseLinearConfig
 from lagwise.models.memory import check_memory
 from lagwise.models.registry import HEADS
 from lagwise.models.remote_code import newer

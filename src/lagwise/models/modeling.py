@@ -15,15 +15,14 @@ from transformers.utils.generic import can_return_tuple
 
 from lagwise.blocks import ChainBlock, QueryKey
 from lagwise.blocks.chain import NEW_SHARES
-from lagwise.blocks.norm import NORMS, ScaleNorm, normed
+from lagwise.blocks.prenorm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
-from lagwise.models.cache import Groups, StateLayer, StreamingCache
+from lagwise.models.cache import StateLayer, StreamingCache
 from lagwise.models.cache_name import CACHE, NAMES, EitherName, either
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
-    Tokens,
     check_precision,
     check_shard,
     check_types,
@@ -38,7 +37,7 @@ from lagwise.models.rates import require_rate, require_times, set_rate
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.models.sharded import require_shards, require_whole_layers
 from lagwise.ops import Layout
-from lagwise.ops.operation import in_graph, traced
+from lagwise.ops.operation import device_check, exporting, in_graph, traced
 from lagwise.ops.packing import tokens_last
 from lagwise.ops.shards import Shard
 from lagwise.ops.symbolic import symbolic
@@ -182,7 +181,7 @@ class LagwiseModel(LagwisePreTrainedModel):
 
     def __init__(self, config: LagwiseConfig):
         super().__init__(config)
-        inputs = {"name": config.inputs} if isinstance(config.inputs, str) else config.inputs
+        inputs = {**config.input_options, "name": config.input_name}
         self.embed_tokens = build(INPUTS, inputs, config.hidden_size, what="model.inputs", vocab_size=config.vocab_size)
         self.input_type = type(self.embed_tokens)
         self._by_row = getattr(self.embed_tokens, "by_row", False)
@@ -299,7 +298,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         )
         if self._by_row and seq_idx is not None:
             raise ValueError("inputs by_row needs one series in each row, got packed rows (seq_idx, cu_seqlens)")
-        cache = self._cache(cache, use_cache, seq_idx)
+        cache = self._cache(cache, use_cache, batch, seq_idx)
         if token_type_ids is not None and self.embed_types is not None:
             check_types(token_type_ids, self.embed_types.num_embeddings, batch, length)
         mask = None if attention_mask is None else current_mask(attention_mask, batch, length)
@@ -309,89 +308,96 @@ class LagwiseModel(LagwisePreTrainedModel):
             whole, length = shard.whole, shard.length
             mask, seq_idx = (None if t is None else shard.own(t) for t in (whole.mask, whole.seq_idx))
         self._check_length(batch, length, whole, cache)
-        late: Groups = []
         if cache is not None:
-            self._check_cache(cache, batch, seq_idx)
             cache.stop()
             cache.record()
-            mask, late = cache.note_padding(mask)
+            cache.rows, cache.model = batch, self.number
+            if mask is not None and not traced() and mask.all():  # on a GPU, layers would each wait to read this
+                mask = None
         layout = Layout(mask, seq_idx, token_time=token_time, grid=grid, shard=shard)
-        groups = self._moved(layout) if cache is None else late
-        tokens = Tokens(h, input_ids, token_type_ids, layout)
-        every = bool(output_hidden_states)
-        states = self._in_groups(tokens, groups, cache, every) if groups else self._read(tokens, cache, every)
+        order = self._padding_first(layout, cache)
+        if order is not None:
+            layout, h = layout.at(torch.arange(batch, device=h.device)[:, None], order), _in_order(h, order)
+            input_ids, token_type_ids = (None if t is None else t.gather(1, order) for t in (input_ids, token_type_ids))
+        states = self._read(h, input_ids, token_type_ids, layout, cache, every=bool(output_hidden_states))
+        if cache is not None:
+            cache.seen += length
+        if order is not None:
+            back = order.argsort(1)
+            states = [_in_order(each, back) for each in states]
         hidden_states = tuple(states) if output_hidden_states else None
         named: dict[str, Any] = {CACHE: cache, "hidden_states": hidden_states, "seq_idx": seq_idx, "shard": shard}
         return LagwiseModelOutput(states[-1], **named)
 
-    def _cache(
-        self, cache: StreamingCache | None, use_cache: bool | None, seq_idx: Tensor | None
-    ) -> StreamingCache | None:
-        """The cache to continue from, or a new one if it is wanted."""
-        if cache is not None:
-            return cache
-        if self.gradient_checkpointing and self.training:  # recomputing a block would advance its state twice
-            return None
-        if use_cache is None:  # packed rows are complete texts: nothing follows them
-            use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
-        return self.new_cache() if use_cache and self.config.causal else None
+    def _cache(self, cache: Any, use_cache: bool | None, batch: int, seq_idx: Tensor | None) -> StreamingCache | None:
+        """The cache to continue from, or a new one if it is wanted. ValueError if rows cannot continue it."""
+        states, blocks = len(self.streamed), len(self.layers)
+        if cache is None:
+            if self.gradient_checkpointing and self.training:  # recomputing a block would advance its state twice
+                return None
+            if use_cache is None:  # packed rows are complete texts, and graphs: nothing follows them
+                use_cache = self.config.use_cache and self.has_state and not self.training and seq_idx is None
+                use_cache = use_cache and not exporting()
+            if not (use_cache and self.config.causal):
+                return None
+            cache = self.new_cache()
+        if seq_idx is not None:
+            raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
+        if isinstance(cache, StreamingCache) and cache.rows is None and len(cache.layers) == blocks:
+            cache.layers += [StateLayer() for _ in range(states - blocks)]  # a cache for the blocks alone
+        if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
+            got = f"one of {len(cache.layers)}" if isinstance(cache, StreamingCache) else type(cache).__name__
+            raise ValueError(f"cache must be a StreamingCache of {states} layers, got {got}")
+        cache.require_continues(batch, self.number)
+        return cache
 
-    def _moved(self, layout: Layout) -> Groups:
-        """The order in which to read whole rows with padding between tokens, so that it comes before them. ValueError
-        if they are split between processes."""
-        if layout.mask is None or layout.grid is not None:
-            return []
+    def _padding_first(self, layout: Layout, cache: StreamingCache | None) -> Tensor | None:
+        """The order ``(batch, length)`` in which to read rows where padding follows a token, so that all of it comes
+        first; None for rows as they are. ValueError if they are split between processes."""
+        mask = layout.mask
+        if mask is None or layout.grid is not None:
+            return None
         if layout.shard is not None:
             if layout.shard.has_holes():
                 raise ValueError("rows that are split between processes cannot have padding between tokens of a text")
-            return []
-        if traced() or (layout.mask.device.type != "cpu" and self._layers_are_compiled()):
+            return None
+        if traced() and cache is not None and cache.seen:
+            device_check(mask.all, "padding after the first token of a stream, in a compiled model")
+            return None
+        if cache is not None:
+            return tokens_last(mask) if traced() or (mask[:, 1:] < mask[:, :-1]).any() else None
+        if traced() or (mask.device.type != "cpu" and self._layers_are_compiled()):
             layout.require_no_holes()
-            return []
-        rows = torch.arange(len(layout.mask), device=layout.mask.device)
-        return [(rows, tokens_last(layout.mask))] if layout.has_holes else []
-
-    def _in_groups(self, tokens: Tokens, groups: Groups, cache: StreamingCache | None, every: bool) -> list[Tensor]:
-        """`_read` for groups of rows, each in its order. Hidden states at padding may be zero."""
-        batch, length, channels = tokens.h.shape
-        seen = length + (0 if cache is None else cache.seen)
-        split = cache is not None and groups[0][1].shape != (batch, length)
-        states = [tokens.h.new_zeros(batch, length, channels)] * (len(self.layers) + 1 if every else 1)
-        parts: list[Any] = []
-        for rows, order in groups:
-            part = cache.of_rows(rows) if split and cache is not None else cache
-            if order.shape[1]:
-                index = rows[:, None], order
-                found = self._read(tokens.at(*index), part, every)
-                states = [h.to(own.dtype).index_put(index, own) for h, own in zip(states, found, strict=True)]
-            parts.append(part)
-        if split and cache is not None:
-            cache.replace(parts, torch.cat([rows for rows, _ in groups]), seen)
-        return states
-
-    def _read(self, tokens: Tokens, cache: StreamingCache | None, every: bool) -> list[Tensor]:
-        """The normalized output of the last layer, and, if `every`, the inputs of all layers before it."""
-        h, layout = self._with_positions(tokens.h, tokens.layout, cache), tokens.layout
-        h = self._with_context(h, tokens.ids, layout, cache)
-        h = self.dropout(self._with_types(h, tokens.types))
-        return self._through_layers(h, layout, cache, every=every)
+            return None
+        return tokens_last(mask) if layout.has_holes else None
 
     def _layers_are_compiled(self) -> bool:
         """Whether layers are called through `torch.compile`, so that a batch's number of real tokens would be new to
         them."""
         return any(layer._compiled_call_impl is not None for layer in self.layers)
 
-    def _through_layers(self, h: Tensor, layout: Layout, cache: StreamingCache | None, *, every: bool) -> list[Tensor]:
+    def _read(
+        self,
+        h: Tensor,
+        ids: Tensor | None,
+        types: Tensor | None,
+        layout: Layout,
+        cache: StreamingCache | None,
+        *,
+        every: bool,
+    ) -> list[Tensor]:
         """The normalized output of the last layer, and, if `every`, the inputs of all layers before it. Where a batch
-        has much padding, only real tokens are computed, and the rest is zero."""
+        has much padding, layers compute only real tokens, and the rest is zero."""
         batch, length, channels = h.shape
-        kept = None
-        merges = not (self.training and self.config.stochastic_depth)  # stochastic depth drops whole rows
-        merges = merges and cache is None and not traced()
-        if merges and not self._layers_are_compiled() and layout.compact is not None:
+        h = self._with_context(self._with_positions(h, layout, cache), ids, layout, cache)
+        if self.embed_types is not None:
+            h = h + self.embed_types(h.new_zeros(1, dtype=torch.long) if types is None else types)  # 0 as in BERT
+        h, kept, compiled = self.dropout(h), None, self._layers_are_compiled()
+        whole = not (self.training and self.config.stochastic_depth)  # which drops whole rows
+        if whole and cache is None and not traced() and not compiled and layout.compact is not None:
             kept, layout = layout.compact
             h = h.flatten(0, 1).index_select(0, kept)[None]
-        if layout.seq_idx is not None and layout.shard is None and (in_graph() or self._layers_are_compiled()):
+        if layout.seq_idx is not None and layout.shard is None and (in_graph() or compiled):
             layout.group_for_graphs()
         states = []
         for i, layer in enumerate(self.layers):
@@ -470,23 +476,6 @@ class LagwiseModel(LagwisePreTrainedModel):
             cache.recent = later
         return h + self._scaled(context)
 
-    def _with_types(self, h: Tensor, types: Tensor | None) -> Tensor:
-        if self.embed_types is None:
-            return h
-        return h + self.embed_types(h.new_zeros(1, dtype=torch.long) if types is None else types)  # 0 as in BERT
-
-    def _check_cache(self, cache: StreamingCache, batch: int, seq_idx: Tensor | None) -> None:
-        if seq_idx is not None:
-            raise ValueError("packed rows (seq_idx) cannot be streamed; pass use_cache=False")
-        states, blocks = len(self.streamed), len(self.layers)
-        if isinstance(cache, StreamingCache) and cache.rows is None and len(cache.layers) == blocks:
-            cache.layers += [StateLayer() for _ in range(states - blocks)]  # a cache for the blocks alone
-        if not isinstance(cache, StreamingCache) or len(cache.layers) != states:
-            got = f"one of {len(cache.layers)}" if isinstance(cache, StreamingCache) else type(cache).__name__
-            raise ValueError(f"cache must be a StreamingCache of {states} layers, got {got}")
-        cache.require_continues(batch, self.number)
-        cache.rows, cache.model = batch, self.number
-
     def _check_length(self, batch: int, length: int, whole: Layout, cache: StreamingCache | None) -> None:
         limit = self.length_limit
         if limit is None or symbolic(length):
@@ -496,3 +485,8 @@ class LagwiseModel(LagwisePreTrainedModel):
             total = int(token_positions(batch, length, whole, None, whole.seq_idx.device).max()) + 1
         if total > limit:
             raise ValueError(f"this model takes at most {limit} tokens, got {total}")
+
+
+def _in_order(h: Tensor, order: Tensor) -> Tensor:
+    """The tokens ``(batch, length, channels)`` of each row at these positions ``(batch, length)``."""
+    return h.take_along_dim(order[..., None], 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lagwise.models.inputs import token_positions
 from lagwise.ops import Layout
-from lagwise.ops.packing import document_starts
+from lagwise.ops.packing import document_starts, tokens_last
 from lagwise.tables import check_integer
 
 _PRIME, _MULTIPLIER = 2**31 - 1, 1_103_515_245  # their product fits into 64 bits
@@ -27,8 +27,8 @@ class NgramEmbedding(nn.Module):
     chance. Before the first token of a text or document, and at padding, an n-gram has "no token" instead of an id.
 
     Shapes: ids ``(batch, length)``; result ``(batch, length, channels)``. What comes before ids is described by
-    ``earlier``, ``(batch, largest size - 1)``: ids + 1, and 0 for no token; None for whole texts. The second result is
-    the same for tokens that follow, and None for whole texts.
+    ``earlier``, ``(batch, largest size - 1)``: ids + 1, and 0 for no token; None for whole texts. Padding then comes
+    before the ids of a row. The second result is the same for tokens that follow, and None for whole texts.
 
     Args:
         hidden_size: Channels.
@@ -76,8 +76,8 @@ class MatchEmbedding(nn.Module):
     followed them, as an induction head of attention does, at a cost per token that does not depend on the length.
 
     Shapes: ids ``(batch, length)``; result ``(batch, length, channels)``. What comes before ids is described by
-    ``earlier``, ``(batch, largest size + sizes * BUCKETS)``; None for whole texts. The second result is the same for
-    tokens that follow, and None for whole texts.
+    ``earlier``, ``(batch, largest size + sizes * BUCKETS)``; None for whole texts. Padding then comes before the ids of
+    a row. The second result is the same for tokens that follow, and None for whole texts.
 
     Args:
         hidden_size: Channels.
@@ -119,10 +119,14 @@ class MatchEmbedding(nn.Module):
         positions = None if positions is None else nn.functional.pad(positions, (1, 0))
         numbers = torch.stack(_numbers(tokens, self.sizes, positions), 1)
         last = tokens[:, self.reach - 1 :]
+        real = (last > 0)[:, None]
+        if table is not None and layout.mask is not None:  # what comes before ids is in the table already
+            padding = length - layout.mask.sum(1)[:, None, None]
+            real = real & (torch.arange(length + 1, device=ids.device) >= padding)
         if table is not None and length == 1:
-            followers, table = self._next(numbers, last, table)
+            followers, table = self._next(numbers, last, real, table)
         else:
-            followers, table = self._all(numbers, last, layout, table)
+            followers, table = self._all(numbers, last, real, layout, table)
         later = None if table is None else torch.cat([tokens[:, length:], table.flatten(1)], 1)
         return followers.transpose(1, 2), later
 
@@ -136,20 +140,21 @@ class MatchEmbedding(nn.Module):
         new[: len(old)] = old[:rows]
         self.table = nn.Embedding.from_pretrained(new, freeze=not old.requires_grad)
 
-    def _next(self, numbers: Tensor, last: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    def _next(self, numbers: Tensor, last: Tensor, real: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """`_all` for one token."""
         written, read = (numbers % self.BUCKETS).split(1, 2)
-        real = last[:, None, :, None] > 0
-        entry = torch.where(real[:, :, 0], _entry(numbers[..., :1], last[:, None, 1:]), table.gather(2, written))
+        entry = torch.where(real[..., :1], _entry(numbers[..., :1], last[:, None, 1:]), table.gather(2, written))
         table = table.scatter(2, written, entry)
-        return _follower(table.gather(2, read), numbers[..., 1:]) * real[:, :, 1], table
+        return _follower(table.gather(2, read), numbers[..., 1:]) * real[..., 1:], table
 
-    def _all(self, numbers: Tensor, last: Tensor, layout: Layout, table: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _all(
+        self, numbers: Tensor, last: Tensor, real: Tensor, layout: Layout, table: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Tokens after earlier occurrences of the same n tokens, ``(batch, sizes, length)``, as ids + 1 and 0 for none;
         and the updated table."""
         count = numbers.shape[2]
         index, bucket = torch.arange(count, device=numbers.device), numbers % self.BUCKETS
-        real = (last > 0)[:, None].expand_as(numbers)
+        real = real.expand_as(numbers)
         group = bucket
         if layout.seq_idx is not None:
             documents = nn.functional.pad(document_starts(layout.seq_idx).long().cumsum(1), (1, 0))
@@ -217,10 +222,16 @@ def _checked(name: str, sizes: Sequence[int], min_size: int = 2) -> list[int]:
 
 
 def _with_earlier(ids: Tensor, layout: Layout, reach: int, earlier: Tensor | None) -> Tensor:
-    """``reach`` tokens before ids, and ids: ids + 1, and 0 for no token."""
+    """``reach`` tokens before ids, and ids: ids + 1, and 0 for no token. Padding, at the start of rows, comes before
+    both, so that it separates no tokens."""
     tokens = ids.long() + 1  # hashes need 64 bits
     tokens = tokens if layout.mask is None else tokens * layout.mask
-    return torch.cat([tokens.new_zeros(ids.shape[0], reach) if earlier is None else earlier, tokens], 1)
+    if earlier is None:
+        return nn.functional.pad(tokens, (reach, 0))
+    tokens = torch.cat([earlier, tokens], 1)
+    if layout.mask is None:
+        return tokens
+    return tokens.gather(1, tokens_last(nn.functional.pad(layout.mask, (reach, 0), value=True)))
 
 
 def _positions(ids: Tensor, layout: Layout) -> Tensor | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lagwise.models.configuration import PAIRS, SINGLE, LagwiseConfig
-from lagwise.ops.packing import document_starts
+from lagwise.ops.packing import document_starts, row_extents
 from lagwise.tables import known
 
 
@@ -43,7 +41,8 @@ def pool(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_idx: T
     if pooling == "mean":
         total = hidden.masked_fill(~real[..., None], 0).sum(dim=1, dtype=_wide(hidden))
         return (total / real.sum(dim=1, keepdim=True)).to(hidden.dtype)
-    index = real.int().argmax(dim=1) if pooling == "first" else shape[1] - 1 - real.flip(1).int().argmax(dim=1)
+    first, lengths = row_extents(real)
+    index = first if pooling == "first" else first + lengths - 1
     return hidden[torch.arange(shape[0], device=hidden.device), index]
 
 
@@ -72,18 +71,6 @@ def pool_pairs(hidden: Tensor, pooling: str, *, mask: Tensor | None = None, seq_
 def pooled_size(config: LagwiseConfig) -> int:
     """The number of pooled features of a sequence, or of a pair."""
     return config.hidden_size * (4 if config.pooling in PAIRS else 2 if config.pooling == "ends" else 1)
-
-
-def hidden_layers(config: LagwiseConfig) -> tuple[nn.Sequential, int]:
-    """The layers with ReLU or tanh between pooled features and a classifier's output layer, none by default, and the
-    number of features after them (``config.classifier_hidden_size``)."""
-    pairs, width = config.pooling in PAIRS, config.classifier_hidden_size
-    sizes = [pooled_size(config)]
-    if width:
-        sizes += [width, max(1, width // 2)] if pairs else [width]
-    activation = nn.Tanh if config.classifier_activation == "tanh" else nn.ReLU
-    layers = [layer for size in pairwise(sizes) for layer in (nn.Linear(*size), activation())]
-    return nn.Sequential(*layers), sizes[-1]
 
 
 def _pool_documents(hidden: Tensor, pooling: str, seq_idx: Tensor, text: Tensor) -> Tensor:

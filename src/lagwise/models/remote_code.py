@@ -1,4 +1,4 @@
-"""The file in every saved folder that lets its model load where lagwise has not been imported."""
+"""All model classes, and what every saved folder has so that its model loads where lagwise has not been imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 
 from lagwise._version import __version__
 from lagwise.files import follow_umask
-from lagwise.models.classes import ModelClass
 from lagwise.tables import known
 
 _MODULE = "modeling_lagwise"
@@ -28,6 +27,26 @@ from lagwise.models import ({names}
 _OF_FILES = ("auto_map", "lagwise_version")
 
 
+#: The Auto class of transformers that loads each class that `LagwiseConfig` describes.
+CLASSES = {
+    "LagwiseConfig": "AutoConfig",
+    "LagwiseModel": "AutoModel",
+    "LagwiseForCausalLM": "AutoModelForCausalLM",
+    "LagwiseForImageClassification": "AutoModelForImageClassification",
+    "LagwiseForMaskedLM": "AutoModelForMaskedLM",
+    "LagwiseForPrediction": "AutoModelForTimeSeriesPrediction",
+    "LagwiseForSequenceClassification": "AutoModelForSequenceClassification",
+    "LagwiseForSignalRegression": "AutoModelForTextToWaveform",
+    "LagwiseForTokenClassification": "AutoModelForTokenClassification",
+}
+#: The same for the linear models that `LagwiseLinearConfig` describes.
+LINEAR_CLASSES = {
+    "LagwiseLinearConfig": "AutoConfig",
+    "LagwiseLinearForImageClassification": "AutoModelForImageClassification",
+    "LagwiseLinearForSequenceClassification": "AutoModelForSequenceClassification",
+}
+
+
 def newer(values: Mapping[str, Any]) -> str:
     """Advice for a config.json of a newer lagwise, for the end of a message; empty if it is not newer."""
     saved = values.get("lagwise_version")
@@ -40,9 +59,9 @@ def newer(values: Mapping[str, Any]) -> str:
     )
 
 
-def auto_map(classes: Mapping[str, ModelClass]) -> dict[str, str]:
+def auto_map(classes: Mapping[str, str]) -> dict[str, str]:
     """The entry in config.json: transformers imports ``modeling_lagwise.py`` if trust_remote_code=True."""
-    return {each.auto: f"{_MODULE}.{name}" for name, each in classes.items()}
+    return {auto: f"{_MODULE}.{name}" for name, auto in classes.items()}
 
 
 class SavedWithCode:
@@ -50,7 +69,7 @@ class SavedWithCode:
     asks to "Run `pip install lagwise`"."""
 
     #: classes that the configuration describes, its own included
-    auto_classes: ClassVar[Mapping[str, ModelClass]]
+    auto_classes: ClassVar[Mapping[str, str]]
 
     def __post_init__(self, **kwargs: Any) -> None:
         names = self.option_names()
@@ -58,6 +77,23 @@ class SavedWithCode:
             if not name.startswith("_"):
                 known(name, names, f"option of {type(self).__name__}")
         super().__post_init__(**kwargs)  # type: ignore[misc]
+
+    @property
+    def input_name(self) -> str:
+        """Name of ``inputs``, the field with what the model reads, in either form."""
+        config: Any = self
+        return config.inputs if isinstance(config.inputs, str) else config.inputs["name"]
+
+    @property
+    def input_options(self) -> Mapping[str, Any]:
+        """Options of ``inputs``; its name may be among them."""
+        config: Any = self
+        return {} if isinstance(config.inputs, str) else config.inputs
+
+    @property
+    def takes_gaps(self) -> bool:
+        """Whether samples of its series may be missing (NaN)."""
+        return self.input_options.get("gaps", False)
 
     @classmethod
     def option_names(cls) -> list[str]:

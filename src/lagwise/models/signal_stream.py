@@ -1,17 +1,21 @@
-"""Signals that are read while they are recorded: class probabilities, or another signal."""
+"""Signals that are read while they are recorded, into class probabilities or another signal; and one step of them as a
+function of tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lagwise.mixers.state import named_tensors, rebuilt
 from lagwise.models.classification import LagwiseForSequenceClassification, LagwiseForTokenClassification
 from lagwise.models.layer import require_loaded
 from lagwise.models.linear.modeling import LinearModel
 from lagwise.models.signal_regression import LagwiseForSignalRegression
+from lagwise.models.step import StreamingStep
 from lagwise.tables import check_integer
 
 _LINEAR_CHUNK = 64  # steps at once for models with fixed features, ten thousand of them per step
@@ -50,7 +54,7 @@ class SignalStream:
             raise ValueError(f"the model takes at most {model.length_limit} steps, but a stream is unbounded")
         self.model = model
         self.chunk = check_integer("chunk", chunk)
-        inputs = model.config.inputs if isinstance(model.config.inputs, dict) else {}
+        inputs = model.config.input_options
         self.features: int = inputs.get("features", 1)
         self.stride: int = inputs.get("stride", 1)
         self.timed = inputs.get("time") is not None
@@ -309,3 +313,66 @@ def whole_output(model: LagwiseForSignalRegression, samples: Tensor) -> Tensor:
     more = samples[-1:].expand(steps * outputs.stride - len(samples), -1)
     y = model(input_values=torch.cat([samples, more])[None]).regression_outputs
     return y[0, outputs.delay : outputs.delay + len(samples)]
+
+
+class SignalStep(StreamingStep):
+    """``(samples, state) -> (outputs, state)``: one step of a `StreamingClassifier` or `StreamingRegressor`.
+
+    Shapes: samples ``(stride, features)``, NaN where one is missing, of a model that takes gaps; outputs
+    ``(classes,)``, the probabilities of a classifier, or ``(stride, outputs)`` of a regressor, of whose first ``delay``
+    there is no sample; state as in `StreamingStep`, for one row.
+
+    Args:
+        model: A model that streams.
+
+    Raises:
+        ValueError: As the streams and `StreamingStep`; for samples with times of their own, whose steps differ in
+            length, and for a first answer, alone or beside layers.
+    """
+
+    def __init__(self, model: Any):
+        stream = stream_of(model)
+        if stream.timed:
+            raise ValueError("a step of fixed shapes needs equally spaced samples, not samples with times of their own")
+        if getattr(stream, "_fixed", None) is not None:
+            raise ValueError(
+                "a first answer, alone or beside layers, has no step of fixed shapes; train a model without one"
+            )
+        super().__init__(model)
+        self.stream: Any = stream_of(self.model)
+        regresses = isinstance(stream, StreamingRegressor)
+        self.output = "outputs" if regresses else "probabilities"  # name of the outputs
+        self.shape = (stream.stride, stream.size) if regresses else (stream.size,)  # of the outputs of a step
+
+    @torch.no_grad()
+    def start(self, batch_size: int = 1) -> dict[str, Tensor]:
+        self.stream.reset()
+        return {**super().start(batch_size), **self._carried()}
+
+    def forward(self, samples: Tensor, state: Mapping[Any, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        stream, tensors = self.stream, list(state.values())
+        stream.reset()
+        self._fill(stream._cache, rebuilt(self._tree, iter(tensors)))
+        own = tensors[len(tensors) - len(stream.carried) :]
+        vars(stream).update(zip(stream.carried, own, strict=True), _early=0)
+        outputs = stream._step(samples)
+        return outputs.reshape(self.shape), {
+            **dict(named_tensors(self._cached_states(stream._cache))),
+            **self._carried(),
+        }
+
+    def _carried(self) -> dict[str, Tensor]:
+        return {name.strip("_"): getattr(self.stream, name) for name in self.stream.carried}
+
+
+def stream_of(model: Any) -> SignalStream:
+    """The stream of a model of signals. ValueError for another model, and for one that does not stream."""
+    return (StreamingRegressor if isinstance(model, LagwiseForSignalRegression) else StreamingClassifier)(model)
+
+
+def outputs_of_steps(model: Any, samples: Tensor) -> Tensor:
+    """The stream's outputs for samples ``(steps * stride, features)``, those before the first sample included:
+    ``(steps * outputs of a step, size)``."""
+    stream = stream_of(model)
+    vars(stream).update(_early=0)
+    return stream.push(samples)

@@ -103,15 +103,12 @@ class StreamingStep(nn.Module):
         return tuple(states)
 
     def _fill(self, cache: StreamingCache, states: Sequence[Any]) -> None:
-        layers = len(cache.layers)
-        for layer, state in zip(cache.layers, states[:layers], strict=True):
-            layer.state = state  # type: ignore[attr-defined]
-        for name, (state,) in zip(self.token_attributes, states[layers:], strict=True):
+        cache.states = states[: len(cache.layers)]
+        for name, (state,) in zip(self.token_attributes, states[len(cache.layers) :], strict=True):
             setattr(cache, name, state)
 
     def _cached_states(self, cache: StreamingCache) -> tuple[Any, ...]:
-        states = [layer.state for layer in cache.layers]  # type: ignore[attr-defined]
-        return (*states, *((getattr(cache, name),) for name in self.token_attributes))
+        return (*cache.states, *((getattr(cache, name),) for name in self.token_attributes))
 
     @torch.no_grad()
     def _require_fixed_shapes(self) -> None:
@@ -194,7 +191,6 @@ class InPlaceStep:
             stream = InPlaceStream(self, cache)
         if ids.device.type == "cpu":  # on other devices the host would wait for the values
             check_vocabulary(ids, self._vocabulary)
-        cache.note_padding(None)
         return stream.step(ids[:, 0].long().contiguous())  # dtype and layout of the example inputs
 
 
@@ -213,8 +209,7 @@ class InPlaceStream:
     def step(self, token: Tensor) -> Tensor:
         """Return the logits after one more token per row."""
         logits = self.run(token)
-        for layer in self.cache.layers:
-            layer.seen += 1  # type: ignore[attr-defined]
+        self.cache.seen += 1
         for follower in self.followers:
             follower.advance()
         return logits

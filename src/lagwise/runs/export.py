@@ -18,7 +18,7 @@ from lagwise.models.causal_lm import LagwiseForCausalLM
 from lagwise.models.conversion import CONVERSION_FILE
 from lagwise.models.export import EXPORTS, export_c, require_format
 from lagwise.models.loading import load_model, quiet
-from lagwise.models.signal_step import stream_of
+from lagwise.models.signal_stream import stream_of
 from lagwise.tables import known
 
 EXPORT_FILE = "export.json"  # marks a folder that holds exported files

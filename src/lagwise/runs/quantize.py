@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lagwise.models.export import ExportedStep, without_warnings
 from lagwise.models.signal_regression import LagwiseForSignalRegression
-from lagwise.models.signal_step import SignalStep
+from lagwise.models.signal_stream import SignalStep
 from lagwise.runs.evaluate import open_run, require_unchanged
 from lagwise.tasks.base import TaskData
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.models.linear.scaling import standardised
+from lagwise.models.embeddings import standardised
 from lagwise.ops.operation import traced
 from lagwise.tables import check_integer
 

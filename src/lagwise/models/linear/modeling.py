@@ -2,26 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from lagwise.models.embeddings import check_finite
+from lagwise.models.configuration import LagwiseLinearConfig
+from lagwise.models.embeddings import INPUTS, check_finite
 from lagwise.models.inputs import check_vocabulary
-from lagwise.models.linear.configuration import LagwiseLinearConfig
-from lagwise.models.linear.features import inputs_of, linear_logits, made_features
+from lagwise.models.linear.convolutions import Convolutions
+from lagwise.models.linear.ngrams import Ngrams, Sparse
+from lagwise.models.linear.patches import Patches
 from lagwise.models.remote_code import LoadedSafely
 from lagwise.ops.operation import traced
-from lagwise.tables import check_integer, known
+from lagwise.tables import build, check_integer, known
 
-_ARGUMENTS = {"tokens": "input_ids", "values": "input_values", "patches": "pixel_values"}
+#: Features by name. Each is constructed with the number of channels, or of token ids, and its options.
+FEATURES: dict[str, Any] = {"convolutions": Convolutions, "ngrams": Ngrams, "patches": Patches}
+_AXES = {"input_ids": 2, "input_values": 3, "pixel_values": 4}
 _IGNORED = ("num_items_in_batch", "use_cache", "output_hidden_states", "output_attentions", "position_ids")
+
+
+def made_features(name: str, inputs: Mapping[str, Any], vocab_size: int, options: Mapping[str, Any]) -> Any:
+    """Build the feature extractor of a model's inputs.
+
+    Args:
+        name: Name of the inputs.
+        inputs: Options of the inputs.
+        vocab_size: Number of token ids.
+        options: Name and options of the features.
+
+    Raises:
+        ValueError: For other features, and for the ``columns`` of tables of earlier versions.
+    """
+    if options["name"] == "columns":
+        raise ValueError(
+            "this model reads the columns of a table, as first answers of version 0.3 did; fit "
+            "sklearn.ensemble.HistGradientBoostingClassifier() to the table instead"
+        )
+    sizes = {"tokens": vocab_size, "values": inputs.get("features", 1), "patches": inputs.get("channels", 3)}
+    context: dict[str, Any] = {each: inputs.get(each) for each in ("mean", "std")}
+    return build(FEATURES, options, sizes[name], what="features", **context)
+
+
+def inputs_of(batch: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a feature extractor for a batch as models read it: ids, mask and types of texts; values and mask
+    of series; or pixels."""
+    if "pixel_values" in batch:
+        return (batch["pixel_values"],)
+    mask = batch.get("attention_mask")
+    mask = None if mask is None else mask.bool()
+    if "input_values" in batch:
+        return batch["input_values"], mask
+    return batch["input_ids"], mask, batch.get("token_type_ids")
+
+
+def linear_logits(features: Tensor | Sparse, linear: nn.Linear) -> Tensor:
+    """Compute logits ``(..., labels)`` from features."""
+    if isinstance(features, Tensor):
+        return linear(features)
+    weights = F.embedding(features.numbers, linear.weight.t())
+    return (weights * features.values[..., None]).sum(1) + linear.bias
 
 
 class LinearModel(LoadedSafely, PreTrainedModel):
@@ -39,7 +86,7 @@ class LinearModel(LoadedSafely, PreTrainedModel):
     def __init__(self, config: LagwiseLinearConfig):
         super().__init__(config)
         self.num_labels = check_integer("num_labels", config.num_labels)
-        self.argument = _ARGUMENTS[known(config.input_name, _ARGUMENTS, "inputs")]
+        self.argument = INPUTS[known(config.input_name, INPUTS, "inputs")].argument
         self.features = made_features(config.input_name, config.inputs, config.vocab_size, config.features)
         self.classifier = nn.Linear(self.features.size, self.num_labels)
         self.post_init()
@@ -58,37 +105,32 @@ class LinearModel(LoadedSafely, PreTrainedModel):
         """ValueError for another input than the model reads, for padding without any sample, and for packed rows."""
         for name in kwargs:
             known(name, _IGNORED, "argument of a linear model's forward")
-        given = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
-        if names := [name for name, value in given.items() if value is not None and name != self.argument]:
-            raise ValueError(f"this model reads {self.argument}, got {names[0]}")
-        x = given[self.argument]
-        if x is None:
-            raise ValueError(f"this model reads {self.argument}, which was not given")
-        batch = {self.argument: x}
-        if attention_mask is not None:
-            batch["attention_mask"] = attention_mask
-        if token_type_ids is not None:
-            batch["token_type_ids"] = token_type_ids
-        read = inputs_of(batch)
-        self._check(x, read[1] if len(read) > 1 else None)
+        inputs = {"input_ids": input_ids, "input_values": input_values, "pixel_values": pixel_values}
+        given = {name: x for name, x in inputs.items() if x is not None}
+        if list(given) != [self.argument]:
+            raise ValueError(f"this model reads {self.argument} alone, got {' and '.join(given) or 'no input'}")
+        read = inputs_of({**given, "attention_mask": attention_mask, "token_type_ids": token_type_ids})
+        self._check(*read[:2])
         logits = linear_logits(self.features(*read), self.classifier)
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return type(self).answer(loss=loss, logits=logits)
 
-    def _check(self, x: Tensor, mask: Tensor | None) -> None:
-        axes = {"input_ids": 2, "input_values": 3, "pixel_values": 4}[self.argument]
-        if x.dim() != axes or 0 in x.shape:
-            raise ValueError(f"{self.argument} must have {axes} axes and no empty one, got {tuple(x.shape)}")
+    def _check(self, x: Tensor, mask: Tensor | None = None) -> None:
+        if x.dim() != _AXES[self.argument] or 0 in x.shape:
+            axes = f"{_AXES[self.argument]} axes and no empty one"
+            raise ValueError(f"{self.argument} must have {axes}, got {tuple(x.shape)}")
         if traced():
             return
         if self.argument == "input_ids":
             check_vocabulary(x, self.config.vocab_size)
         else:
-            width = self.config.inputs.get("features" if axes == 3 else "channels")
-            if x.shape[2 if axes == 3 else 1] != width:
-                raise ValueError(f"{self.argument} must have {width} channels, got {tuple(x.shape)}")
+            name, axis = ("features", 2) if self.argument == "input_values" else ("channels", 1)
+            if x.shape[axis] != self.config.inputs.get(name):
+                raise ValueError(
+                    f"{self.argument} must have {self.config.inputs.get(name)} channels, got {tuple(x.shape)}"
+                )
             check_finite(self.argument, x.masked_fill(x.isnan(), 0) if self.config.takes_gaps else x)
         if mask is not None:
             if mask.shape != x.shape[:2]:

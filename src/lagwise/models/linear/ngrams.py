@@ -186,7 +186,7 @@ class Ngrams(nn.Module):
     def _hashes(self, ids: Tensor, mask: Tensor | None) -> list[Tensor]:
         """Hash the n-grams of words and of characters of each text, ``(batch, n)``; 0 for none."""
         text, real = self._characters(ids, mask)
-        return [self._word_hashes(text, real), self._character_hashes(text, real)]
+        return [self._word_hashes(text, real), _hashed(text + 1, real, self.characters, _POSITION)]
 
     def _characters(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Decode texts to code points ``(batch, n)``, in lower case, between spaces, and return where there are any."""
@@ -210,18 +210,7 @@ class Ngrams(nn.Module):
         repeated = (text == 32) & (F.pad(text, (1, 0))[:, :-1] == 32)
         return _compact(text, real & ~repeated)
 
-    def _character_hashes(self, text: Tensor, real: Tensor) -> Tensor:
-        number, found = text + 1, []
-        for lag in range(1, max(self.characters, default=0) + 1):
-            if lag in self.characters:
-                whole = real & F.pad(real, (lag - 1, 0))[:, : real.shape[1]]
-                found.append(torch.where(whole, _mixed(number + lag * _POSITION), 0))
-            number = number * _MULTIPLIER + F.pad(text, (lag, 0))[:, : text.shape[1]] + 1
-        return torch.cat(found, 1) if found else text.new_zeros(text.shape[0], 0)
-
     def _word_hashes(self, text: Tensor, real: Tensor) -> Tensor:
-        if not self.words:
-            return text.new_zeros(text.shape[0], 0)
         inside = real & ((text >= _IDEOGRAPHS) | (self.kinds[text.clamp(max=_PLANE - 1)] == _WORD))
         index = torch.arange(text.shape[1], device=text.device).expand_as(text)
         starts = inside & ~F.pad(inside, (1, 0))[:, :-1]
@@ -233,12 +222,19 @@ class Ngrams(nn.Module):
         total = own.cumsum(1)
         ends = inside & ~F.pad(inside, (0, 1))[:, 1:]
         word, real = _compact(total - (total - own).gather(1, start), ends)
-        number, found = word, []
-        for size in range(1, self.words + 1):
-            whole = real & F.pad(real, (size - 1, 0))[:, : real.shape[1]]
-            found.append(torch.where(whole, _mixed(number - size * _POSITION), 0))
-            number = number * _MULTIPLIER + F.pad(word, (size, 0))[:, : word.shape[1]]
-        return torch.cat(found, 1)
+        return _hashed(word, real, range(1, self.words + 1), -_POSITION)
+
+
+def _hashed(tokens: Tensor, real: Tensor, sizes: Sequence[int], step: int) -> Tensor:
+    """Hash the n-grams of some sizes that end at each token, ``(batch, n)``; 0 where one begins before the text."""
+    number, length = tokens, tokens.shape[1]
+    found = [tokens[:, :0]]
+    for size in range(1, max(sizes, default=0) + 1):
+        if size in sizes:
+            whole = real & F.pad(real, (size - 1, 0))[:, :length]
+            found.append(torch.where(whole, _mixed(number + size * step), 0))
+        number = number * _MULTIPLIER + F.pad(tokens, (size, 0))[:, :length]
+    return torch.cat(found[1:] or found, 1)
 
 
 def _mixed(number: Tensor) -> Tensor:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lagwise.ops import native
 from lagwise.ops.fused import fused
 from lagwise.ops.operation import Bilinear, Engine, Form, Values
 from lagwise.ops.precision import compute_dtype
 from lagwise.ops.symbolic import symbolic, symbolic_product
 from lagwise.ops.toeplitz import direct, spectral
+from lagwise.ops.toeplitz.block import centre
+
+# Largest numbers of lags for which this engine is faster, forward and backward, on the CPU in float32, with and without
+# the loops of `native`, for at least as many channels as fill a vector (docs/log.md, "few lags").
+_FEW_LAGS, _FEW_LAGS_WITHOUT_NATIVE, _VECTOR_CHANNELS = 128, 64, 16
+_FEW_LAGS_ON_GPU = 24  # docs/concepts.md, "Engines on a GPU"
 
 
 def spectral_product(x: Tensor, spectrum: Tensor) -> Tensor:
@@ -97,7 +105,59 @@ def convolution(x: Tensor, kernel: Tensor, origin: int, engine: str = "auto", di
 
 def is_direct(x: Tensor, kernel: Tensor, engine: str, dilation: int = 1) -> bool:
     """Whether the product is computed lag by lag."""
-    return engine == "direct" or dilation > 1 or (engine == "auto" and kernel.dim() == 2 and direct.few_lags(x, kernel))
+    return engine == "direct" or dilation > 1 or (engine == "auto" and kernel.dim() == 2 and few_lags(x, kernel))
+
+
+def few_lags(x: Tensor, taps: Tensor) -> bool:
+    """Whether direct products are fastest for this signal and these taps ``(channels, n_taps)``."""
+    count = taps.shape[1]
+    if fused(x, taps):
+        return count <= _FEW_LAGS_ON_GPU
+    if x.device.type != "cpu" or compute_dtype(x, taps) != torch.float32 or x.shape[2] < _VECTOR_CHANNELS:
+        return False
+    # In this order, so that the C loops are compiled only for a number between the two.
+    return count <= _FEW_LAGS_WITHOUT_NATIVE or (count <= _FEW_LAGS and native.available())
+
+
+def reachable_taps(taps: Tensor, length: int, causal: bool) -> tuple[Tensor, int]:
+    """The taps of lags within a signal of this length, and the index of lag 0."""
+    if causal:
+        return taps[:, : torch.sym_min(length, taps.shape[1])], 0
+    middle = centre(taps)
+    reach = min(middle, length - 1)
+    return taps[:, middle - reach : middle + reach + 1], reach
+
+
+def truncation_length(decay: float, tolerance: float) -> int | None:
+    """Number of taps after which a kernel with this decay is negligible.
+
+    Formula: the smallest ``L`` with ``decay**L <= tolerance``, that is ``ceil(ln tolerance / ln decay)``. Leaving out
+    lags ``>= L`` changes an output by at most ``tolerance * max|t| * max|x| / (1 - decay)``.
+
+    Args:
+        decay: Per token, in [0, 1].
+        tolerance: Relative, in (0, 1).
+
+    Returns:
+        The number of taps, or None if the kernel never decays (``decay = 1``).
+
+    Raises:
+        ValueError: Outside these ranges.
+
+    Source: TNN eq. 5; the bound is the geometric series of the omitted lags.
+
+    >>> truncation_length(0.99, 1e-3)  # 0.99 ** 688 = 0.00099
+    688
+    """
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"decay must be in [0, 1], got {decay}")
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(f"tolerance must be in (0, 1), got {tolerance}")
+    if decay == 1.0:
+        return None
+    if decay == 0.0:
+        return 1
+    return max(1, math.ceil(math.log(tolerance) / math.log(decay)))
 
 
 @convolution.engine("direct")
