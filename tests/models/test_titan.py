@@ -167,10 +167,24 @@ def test_what_torchtitan_does_not_have_is_refused() -> None:
     for name, override, reason in (
         ("tnn-mlm", "training.steps=5", "language models, got the task 'masked"),
         ("tnn-lm", "training.optimizer=muon", "no `optimizer`, got 'muon'"),
-        ("tnn-lm", "data.lengths=[4, 8]", "no `lengths`"),
+        ("tnn-lm", "data.lengths=[4, 512]", "no `lengths`"),
     ):
         with pytest.raises(ValueError, match=reason):
             trainer_config(name, [override])
+
+
+def test_the_model_of_a_folder_takes_packed_documents(tmp_path: Path) -> None:
+    """By positions that start again, as torchtitan's loaders of text give them."""
+    tiny_head("mega-lm", dtype=torch.float32).save_pretrained(tmp_path)
+    config = parsed("folder", f"--hf_assets_path={tmp_path}")
+    config.model_spec.model.update_from_config(config=config)
+    model = config.model_spec.model.build()
+    model.load_state_dict(load_model(tmp_path)[0].state_dict())
+    ids, ends = torch.randint(50, (1, 30)), [13, 17]
+    positions = torch.cat([torch.arange(end) for end in ends])[None]
+    apart = torch.cat([model(part) for part in ids.split(ends, 1)], 1)
+    torch.testing.assert_close(model(ids, positions=positions), apart)
+    assert (model(ids) - apart).abs().max() > 1e-4
 
 
 @pytest.mark.slow
