@@ -26,7 +26,6 @@ from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import dilated_convolution, fused, toeplitz_product
 from lagwise.ops.fused import network
 from lagwise.ops.fused.convolution import residual_convolutions
-from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.ops.toeplitz import spectral_product
 from lagwise.ops.toeplitz.direct import few_lags
 from lagwise.ops.tokens import apply_linear, linears, silu_product
@@ -279,16 +278,11 @@ def test_moving_averages(dimension: int, half: bool, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("layers", [0, 3])
 def test_kernel_networks_as_one_node(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[int] = []
-
-    def serve(x: Tensor, weights: list[Tensor], *others: Any) -> Tensor:
-        served.append(len(weights))
-        return normed_relu_layers(x, weights, *others)
-
-    monkeypatch.setattr("lagwise.kernels.network.normed_relu_layers", serve)
+    served, compute = [], network.network_layers
+    monkeypatch.setattr(network, "network_layers", lambda *args: served.append(args[2]) or compute(*args))
     torch.manual_seed(0)
-    network = KernelNetwork(2, 5, hidden=20, layers=layers, activation="relu")
-    compare(lambda network, x: network(x), network, numbers(9, 2))
+    module = KernelNetwork(2, 5, hidden=20, layers=layers, activation="relu")
+    compare(lambda module, x: module(x), module, numbers(9, 2))
     assert served == [layers + 1]  # once: not in float64
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.fused import autocast_dtype
-from lagwise.ops.fused.network import narrow, normed_relu_layers
-from lagwise.ops.operation import in_graph
+from lagwise.ops.fused.network import normed_relu_layers
 from lagwise.tables import known
 
 # The norm's epsilon, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared
@@ -76,7 +75,7 @@ class KernelNetwork(nn.Module):
         self.last = KernelLinear(hidden, outputs)
 
     def features(self, x: Tensor) -> Tensor:
-        if self._at_once(x):
+        if self.normalize and self.activation == "relu" and autocast_dtype(x) == x.dtype:
             layers: list[Any] = [self.first, *self.hidden]
             weights = [layer.weight.to(x.dtype) for layer in layers]
             return normed_relu_layers(x, weights, [layer.bias.to(x.dtype) for layer in layers], _EPSILON)
@@ -87,11 +86,6 @@ class KernelNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.features(x))
-
-    def _at_once(self, x: Tensor) -> bool:
-        """Whether `normed_relu_layers` computes the features."""
-        usual = self.normalize and self.activation == "relu" and autocast_dtype(x) == x.dtype
-        return usual and (in_graph() or narrow(x, self.first.out_features))
 
     def _activated(self, h: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](F.rms_norm(h, h.shape[-1:], eps=_EPSILON) if self.normalize else h)

@@ -229,7 +229,7 @@ class ChunkedAttention(Derived):
         offset = seen % chunk
         if self.position == "rope":
             factors = self._rotations(seen, chunk, query.dtype)
-            query, key = rotate(query, factors), rotate(key, factors)
+            query, key = rotate(query, *factors), rotate(key, *factors)
         # Concatenate heads without a branch on the batch size.
         key, value = (torch.cat(t[:, :, 0].unbind(1), 1)[:, None] for t in (key, value))
         keys, values = extended(state.key, key, seen), extended(state.value, value, seen)
@@ -304,7 +304,7 @@ class ChunkedAttention(Derived):
             factors = _absolute(position, query.shape[3], query.dtype)
         else:
             factors = rotary_factors(position % chunk, query.shape[3], dtype=query.dtype, limit=chunk)
-        return rotate(query, factors), rotate(key, factors)
+        return rotate(query, *factors), rotate(key, *factors)
 
     def _lag_bias(self, reach: int) -> Tensor | None:
         """Biases ``(heads, 2 * reach - 1)``, lag ``-(reach - 1)`` first."""

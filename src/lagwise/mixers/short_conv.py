@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
-from lagwise.ops.fused import fused
 from lagwise.ops.fused.convolution import gated_convolution
 from lagwise.ops.streaming import WindowState
 from lagwise.ops.toeplitz import centre_tap, dilated_prefill, dilated_step, tap_reach
@@ -52,7 +51,7 @@ class ShortConvMixer(Derived, Mixer):
 
     def mix(self, x: Tensor, state: WindowState | None, layout: Layout) -> tuple[Tensor, Any]:
         whole = layout.mask is None and layout.seq_idx is None and layout.shard is None
-        if state is None and whole and fused(x, self.taps):
+        if state is None and whole:
             y = gated_convolution(linears(x, self.input)[0], self.taps, self._origin)
             return linears(y, self.out)[0], None
         before, after, value = self.input(x).chunk(3, 2)

@@ -13,7 +13,6 @@ from lagwise.mixers.base import Mixer
 from lagwise.mixers.derived import BackwardTaps, Derived
 from lagwise.ops import Layout, dilated_convolution
 from lagwise.ops.activations import ACTIVATIONS, identity
-from lagwise.ops.fused import fused
 from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.toeplitz import (
     centre_tap,
@@ -118,7 +117,7 @@ class TCNMixer(Derived, Mixer):
 
     def _mix_whole(self, x: Tensor, layout: Layout) -> Tensor:
         simple = self.convolutions == 1 and self.norm == "none" and self.activation in (F.silu, identity)
-        if simple and not self.circular and layout.mask is None and fused(x, self.taps):
+        if simple and not self.circular and layout.mask is None:
             origin, activate = centre_tap(self.taps.shape[2], self.causal), self.activation is F.silu
             return residual_convolutions(x, self.taps, origin, tuple(self.dilations), self.residual, activate)
 
