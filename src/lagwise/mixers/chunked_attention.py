@@ -430,7 +430,7 @@ def _chunks(shard: Shard, chunk: int, *, causal: bool, sliding: bool) -> tuple[l
     process's layout of them, where tokens of a chunk that begins before them count as padding. ValueError for padding
     between the tokens of a chunk."""
     place = shard.positions()
-    if shard.whole.mask is not None and shard.has_holes():
+    if shard.whole.has_holes:
         raise ValueError("attention in chunks cannot be split between processes with padding between tokens of a text")
     inside, spans = place.clamp(min=0) % chunk, []
     for start, end in shard.spans:

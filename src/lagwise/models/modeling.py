@@ -342,7 +342,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if layout.mask is None or layout.grid is not None:
             return []
         if layout.shard is not None:
-            if layout.shard.has_holes():
+            if layout.shard.whole.has_holes:
                 raise ValueError("rows that are split between processes cannot have padding between tokens of a text")
             return []
         if traced() or (layout.mask.device.type != "cpu" and self._layers_are_compiled()):
