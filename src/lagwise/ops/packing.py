@@ -182,7 +182,7 @@ class Layout:
     def _for_graphs(self) -> tuple[Bucket, ...]:
         buckets = self._grouped(graph=True)
         for bucket in buckets:
-            for each in (*bucket[:3], bucket.layout.mask):
+            for each in (bucket.source, bucket.target, bucket.layout.mask):
                 assert each is not None
                 with_open_sizes(each)
         return buckets
@@ -191,9 +191,9 @@ class Layout:
         groups = _groups(self.host, _GROUPS_OF_GRAPHS if graph else _GROUPS, graph)
         moved = self._here(*(each for group in groups for each in group))
         buckets = []
-        for source, tokens, where, mask in zip(*(moved[n::4] for n in range(4)), strict=True):
+        for source, target, mask in zip(*(moved[n::3] for n in range(3)), strict=True):
             time = None if self.token_time is None else self.token_time.flatten()[source]
-            buckets.append(Bucket(source, tokens, where, _known(mask, None, time)))
+            buckets.append(Bucket(source, target, _known(mask, None, time)))
         return tuple(buckets)
 
     @_once
@@ -254,15 +254,12 @@ class Bucket(NamedTuple):
     Attributes:
         source: the position in the flattened batch of every position of the padded one, ``(documents, longest)``; at
             padding that of any token.
-        tokens: the positions of the tokens alone, ``(n,)``; one past the last of the flattened batch for those of
-            documents that only fill a group of a graph.
-        where: their positions in the flattened padded batch, ``(n,)``.
+        target: like it, but one past the last of the flattened batch at padding.
         layout: the layout of the padded batch.
     """
 
     source: Tensor
-    tokens: Tensor
-    where: Tensor
+    target: Tensor
     layout: Layout
 
 
@@ -294,7 +291,7 @@ def per_document(mix: Callable[[Tensor, Layout], Tensor], x: Tensor, layout: Lay
         mixed = mix(padded, bucket.layout).flatten(0, 1)
         if result is None:
             result = mixed.new_zeros(len(flat) + 1, mixed.shape[1])
-        result = result.index_copy(0, bucket.tokens, mixed.index_select(0, bucket.where).to(result.dtype))
+        result = result.index_copy(0, bucket.target.flatten(), mixed.to(result.dtype))
     if result is None:  # only padding: any token tells the channels
         mixed = mix(x.new_zeros(1, 1, x.shape[2]), Layout())
         result = mixed.new_zeros(len(flat), mixed.shape[2])
@@ -308,8 +305,8 @@ def _known(mask: Tensor | None, seq_idx: Tensor | None, time: Tensor | None) -> 
     return layout
 
 
-def _groups(layout: Layout, max_groups: int, graph: bool) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """Source, tokens, where and mask of the buckets."""
+def _groups(layout: Layout, max_groups: int, graph: bool) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Source, target and mask of the buckets."""
     assert layout.seq_idx is not None
     starts = document_starts(layout.seq_idx).flatten()
     first = starts.nonzero()[:, 0]
@@ -333,14 +330,13 @@ def _groups(layout: Layout, max_groups: int, graph: bool) -> list[tuple[Tensor, 
         inside = offset < count[:, None]
         source = (begin[:, None] + offset).where(inside, begin[:, None])  # a valid position: its value is not used
         source = source.clamp(max=starts.numel() - 1)  # a row may be shorter than what fills a group
-        mask, position = inside if real is None else inside & real[source], source
+        mask, target = inside if real is None else inside & real[source], source.where(inside, starts.numel())
         if graph:
             fills = torch.arange(len(begin), device=first.device)[:, None] >= len(each)
             token = 0 if real is None else int(real.int().argmax())  # a real token, if any, has finite values
-            mask, position = mask | (inside & fills), source.masked_fill(fills, starts.numel())
+            mask, target = mask | (inside & fills), target.masked_fill(fills, starts.numel())
             source = source.masked_fill(fills, token)
-        where = inside.flatten().nonzero()[:, 0]
-        buckets.append((source, position[inside], where, mask if graph else _unless_full(mask)))
+        buckets.append((source, target, mask if graph else _unless_full(mask)))
     return buckets
 
 

@@ -36,10 +36,12 @@ class _Average(TritonEngine):
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
+        _, weight, log_decay, direct = args
         inner, dparameters, ddirect, before = average_gradients(grads[0], *args, *saved)
-        after, _ = average_starts(before, None, args[2])
+        after, _ = average_starts(before, None, log_decay)
+        dx = average_adjoint(inner, weight, log_decay, direct, after)
         dweight, ddecay = dparameters.sum((0, 1)).transpose(1, 2)
-        return average_adjoint(inner, *args[1:], after), dweight, ddecay, ddirect.sum((0, 1)).to(args[3].dtype)
+        return dx, dweight, ddecay, ddirect.sum((0, 1)).to(direct.dtype)
 
 
 def _states(x: Tensor, log_decay: Tensor) -> Tensor:

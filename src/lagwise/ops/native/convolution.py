@@ -43,16 +43,7 @@ def convolve(value: Tensor, taps: Tensor, plan: list[int], gate: Tensor | None, 
     return y
 
 
-def _gradients_like(
-    grad: Tensor,
-    value: Tensor,
-    taps: Tensor,
-    plan: list[int],
-    gate: Tensor | None,
-    biases: Tensor | None,
-    of_value: bool,
-    of_taps: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients_like(grad, value, taps, plan, gate, biases, of_value, of_taps) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (n_taps, channels), gated = taps.shape[::-1], gate is not None
     return (
         value.new_empty(value.shape if of_value else 0),

@@ -225,7 +225,7 @@ def _like(
 _scan_operator = graph_operator(
     "block_scan",
     _scanned,
-    lambda args, kept, grads, _: _scan_gradients(*grads, *args[:6], *kept, args[6]),
+    lambda args, kept, grads, _: _scan_gradients(*(*grads, *args[:6], *kept, args[6])),
     _like,
     results=2,
     kept=1,
