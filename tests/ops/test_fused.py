@@ -23,7 +23,7 @@ from lagwise.mixers.ema import EMAMixer
 from lagwise.mixers.gtu import GTU
 from lagwise.mixers.tcn import TCNMixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
-from lagwise.ops import dilated_convolution, fused, toeplitz_product
+from lagwise.ops import dilated_convolution, fused, native, toeplitz_product
 from lagwise.ops.fused import network
 from lagwise.ops.fused.convolution import residual_convolutions
 from lagwise.ops.toeplitz import spectral_product
@@ -44,6 +44,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("needs TRITON_INTERPRET=1, as in `make test-triton`")
     monkeypatch.setattr(fused, "_devices", ["cpu"])
+    monkeypatch.setattr(native, "serves", lambda *_, **__: False)  # as for tensors on a card
 
 
 def compare(

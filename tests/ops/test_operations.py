@@ -422,7 +422,7 @@ PREDICATES = re.findall(
     "symbolic is_compiling in_graph fused traced differentiable transformed _frozen exporting narrow has_static_value "
     "available few_lags is_tracing kept_apart callable_directly definitions_only open_length",
 )
-MAX_QUESTIONS = 131
+MAX_QUESTIONS = 130
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lagwise.ops.activations import ACTIVATIONS
 from lagwise.ops.fused import autocast_dtype
-from lagwise.ops.fused.network import normed_relu_layers
+from lagwise.ops.fused.network import at_once, normed_relu_layers
 from lagwise.tables import known
 
 # The norm's epsilon, inside the root. PyTorch's default depends on the dtype, and in float32 it is not small compared
@@ -75,7 +75,8 @@ class KernelNetwork(nn.Module):
         self.last = KernelLinear(hidden, outputs)
 
     def features(self, x: Tensor) -> Tensor:
-        if self.normalize and self.activation == "relu" and autocast_dtype(x) == x.dtype:
+        usual = self.normalize and self.activation == "relu" and autocast_dtype(x) == x.dtype
+        if usual and at_once(x, self.first.out_features):
             layers: list[Any] = [self.first, *self.hidden]
             weights = [layer.weight.to(x.dtype) for layer in layers]
             return normed_relu_layers(x, weights, [layer.bias.to(x.dtype) for layer in layers], _EPSILON)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from lagwise.mixers.base import Mixer
 from lagwise.mixers.toeplitz import ToeplitzMixer
 from lagwise.ops import Layout
-from lagwise.ops.fused import fused
 from lagwise.ops.tokens import apply_linear, linears, silu_product, with_biases
 
 
@@ -50,10 +49,7 @@ class GTU(Mixer):
     def mix(self, x: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         mixed = biases = None
         if state is None and self.toeplitz.gates(layout):
-            if fused(x):
-                gate, value = linears(x, self.gate, self.value)
-            else:
-                (gate, value), biases = apply_linear(x, self.gate, self.value)
+            (gate, value), biases = apply_linear(x, self.gate, self.value)
             mixed = self.toeplitz.gated(gate, value, biases)
         else:
             gate, value = linears(x, self.gate, self.value)

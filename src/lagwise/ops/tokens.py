@@ -20,18 +20,14 @@ _FORWARD = nn.Linear.forward
 
 
 def apply_linear(x: Tensor, *layers: Any) -> tuple[list[Tensor], Tensor | None]:
-    """Apply linear layers to x, where possible without adding their biases, which a loop in C, or a kernel on a GPU,
-    adds in the same pass.
+    """Apply linear layers to x, where possible without adding their biases, which a loop in C adds in the same pass.
 
     Returns the layers' outputs and None; or, where these are used and every layer is a plain `torch.nn.Linear` with a
     bias, x times the weights alone, in tensors that nothing else holds, and the biases ``(layers, channels)``.
     """
-    at_once = fused(x)
-    if not (at_once or native.serves(x, min_elements=native.MIN_ELEMENTS)) or not _plain_linears(x, layers):
+    if not native.serves(x, min_elements=native.MIN_ELEMENTS) or not _plain_linears(x, layers):
         return linears(x, *layers), None
-    weights = [layer.weight for layer in layers]
-    outputs = joint_linear(x, weights, []) if at_once else [F.linear(x, weight) for weight in weights]
-    return outputs, torch.stack([layer.bias for layer in layers])
+    return [F.linear(x, layer.weight) for layer in layers], torch.stack([layer.bias for layer in layers])
 
 
 def linears(x: Tensor, *layers: Any, sizes: Sequence[int] | None = None) -> list[Tensor]:

@@ -22,50 +22,37 @@ class SiluProduct(TritonEngine):
     @staticmethod
     def serves(gate: Tensor, value: Tensor, biases: Tensor | None) -> bool:
         same = gate.shape == value.shape and gate.dtype == value.dtype
-        shaped = biases is None or biases.shape == (2, gate.shape[-1])
-        return same and shaped and TritonEngine.serves(gate, value, biases)
+        return biases is None and same and TritonEngine.serves(gate, value)
 
     @staticmethod
     def forward(gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Values]:
-        return silu_product_kernel(gate, value, biases), ()
+        return silu_product_kernel(gate, value), ()
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
-        gate, _, biases = args
-        both, parts = silu_product_gradients(grads[0], *args)
-        found = both.split_with_sizes([gate.shape[-1]] * 2, dim=-1)
-        return *found, None if biases is None else parts.sum(0).to(biases.dtype)
+        both = silu_product_gradients(grads[0], *args[:2])
+        return both.split_with_sizes([args[0].shape[-1]] * 2, dim=-1)
 
 
-def _launch(name: str, biases: Tensor | None, results: Sequence[Tensor], *signals: Tensor) -> None:
-    """Launch a program for each tile of signals, of which the last two are gate and value."""
+def _launch(name: str, result: Tensor, *signals: Tensor) -> Tensor:
+    """Launch a program for each tile of signals."""
     rows = [rows_of(signal) for signal in signals]
     grid = tuple(-(-size // each) for size, each in zip(rows[0].shape, _TILE.values(), strict=True))
-    added = rows[0] if biases is None else biases.contiguous()
     strides = (each.stride(0) for each in rows)
-    launch(f"gate.{name}", grid, *rows, added, *results, *rows[-1].shape, *strides, BIASES=biases is not None, **_TILE)
+    launch(f"gate.{name}", grid, *rows, result, *rows[0].shape, *strides, **_TILE)
+    return result
 
 
-@kernel(lambda gate, value, biases: gate.new_empty(gate.shape))
-def silu_product_kernel(gate: Tensor, value: Tensor, biases: Tensor | None) -> Tensor:
-    y = gate.new_empty(gate.shape)
-    _launch("silu_product", biases, [y], gate, value)
-    return y
+@kernel(lambda gate, value: gate.new_empty(gate.shape))
+def silu_product_kernel(gate: Tensor, value: Tensor) -> Tensor:
+    return _launch("silu_product", gate.new_empty(gate.shape), gate, value)
 
 
-def _product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
-    channels = gate.shape[-1]
-    parts = 0 if biases is None else -(-(gate.numel() // channels) // _TILE["ROWS"])
-    both = gate.new_empty((*gate.shape[:-1], 2 * channels))
-    return both, gate.new_empty((parts, 2, channels), dtype=torch.float32)
-
-
-@kernel(_product_gradients)
-def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gradients of gate and value, side by side, and those of biases in parts."""
-    results = _product_gradients(grad, gate, value, biases)
-    _launch("silu_product_gradients", biases, results, grad, gate, value)
-    return results
+@kernel(lambda grad, gate, value: gate.new_empty((*gate.shape[:-1], 2 * gate.shape[-1])))
+def silu_product_gradients(grad: Tensor, gate: Tensor, value: Tensor) -> Tensor:
+    """Gradients of gate and value, side by side."""
+    both = gate.new_empty((*gate.shape[:-1], 2 * gate.shape[-1]))
+    return _launch("silu_product_gradients", both, grad, gate, value)
 
 
 @operation

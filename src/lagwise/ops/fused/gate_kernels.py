@@ -11,46 +11,31 @@ from lagwise.ops.fused.launcher import launched, silu, silu_slope
 
 @launched
 def silu_product(
-    gate, value, biases, y, rows, channels, gate_row, value_row,
-    BIASES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    gate, value, y, rows, channels, gate_row, value_row, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """A tile of ``silu(gate) * value``, to which biases may be added before."""
+    """A tile of ``silu(gate) * value``."""
     n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     tile = (n < rows) & (c < channels)[None, :]
     g = tl.load(gate + n * gate_row + c[None, :], tile, 0.0).to(tl.float32)
     v = tl.load(value + n * value_row + c[None, :], tile, 0.0).to(tl.float32)
-    if BIASES:
-        g += tl.load(biases + c, c < channels, 0.0).to(tl.float32)[None, :]
-        v += tl.load(biases + channels + c, c < channels, 0.0).to(tl.float32)[None, :]
     tl.store(y + n * channels + c[None, :], (silu(g) * v).to(y.dtype.element_ty), tile)
 
 
 @launched
 def silu_product_gradients(
-    grad, gate, value, biases, both, dbiases, rows, channels, grad_row, gate_row, value_row,
-    BIASES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """A tile of the gradients of gate and value, side by side, and their sums over these rows."""
+    grad, gate, value, both, rows, channels, grad_row, gate_row, value_row, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """A tile of the gradients of gate and value, side by side."""
     n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    own = c < channels
-    tile = (n < rows) & own[None, :]
+    tile = (n < rows) & (c < channels)[None, :]
     d = tl.load(grad + n * grad_row + c[None, :], tile, 0.0).to(tl.float32)
     g = tl.load(gate + n * gate_row + c[None, :], tile, 0.0).to(tl.float32)
     v = tl.load(value + n * value_row + c[None, :], tile, 0.0).to(tl.float32)
-    if BIASES:
-        g += tl.load(biases + c, own, 0.0).to(tl.float32)[None, :]
-        v += tl.load(biases + channels + c, own, 0.0).to(tl.float32)[None, :]
-    dg = d * v * silu_slope(g)
-    dv = d * silu(g)
     position = n * 2 * channels + c[None, :]
-    tl.store(both + position, dg.to(both.dtype.element_ty), tile)
-    tl.store(both + position + channels, dv.to(both.dtype.element_ty), tile)
-    if BIASES:
-        part = dbiases + tl.program_id(0).to(tl.int64) * 2 * channels + c
-        tl.store(part, tl.sum(dg, 0), own)
-        tl.store(part + channels, tl.sum(dv, 0), own)
+    tl.store(both + position, (d * v * silu_slope(g)).to(both.dtype.element_ty), tile)
+    tl.store(both + position + channels, (d * silu(g)).to(both.dtype.element_ty), tile)
 
 
 @launched

@@ -11,10 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.ops.fused import fused, kernel, launch
-from lagwise.ops.operation import Engine, Values, operation
+from lagwise.ops.operation import Engine, Values, in_graph, operation
 
 _WIDEST = 64  # features of a layer whose weight fits into the memory of a program
 _ROWS, _PROGRAMS = 16, 256  # rows of a program at a time; programs of a gradient, each of which has one of all weights
+
+
+def at_once(x: Tensor, hidden: int) -> bool:
+    """Whether `normed_relu_layers` is for layers of so many features of x ``(n, inputs)``."""
+    return in_graph() or _Kernels.serves(x, x, 1, hidden, 0.0)
 
 
 def normed_relu_layers(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], epsilon: float) -> Tensor:
@@ -33,7 +38,7 @@ def _flat(*parameters: Tensor) -> Tensor:
     return torch.cat([each.flatten() for each in parameters])
 
 
-@_flat.engine("one node")
+@_flat.engine("split")
 class _Flat(Engine):
     """A node of autograd instead of one for each parameter."""
 
@@ -90,16 +95,21 @@ class _Kernels(Engine):
         return dx if needs_grad[0] else None, parts.sum(0)
 
 
-@_layers.engine("saved sums")
-class _Saved(Engine):
+class _InGraph(Engine):
+    """The kernels, or the same in PyTorch. Eagerly, layers of `lagwise.kernels.network` are faster than the latter."""
+
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Values]:
+        if _Kernels.serves(*args):
+            return _Kernels.forward(*args)
         y, sums = _layer_by_layer(*args)
         return y, (torch.stack(sums),)
 
     @staticmethod
     def backward(args: Values, saved: Values, grads: Values, needs_grad: Sequence[bool]) -> Values:
         (x, flat, count, hidden, epsilon), (sums,), grad = args, saved, grads[0]
+        if _Kernels.serves(*args):
+            return _Kernels.backward(args, saved, grads, needs_grad)
         weights, _ = _parts(flat, x.shape[1], hidden, count)
         by_weight, by_bias = [], []
         for i in reversed(range(count)):
@@ -109,7 +119,7 @@ class _Saved(Engine):
             before = _normed(sums[i - 1], epsilon)[0].relu() if i else x
             by_weight.append((grad.t() @ before).reshape(-1))
             by_bias.append(grad.sum(0))
-            grad = grad @ weights[i] if i or needs_grad[0] else None
+            grad = grad @ weights[i]
         return grad, torch.cat([*reversed(by_weight), *reversed(by_bias)])
 
 
@@ -117,7 +127,7 @@ def _like(x: Tensor, flat: Tensor, count: int, hidden: int, epsilon: float) -> t
     return x.new_empty(x.shape[0], hidden), x.new_empty(count, x.shape[0], hidden)
 
 
-_layers.in_graphs("normed_relu_layers", _like, saved="sums")
+_layers.in_graphs("normed_relu_layers", _like, engine=_InGraph, saved="sums")
 
 
 def _sizes(x: Tensor, hidden: int, count: int) -> dict[str, Any]:
