@@ -358,7 +358,7 @@ class LagwiseModel(LagwisePreTrainedModel):
         if mask is None or layout.grid is not None:
             return None
         if layout.shard is not None:
-            if layout.shard.has_holes():
+            if layout.shard.whole.has_holes:
                 raise ValueError("rows that are split between processes cannot have padding between tokens of a text")
             return None
         if traced() and cache is not None and cache.seen:
