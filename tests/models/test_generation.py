@@ -16,7 +16,7 @@ from transformers.utils import generic
 
 from lagwise.data import load_tokenizer
 from lagwise.models import LagwiseForCausalLM, StreamingCache
-from lagwise.models.cache_name import NAMES
+from lagwise.models.cache import NAMES
 
 every_recipe = pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS])
 NEW = 8

@@ -1,8 +1,13 @@
-"""The streaming cache for `generate`, with one mixer state per layer."""
+"""The streaming cache for `generate`, with one mixer state per layer.
+
+transformers calls it ``cache`` since version 5.24 and ``past_key_values`` before. Models take it by both names and
+return outputs that have both, whichever transformers is installed.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from lagwise.mixers.state import join_states, select_rows
 
 APART = "LAGWISE_INVARIANT"
 _OF_ROWS = ("real", "recent", "behind")  # tensors with an entry for each row
+NAMES = ("cache", "past_key_values")
+#: The name in the installed transformers.
+CACHE = next(field.name for field in dataclasses.fields(BaseModelOutputWithPast) if field.name in NAMES)
+_OTHER = next(name for name in NAMES if name != CACHE)
+
+
+class EitherName:
+    """Mixin for outputs with a cache, which adds a property of the cache's other name."""
+
+
+setattr(EitherName, _OTHER, property(lambda output: getattr(output, CACHE)))
+
+
+def either(cache: Any, past_key_values: Any) -> Any:
+    """Return the argument that is given. ValueError if both are, and differ."""
+    if cache is None:
+        return past_key_values
+    if past_key_values is not None and past_key_values is not cache:
+        raise ValueError("cache and past_key_values are two names of one argument; give one of them")
+    return cache
 
 
 class StateLayer:
@@ -61,8 +87,11 @@ class StreamingCache(Cache):
     True
     """
 
+    layers: list[Any]
+
     def __init__(self, layers: int):
-        super().__init__(layers=[StateLayer() for _ in range(layers)])  # type: ignore[bad-argument-type]
+        states: list[Any] = [StateLayer() for _ in range(layers)]
+        super().__init__(layers=states)
         self.seen = 0
         self.real: Tensor | None = None
         self.recent: Tensor | None = None
@@ -76,12 +105,12 @@ class StreamingCache(Cache):
     @property
     def states(self) -> list[Any]:
         """The state of each layer."""
-        return [layer.state for layer in self.layers]  # type: ignore[missing-attribute]
+        return [layer.state for layer in self.layers]
 
     @states.setter
     def states(self, states: Sequence[Any]) -> None:
         for layer, state in zip(self.layers, states, strict=True):
-            layer.state = state  # type: ignore[missing-attribute]
+            layer.state = state
 
     def require_continues(self, rows: int, model: int | None) -> None:
         """ValueError for another batch size or model than those of the cache."""
@@ -95,7 +124,7 @@ class StreamingCache(Cache):
         resets the stream to None."""
         self.stream = stream
         for layer in self.layers:
-            layer.stop = None if stream is None else stream.stop  # type: ignore[attr-defined]
+            layer.stop = None if stream is None else stream.stop
 
     def stop(self) -> None:
         """Write the states and `recent` back from compiled code."""

@@ -52,7 +52,7 @@ class CarriedStates:
             cache.states = [renewed(state, part.init_state(1)) for state, part in zip(cache.states, parts, strict=True)]
         return cache
 
-    def after(self, stream: int, cache: StreamingCache) -> None:
+    def after(self, stream: int, cache: Any) -> None:
         """Keep a stream's cache, which `before` made, with the states that the model has left in it."""
         cache.states = [detached(state) for state in cache.states]
         self.held[stream] = cache

@@ -13,8 +13,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from lagwise.models.cache import APART, StreamingCache, rows_apart
-from lagwise.models.cache_name import CACHE, EitherName, either
+from lagwise.models.cache import APART, CACHE, EitherName, StreamingCache, either, rows_apart
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.heads import VocabularyHead
 from lagwise.models.inputs import check_prompt_length, check_prompts, current_mask, require_no_padding_after

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from transformers import AutoConfig, PreTrainedConfig
 
-from lagwise.models.cache_name import NAMES
 from lagwise.models.remote_code import CLASSES, LINEAR_CLASSES, SavedWithCode, auto_map
 from lagwise.tables import LARGEST_OPTION, Count, Number, Share, Weight, Whole, check_integer, known, shown, typed
 
@@ -94,7 +93,7 @@ class LagwiseConfig(SavedWithCode, PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "lagwise"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = list(NAMES)
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
     auto_map: ClassVar[dict[str, str]] = auto_map(CLASSES)
     auto_classes: ClassVar[dict[str, str]] = CLASSES
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lagwise.models.cache import StreamingCache
-from lagwise.models.cache_name import CACHE
+from lagwise.models.cache import CACHE, StreamingCache
 from lagwise.ops import Layout
 from lagwise.ops.host import on_device, on_host
 from lagwise.ops.operation import traced

@@ -18,8 +18,7 @@ from lagwise.blocks.chain import NEW_SHARES
 from lagwise.blocks.prenorm import NORMS, ScaleNorm, normed
 from lagwise.kernels import KernelLinear, LagKernel
 from lagwise.mixers import ChunkedAttention, Mixer, TimestepNorm
-from lagwise.models.cache import StreamingCache
-from lagwise.models.cache_name import CACHE, NAMES, EitherName, either
+from lagwise.models.cache import CACHE, NAMES, EitherName, StreamingCache, either
 from lagwise.models.configuration import LagwiseConfig
 from lagwise.models.embeddings import INPUTS, ValueInput, check_finite, grid_sinusoids, sinusoids
 from lagwise.models.inputs import (
