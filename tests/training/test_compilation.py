@@ -24,6 +24,8 @@ from torch._dynamo.utils import counters
 from lagwise.models import LagwiseConfig, LagwiseForCausalLM, load_model
 from lagwise.training import Recipe, check_recipe, resume, train
 from lagwise.training import compilation as compilation_module
+from lagwise.training.compilation import chosen_compilation
+from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 
 TOLERANCE = 1e-4  # of a loss in float32, relative, after a few steps
 
@@ -246,3 +248,20 @@ def test_a_machine_that_cannot_compile(
     monkeypatch.setattr(compilation_module, missing, lambda: None)
     with pytest.raises(ValueError, match=words):
         check_recipe(changed(tiny_recipe, compile=True))
+
+
+@pytest.mark.cpu
+def test_graphs_are_the_default_of_long_trainings_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = TrainingOptions(steps=5000)
+    assert chosen_compilation(options, True) is False  # on a CPU
+    monkeypatch.setattr(compilation_module, "default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(compilation_module, "_lacking", lambda device: None)
+    assert chosen_compilation(options, True) is False  # another maker's
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert chosen_compilation(options, True) == REDUCE_OVERHEAD
+    others = ({"steps": 4999}, {"accumulate": 2}, {"precision": "float16"}, {"gradient_checkpointing": True})
+    for other in (*others, {"compile": False}):
+        assert chosen_compilation(dataclasses.replace(options, **other), True) is False
+    assert chosen_compilation(options, False) is False
+    monkeypatch.setattr(compilation_module, "_lacking", lambda device: "Triton")
+    assert chosen_compilation(options, True) is False

@@ -86,7 +86,7 @@ def trainer_config(name: str, overrides: Sequence[str] = ()) -> TitanTrainer.Con
         ),
         checkpoint=CheckpointManager.Config(interval=options.save_every),
         activation_checkpoint=FullAC.Config() if options.gradient_checkpointing else None,
-        compile=CompileConfig(enable=bool(options.compile)),
+        compile=CompileConfig(enable=options.compile not in (False, AUTO)),
         metrics=MetricsProcessor.Config(log_freq=options.log_every),
         debug=DebugConfig(seed=options.seed),
     )

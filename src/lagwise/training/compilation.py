@@ -5,17 +5,32 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import torch
 from torch._functorch import config
 
 from lagwise.compiler import find_compiler, find_cxx, has_python_headers
+from lagwise.data.options import AUTO
 from lagwise.models.loading import default_device
 from lagwise.process import group_size
 from lagwise.training.recipe import REDUCE_OVERHEAD, TrainingOptions
 
+_MIN_GRAPH_STEPS = 5_000  # some minutes, of which compilation takes about one
+
+
+def chosen_compilation(options: TrainingOptions, one_length: bool) -> bool | str:
+    """How to compile a training step: as the options say, and where they leave it open, as CUDA graphs if these can
+    serve and the training is long enough to make up for the compilation. one_length: whether all steps have it."""
+    if options.compile != AUTO:
+        return options.compile
+    usual = one_length and options.steps >= _MIN_GRAPH_STEPS and group_size() == options.accumulate == 1
+    plain = options.precision != "float16" and not options.gradient_checkpointing
+    on_nvidia = default_device().type == "cuda" and torch.version.cuda is not None
+    return REDUCE_OVERHEAD if usual and plain and on_nvidia and _lacking("cuda") is None else False
+
 
 def check_compiled(options: TrainingOptions) -> None:
     """ValueError for options that exclude compiled steps, or if this machine cannot compile."""
-    if not options.compile:
+    if options.compile in (False, AUTO):
         return
     lacking = _lacking(default_device().type)
     if lacking is not None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
-from lagwise.data.options import DataOptions, upgraded
+from lagwise.data.options import AUTO, DataOptions, upgraded
 from lagwise.data.tokenizers import tokenizer_folder
 from lagwise.files import expanded, one_line
 from lagwise.models.presets import GRID_PRESETS, PRESETS
@@ -30,7 +30,7 @@ _WORDS: dict[str, tuple[Any, ...]] = {  # values of options of the training
     "select": ("last", "best"),
     "first_answer": ("none", "compare", "only"),
     "precision": ("auto", "float32", "bfloat16", "float16"),
-    "compile": (False, True, REDUCE_OVERHEAD),
+    "compile": (AUTO, False, True, REDUCE_OVERHEAD),
 }
 LINEAR = "linear"  # the word for a first answer alone; other words name a model that is trained alone
 DEFAULT_RECIPE = "best-lm"
@@ -89,10 +89,11 @@ class TrainingOptions:
     tf32: Switch = False
     """Round the factors of float32 products to 10 bits (TF32), on NVIDIA GPUs since Ampere, where they are then several
     times as fast. Fourier transforms stay in float32."""
-    compile: bool | str = False
+    compile: bool | str = AUTO
     """Compile the training step with `torch.compile`, which takes seconds to a minute for each of the first two lengths
-    of rows. Worth it on GPUs, for many steps. With `reduce-overhead` also launch it as CUDA graphs, one for each length
-    of rows, on one NVIDIA GPU and without `accumulate`. Evaluations are not compiled."""
+    of rows. With `reduce-overhead` also launch it as CUDA graphs, one for each length of rows, on one NVIDIA GPU and
+    without `accumulate`. `auto` does that for at least 5,000 steps on running text of one length, and compiles nothing
+    otherwise. Evaluations are not compiled."""
     gradient_checkpointing: Switch = False
     """Recompute blocks in the backward pass, to save memory."""
     workers: Annotated[Whole, Field(ge=0, le=MAX_WORKERS)] = 0

@@ -25,7 +25,8 @@ from lagwise.models.memory import check_step_memory
 from lagwise.process import group_size
 from lagwise.tables import known, refuse
 from lagwise.tasks import LanguageModelling, Task, TaskData
-from lagwise.training.compilation import check_compiled, compile_model
+from lagwise.tasks.language_modelling import RunningText
+from lagwise.training.compilation import check_compiled, chosen_compilation, compile_model
 from lagwise.training.first_answer import require_linear
 from lagwise.training.folder import make_task
 from lagwise.training.hardware import bfloat16_is_fast
@@ -282,7 +283,9 @@ def _use_one_gpu(arguments: TrainingArguments) -> None:
 
 def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> LagwiseTrainer:
     """Make the model of a recipe, with the data of its task, and the Trainer that writes into a run's folder."""
-    options, arguments = recipe.training, training_arguments(recipe, out)
+    one_length = isinstance(data.task, RunningText) and data.task.data.lengths is None
+    options = replace(recipe.training, compile=chosen_compilation(recipe.training, one_length))
+    arguments = training_arguments(recipe, out)
     sizes = data.sizes(options.batch_size)
     check_step_memory(
         data.task.head,
@@ -307,9 +310,11 @@ def make_trainer(recipe: Recipe, data: TaskData, out: Path, progress: bool) -> L
         model.split_sequences(sharing.group)
     if options.shard:
         shard(model)
+    show = progress and arguments.process_index == 0
     if options.compile:
         compile_model(model, options.compile)
-    show = progress and arguments.process_index == 0
+        if show and options.compile != recipe.training.compile:
+            print("steps are compiled, which takes a minute, and run as CUDA graphs", file=sys.stderr)
     callbacks: list[Any] = [best, Progress(data, options.batch_size * sizes.tokens, sizes.unit, show=show)]
     return LagwiseTrainer(
         model=model,
